@@ -1,0 +1,45 @@
+#ifndef XDI_BASE_CONFIG_H
+#define XDI_BASE_CONFIG_H
+
+/* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
+ * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
+#if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#define _POSIX_C_SOURCE 200809L
+#endif
+
+#if defined(__FAST_MATH__)
+#error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
+#endif
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define XD_VERSION_MAJOR 0
+#define XD_VERSION_MINOR 1
+#define XD_VERSION_PATCH 0
+
+/* XDISTILL_STATIC makes every public function private to the one file that includes the implementation. */
+#if !defined(XD_API)
+#if defined(XDISTILL_STATIC) && defined(__GNUC__)
+#define XD_API static __attribute__((unused))
+#elif defined(XDISTILL_STATIC)
+#define XD_API static
+#elif defined(__cplusplus)
+#define XD_API extern "C"
+#else
+#define XD_API extern
+#endif
+#endif
+
+#if defined(__GNUC__)
+#define XD_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+#else
+#define XD_PRINTF(format_index, first_argument)
+#endif
+
+#if !defined(XD_ASSERT)
+#define XD_ASSERT(condition) ((void)0)
+#endif
+
+#endif

@@ -1,0 +1,167 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if !defined(CLOCK_MONOTONIC)
+#error "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
+#endif
+
+struct xd_ctx {
+    xd_ctx_desc settings; /* every default filled in */
+    xd_error error;
+    const char *caller_file; /* set by XD_AT until the next call that fails */
+    int caller_line;
+};
+
+static void *xdi_ctx_allocate(void *user, size_t bytes) {
+    (void)user;
+    return malloc(bytes);
+}
+
+static void xdi_ctx_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+static double xdi_ctx_clock(void *user) {
+    (void)user;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void xdi_ctx_defaults(xd_ctx_desc *d) {
+    if (!d->allocator.allocate || !d->allocator.release) {
+        d->allocator.allocate = xdi_ctx_allocate;
+        d->allocator.release = xdi_ctx_release;
+        d->allocator.user = NULL;
+    }
+    if (!d->clock.now_seconds) d->clock.now_seconds = xdi_ctx_clock;
+    if (d->timeout_seconds == 0.0) d->timeout_seconds = 60.0;
+    if (d->init_timeout_seconds == 0.0) d->init_timeout_seconds = 600.0;
+    xdi_files_defaults(&d->files);
+}
+
+XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
+    xd_ctx_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    xdi_ctx_defaults(&d);
+    /* The negated form also refuses NaN. */
+    if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
+    xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
+    if (!ctx) return XD_ERROR_MEMORY;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->settings = d;
+    ctx->error.culprit = -1;
+    *out = ctx;
+    return XD_OK;
+}
+
+XD_API void xd_ctx_destroy(xd_ctx *ctx) {
+    if (!ctx) return;
+    const xd_allocator allocator = ctx->settings.allocator;
+    allocator.release(allocator.user, ctx);
+}
+
+XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx) {
+    return &ctx->settings;
+}
+
+XD_API const xd_error *xd_last_error(const xd_ctx *ctx) {
+    return &ctx->error;
+}
+
+XD_API void xd_clear_error(xd_ctx *ctx) {
+    memset(&ctx->error, 0, sizeof ctx->error);
+    ctx->error.culprit = -1;
+    ctx->error.rank = ctx->settings.rank;
+}
+
+XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
+    ctx->caller_file = file;
+    ctx->caller_line = line;
+    return ctx;
+}
+
+XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank) {
+    ctx->settings.rank = rank;
+}
+
+XD_API double xd_now(const xd_ctx *ctx) {
+    return ctx->settings.clock.now_seconds(ctx->settings.clock.user);
+}
+
+XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
+    void *memory = ctx->settings.allocator.allocate(ctx->settings.allocator.user, bytes ? bytes : 1);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+XD_API void xd_release(xd_ctx *ctx, void *memory) {
+    if (memory) ctx->settings.allocator.release(ctx->settings.allocator.user, memory);
+}
+
+static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
+    /* The enumeration starts at the default, so that zero is a good setting; this is the order of loudness. */
+    static const int loudness[] = { 2, 0, 1, 3, 4 };
+    return ctx->settings.logger.write && loudness[level] <= loudness[ctx->settings.log_level];
+}
+
+XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) {
+    if (!xdi_log_enabled(ctx, level)) return;
+    char line[640];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    ctx->settings.logger.write(ctx->settings.logger.user, level, line);
+}
+
+static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
+                           const char *function, const char *format, va_list arguments) {
+    xd_error *error = &ctx->error;
+    error->result = result;
+    error->file = file;
+    error->line = line;
+    error->function = function;
+    error->rank = ctx->settings.rank;
+    error->culprit = culprit;
+    /* Formatted beside the record first: an argument may be the previous message. */
+    char message[sizeof error->message];
+    vsnprintf(message, sizeof message, format, arguments);
+    memcpy(error->message, message, sizeof message);
+    if (ctx->caller_file) {
+        const size_t used = strlen(error->message);
+        snprintf(error->message + used, sizeof error->message - used, " (caller %s:%d)", ctx->caller_file,
+                 ctx->caller_line);
+        ctx->caller_file = NULL;
+    }
+    xd_log(ctx, XD_LOG_ERROR, "%s:%d: [xd][rank %d] %s: %s: %s", file, line, error->rank, function,
+           xd_result_name(result), error->message);
+}
+
+XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
+                         const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    xdi_ctx_record(ctx, result, -1, file, line, function, format, arguments);
+    va_end(arguments);
+    return result;
+}
+
+XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
+                                 const char *function, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    xdi_ctx_record(ctx, result, culprit, file, line, function, format, arguments);
+    va_end(arguments);
+    return result;
+}
+
+XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {
+    if (b && a > SIZE_MAX / b) return false;
+    *product = a * b;
+    return true;
+}

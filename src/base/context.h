@@ -1,0 +1,77 @@
+#ifndef XDI_BASE_CONTEXT_H
+#define XDI_BASE_CONTEXT_H
+
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/result.h"
+
+/* Everything hangs off a context: allocator, logger, clock, file calls, defaults of the collectives and the last
+ * error. One context belongs to one thread at a time; two contexts share nothing mutable. */
+typedef struct xd_ctx xd_ctx;
+
+typedef enum xd_log_level {
+    XD_LOG_WARN = 0, /* the default */
+    XD_LOG_NONE,
+    XD_LOG_ERROR,
+    XD_LOG_INFO,
+    XD_LOG_TRACE
+} xd_log_level;
+
+/* Receives one line without a newline. Called from the thread that owns the context. */
+typedef struct xd_logger {
+    void (*write)(void *user, xd_log_level level, const char *line);
+    void *user;
+} xd_logger;
+
+/* Monotonic seconds. Deadlines are measured with it, so a test can make an hour pass without sleeping. */
+typedef struct xd_clock {
+    double (*now_seconds)(void *user);
+    void *user;
+} xd_clock;
+
+/* How floating-point sums over ranks are formed.
+ *   DETERMINISTIC  fixed rank order: the same bits on every run of the same mesh
+ *   FAST           whatever the transport does best: agrees to rounding only
+ *   INVARIANT      the same bits on every mesh: integer row sums for losses and norms, a canonical tree over
+ *                  gradient leaves for parameter gradients (a float SUM without leaves is refused) */
+typedef enum xd_reduction {
+    XD_REDUCTION_DETERMINISTIC = 0, /* the default */
+    XD_REDUCTION_FAST,
+    XD_REDUCTION_INVARIANT
+} xd_reduction;
+
+typedef struct xd_ctx_desc {
+    xd_allocator allocator;      /* zero -> malloc and free */
+    xd_logger logger;            /* zero -> silent */
+    xd_log_level log_level;      /* lines above it are dropped; 0 -> XD_LOG_WARN */
+    xd_clock clock;              /* zero -> CLOCK_MONOTONIC */
+    xd_files files;              /* zero -> POSIX files */
+    xd_reduction reduction;      /* 0 -> XD_REDUCTION_DETERMINISTIC */
+    double timeout_seconds;      /* deadline of one collective; 0 -> 60 */
+    double init_timeout_seconds; /* deadline of joining a world and of its first collective; 0 -> 600 */
+    int rank;                    /* world rank, for messages; joining a world sets it */
+} xd_ctx_desc;
+
+/* Creates a context. desc is read during the call only; NULL -> all defaults.
+ * Local. Errors: ARGUMENT for negative or non-finite timeouts, MEMORY (then there is no context to ask). */
+XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out);
+
+/* Frees the context. Destroy everything made from it first. NULL is fine. */
+XD_API void xd_ctx_destroy(xd_ctx *ctx);
+
+/* The desc in force, every default filled in. */
+XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
+
+/* The last failure of this context; result is XD_OK when none happened. Valid until the next failing call. */
+XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
+
+/* Forgets the last failure. A broken world stays broken. */
+XD_API void xd_clear_error(xd_ctx *ctx);
+
+/* The "at" that the next error of this context reports as the caller's place; see XD_AT. */
+XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
+
+/* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error's message. */
+#define XD_AT(ctx) xd_at((ctx), __FILE__, __LINE__)
+
+#endif

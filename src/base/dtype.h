@@ -1,0 +1,45 @@
+#ifndef XDI_BASE_DTYPE_H
+#define XDI_BASE_DTYPE_H
+
+#include "base/config.h"
+
+/* Element types: name, bytes, is floating, safetensors spelling. Arithmetic exists for F32 F64 BF16 F16 I32 I64 U8;
+ * the others can be stored, moved, loaded and saved. Order = ascending alignment rank of the safetensors format. */
+#define XD_DTYPES(X)                   \
+    X(BOOL, 1, false, "BOOL")          \
+    X(U8, 1, false, "U8")              \
+    X(I8, 1, false, "I8")              \
+    X(F8_E5M2, 1, true, "F8_E5M2")     \
+    X(F8_E4M3, 1, true, "F8_E4M3")     \
+    X(I16, 2, false, "I16")            \
+    X(U16, 2, false, "U16")            \
+    X(F16, 2, true, "F16")             \
+    X(BF16, 2, true, "BF16")           \
+    X(I32, 4, false, "I32")            \
+    X(U32, 4, false, "U32")            \
+    X(F32, 4, true, "F32")             \
+    X(F64, 8, true, "F64")             \
+    X(I64, 8, false, "I64")            \
+    X(U64, 8, false, "U64")
+
+typedef enum xd_dtype {
+    XD_DTYPE_NONE = 0, /* "not given": fields with a default read it as that default */
+#define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
+    XD_DTYPES(XDI_DTYPE_ENUM)
+#undef XDI_DTYPE_ENUM
+    XD_DTYPE_COUNT
+} xd_dtype;
+
+/* Bytes of one element; 0 for XD_DTYPE_NONE and for values outside the enumeration. */
+XD_API size_t xd_dtype_size(xd_dtype dtype);
+
+/* True for F16 BF16 F32 F64 and the 8-bit floats. */
+XD_API bool xd_dtype_is_floating(xd_dtype dtype);
+
+/* Spelling used by safetensors ("BF16"); "NONE" when there is none. A constant string. */
+XD_API const char *xd_dtype_name(xd_dtype dtype);
+
+/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of ours. */
+XD_API xd_dtype xd_dtype_from_name(const char *name);
+
+#endif

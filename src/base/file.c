@@ -1,0 +1,128 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* POSIX behind the file callbacks. Reads and writes are whole or fail: a short read is EIO, because every caller knows
+ * from the file's size how much there must be. */
+
+static int xdi_file_open(void *user, const char *path, xd_file_mode mode, intptr_t *file) {
+    (void)user;
+    const int flags = mode == XD_FILE_READ ? O_RDONLY : O_RDWR | O_CREAT | O_EXCL;
+    const int descriptor = open(path, flags | O_CLOEXEC, 0666);
+    if (descriptor < 0) return errno;
+    *file = (intptr_t)descriptor;
+    return 0;
+}
+
+static int xdi_file_size(void *user, intptr_t file, uint64_t *bytes) {
+    (void)user;
+    struct stat status;
+    if (fstat((int)file, &status) != 0) return errno;
+    *bytes = (uint64_t)status.st_size;
+    return 0;
+}
+
+static int xdi_file_read(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset) {
+    (void)user;
+    unsigned char *to = (unsigned char *)buffer;
+    while (bytes > 0) {
+        const ssize_t got = pread((int)file, to, bytes, (off_t)offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return errno;
+        if (got == 0) return EIO;
+        to += got;
+        offset += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return 0;
+}
+
+static int xdi_file_write(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset) {
+    (void)user;
+    const unsigned char *from = (const unsigned char *)buffer;
+    while (bytes > 0) {
+        const ssize_t put = pwrite((int)file, from, bytes, (off_t)offset);
+        if (put < 0 && errno == EINTR) continue;
+        if (put < 0) return errno;
+        from += put;
+        offset += (uint64_t)put;
+        bytes -= (size_t)put;
+    }
+    return 0;
+}
+
+static int xdi_file_resize(void *user, intptr_t file, uint64_t bytes) {
+    (void)user;
+    return ftruncate((int)file, (off_t)bytes) == 0 ? 0 : errno;
+}
+
+static int xdi_file_sync(void *user, intptr_t file) {
+    (void)user;
+    return fsync((int)file) == 0 ? 0 : errno;
+}
+
+static int xdi_file_close(void *user, intptr_t file) {
+    (void)user;
+    return close((int)file) == 0 ? 0 : errno;
+}
+
+static int xdi_file_map(void *user, intptr_t file, uint64_t bytes, const void **address) {
+    (void)user;
+    void *mapping = mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, (int)file, 0);
+    if (mapping == MAP_FAILED) return errno;
+    *address = mapping;
+    return 0;
+}
+
+static int xdi_file_unmap(void *user, const void *address, uint64_t bytes) {
+    (void)user;
+    return munmap((void *)(uintptr_t)address, (size_t)bytes) == 0 ? 0 : errno;
+}
+
+static int xdi_file_rename(void *user, const char *from, const char *to) {
+    (void)user;
+    return rename(from, to) == 0 ? 0 : errno;
+}
+
+static int xdi_file_remove(void *user, const char *path) {
+    (void)user;
+    return remove(path) == 0 ? 0 : errno;
+}
+
+static int xdi_file_make_directory(void *user, const char *path) {
+    (void)user;
+    if (mkdir(path, 0777) == 0) return 0;
+    if (errno != EEXIST) return errno;
+    struct stat status;
+    if (stat(path, &status) != 0) return errno;
+    return S_ISDIR(status.st_mode) ? 0 : ENOTDIR;
+}
+
+static int xdi_file_sync_directory(void *user, const char *path) {
+    (void)user;
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0) return errno;
+    const int result = fsync(descriptor) == 0 ? 0 : errno;
+    close(descriptor);
+    return result;
+}
+
+/* Fills the empty entries of a caller's table. An entry the caller set stays, together with his user pointer. */
+XD_PRIVATE void xdi_files_defaults(xd_files *files) {
+    if (!files->open) files->open = xdi_file_open;
+    if (!files->size) files->size = xdi_file_size;
+    if (!files->read) files->read = xdi_file_read;
+    if (!files->write) files->write = xdi_file_write;
+    if (!files->resize) files->resize = xdi_file_resize;
+    if (!files->sync) files->sync = xdi_file_sync;
+    if (!files->close) files->close = xdi_file_close;
+    if (!files->map) files->map = xdi_file_map;
+    if (!files->unmap) files->unmap = xdi_file_unmap;
+    if (!files->rename) files->rename = xdi_file_rename;
+    if (!files->remove) files->remove = xdi_file_remove;
+    if (!files->make_directory) files->make_directory = xdi_file_make_directory;
+    if (!files->sync_directory) files->sync_directory = xdi_file_sync_directory;
+}

@@ -1,0 +1,21 @@
+#ifndef XDI_BASE_INTERNAL_H
+#define XDI_BASE_INTERNAL_H
+
+#include "base/extend.h"
+
+/* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
+#if !defined(XD_PRIVATE)
+#if defined(__GNUC__)
+#define XD_PRIVATE static __attribute__((unused))
+#else
+#define XD_PRIVATE static
+#endif
+#endif
+
+/* file.c: the POSIX entries where the caller gave none. */
+XD_PRIVATE void xdi_files_defaults(xd_files *files);
+
+/* context.c: a * b, false when it overflows. */
+XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
+
+#endif

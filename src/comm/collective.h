@@ -1,0 +1,137 @@
+#ifndef XDI_COMM_COLLECTIVE_H
+#define XDI_COMM_COLLECTIVE_H
+
+#include "base/context.h"
+#include "base/dtype.h"
+
+/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the companion
+ * headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread, it was made with.
+ *
+ * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same order, with
+ * the same kind, dtype, op, root and fitting counts. What disagrees is found before data moves and returned on every
+ * rank (MISMATCH on the ranks that differ from rank 0 of the group... see each message). No call waits past
+ * xd_ctx_desc.timeout_seconds. After TIMEOUT or PEER the group is broken: every later call returns at once with the
+ * culprit's name. Counts are elements. recv may equal send (in place) where both have the same extent. */
+typedef struct xd_comm xd_comm;
+
+typedef enum xd_reduce_op {
+    XD_SUM = 0,
+    XD_MAX, /* NaN in, NaN out */
+    XD_MIN, /* NaN in, NaN out */
+    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
+} xd_reduce_op;
+
+typedef enum xd_collective_kind {
+    XD_COLLECTIVE_BARRIER = 1,
+    XD_COLLECTIVE_BROADCAST,
+    XD_COLLECTIVE_ALL_REDUCE,
+    XD_COLLECTIVE_REDUCE_SCATTER,
+    XD_COLLECTIVE_ALL_GATHER,
+    XD_COLLECTIVE_ALL_TO_ALL,
+    XD_COLLECTIVE_GATHER,
+    XD_COLLECTIVE_SCATTER,
+    XD_COLLECTIVE_SEND, /* the last two concern two ranks only */
+    XD_COLLECTIVE_RECV,
+    XD_COLLECTIVE_AGREE,
+    XD_COLLECTIVE_SPLIT
+} xd_collective_kind;
+
+/* Gradient leaves behind one rank's piece of a reduction in INVARIANT mode: the step has `total` leaves and this rank's
+ * array is the canonical-tree value of leaves [first, first + count). Zero -> no leaves given. */
+typedef struct xd_leaves {
+    int64_t first, count, total;
+} xd_leaves;
+
+/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then handed to
+ * the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of `size` entries, in group
+ * rank order; displacements NULL -> pieces lie back to back. */
+typedef struct xd_collective {
+    xd_collective_kind kind;
+    const void *send;
+    void *recv;
+    int64_t count;              /* BROADCAST, ALL_REDUCE, SEND, RECV: elements */
+    const int64_t *send_counts; /* SCATTER (root), ALL_TO_ALL, REDUCE_SCATTER: elements for each rank */
+    const int64_t *send_displacements;
+    const int64_t *recv_counts; /* GATHER (root), ALL_GATHER, ALL_TO_ALL: elements from each rank */
+    const int64_t *recv_displacements;
+    xd_dtype dtype;
+    xd_reduce_op op;
+    int root;         /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
+    xd_leaves leaves; /* INVARIANT floating-point sums */
+    void *stream;     /* device transports: the work is ordered on it; NULL on the CPU */
+    uint64_t sequence; /* filled in by the library: calls so far on this group */
+} xd_collective;
+
+typedef struct xd_comm_counters {
+    uint64_t calls;          /* collectives completed */
+    uint64_t bytes_sent;     /* payload bytes this rank gave to other ranks; what stays local does not count */
+    uint64_t bytes_received; /* payload bytes this rank took from other ranks */
+} xd_comm_counters;
+
+/* Local facts. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
+XD_API int xd_comm_rank(const xd_comm *comm);
+XD_API int xd_comm_size(const xd_comm *comm);
+XD_API int xd_comm_world_rank(const xd_comm *comm, int rank);
+XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm);
+XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm);
+
+/* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
+XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
+
+/* Frees the handle; local, idempotent on NULL. Peers that still wait for this rank get PEER. */
+XD_API void xd_comm_destroy(xd_comm *comm);
+
+XD_API xd_result xd_barrier(xd_comm *comm);
+XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root);
+XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
+                               xd_reduce_op op);
+/* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
+XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
+                                   xd_reduce_op op);
+/* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
+XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype);
+/* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
+XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
+                               const int64_t *recv_counts, xd_dtype dtype);
+/* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
+XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root);
+XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root);
+/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other ranks. */
+XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
+XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
+
+/* The general form: explicit displacements, leaves, stream. */
+XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
+
+/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks that passed
+ * an error get it back and the others get PEER naming the lowest such rank and its message. Call it after work that
+ * can fail on one rank alone (files, memory), before anyone communicates again. */
+XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
+
+/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out = NULL. */
+XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
+
+/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns an error,
+ * or returns while others wait for it, makes their calls return PEER. */
+typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
+
+/* Runs `ranks` threads of this process as one world and waits for all of them.
+ *
+ *   desc    settings of every rank's context; NULL -> defaults. Allocator, logger, clock and files must be
+ *           thread-safe.
+ *   error   when not NULL: the error behind the result, the culprit's own where one is known
+ *
+ * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling thread.
+ * Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
+                                xd_error *error);
+
+/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its own context
+ * and destroys its comm when done; destroy the world after the last. xd_thread_world_create is local; joining is
+ * collective and waits at most init_timeout_seconds. */
+typedef struct xd_thread_world xd_thread_world;
+XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
+XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);
+XD_API void xd_thread_world_destroy(xd_thread_world *world);
+
+#endif

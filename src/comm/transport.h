@@ -1,0 +1,53 @@
+#ifndef XDI_COMM_TRANSPORT_H
+#define XDI_COMM_TRANSPORT_H
+
+#include "base/extend.h"
+#include "comm/collective.h"
+
+/* For writers of transports. */
+
+/* What ranks compare before data moves. 64 bytes; all-gathered by the control plane. */
+typedef struct xd_control {
+    uint64_t sequence;
+    uint32_t kind;
+    uint32_t dtype;
+    uint32_t op;
+    int32_t root;
+    uint64_t count;  /* elements that must agree for this kind */
+    uint64_t layout; /* hash of counts, leaves and plan */
+    int32_t status;  /* xd_result of the local checks */
+    int32_t mode;    /* xd_reduction */
+    uint64_t extra;  /* split: color and key */
+    uint64_t reserved;
+} xd_control;
+
+typedef struct xd_transport xd_transport;
+
+/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy and abort may
+ * wait, never past `deadline` (seconds of the context's clock). A transport reports a broken group with PEER or TIMEOUT
+ * through xd_fail_culprit. */
+typedef struct xd_transport_ops {
+    const char *name;
+    /* All-gathers one record a rank. */
+    xd_result (*control)(xd_transport *transport, const xd_control *mine, xd_control *all, double deadline);
+    /* Moves and reduces the data of a record that every rank has agreed on. */
+    xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
+    /* A sub-group; the members in order are given, this rank is among them. members are ranks of `transport`. */
+    xd_result (*split)(xd_transport *transport, const int *members, int size, int rank, double deadline,
+                       xd_transport **out);
+    void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
+    void (*destroy)(xd_transport *transport);
+} xd_transport_ops;
+
+/* Every transport begins with this. */
+struct xd_transport {
+    const xd_transport_ops *ops;
+    xd_ctx *ctx;
+    int rank, size;
+    const int *world_ranks; /* [size] */
+};
+
+/* Wraps a transport into a handle, which then owns it (destroyed with it, also on failure). Local. */
+XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out);
+
+#endif

@@ -1,0 +1,52 @@
+/* xdistill.h - v0.1.0 - distributed distillation in one C99 header. License at the end of the file.
+
+   In *one* C or C++ file:                          Everywhere else:
+       #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
+       #include "xdistill.h"                        cc -std=c99 -O2 app.c -o app -lm -lpthread
+
+   PURPOSE         Your trainer keeps its own model and its own loop. This header brings what a distributed
+                   distillation needs around them: meshes, sharded tensors, losses over a vocabulary and a sequence
+                   that are split over ranks, AdamW, EMA, safetensors files. Ranks are threads of one process, or
+                   processes through a companion header (xdistill_mpi.h).
+
+   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT; all else is a run-time field of a desc struct.
+   SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
+   ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
+                   and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   CONTENTS        search for ">>": one marker a part, declarations first, then the implementation. */
+
+#ifndef XDISTILL_H
+#define XDISTILL_H
+
+/* ---- declarations, in the order of the layers ---- */
+#include "base/config.h"
+#include "base/dtype.h"
+#include "base/result.h"
+#include "base/memory.h"
+#include "base/file.h"
+#include "base/context.h"
+#include "base/extend.h"
+#include "base/half.h"
+
+#include "kernel/table.h"
+
+#include "comm/collective.h"
+#include "comm/transport.h"
+
+#endif /* XDISTILL_H */
+
+#ifdef XDISTILL_IMPLEMENTATION
+#ifndef XDISTILL_IMPLEMENTED
+#define XDISTILL_IMPLEMENTED
+
+/* ---- implementation ---- */
+#include "base/internal.h"
+#include "base/dtype.c"
+#include "base/result.c"
+#include "base/memory.c"
+#include "base/file.c"
+#include "base/context.c"
+#include "base/half.c"
+
+#endif /* XDISTILL_IMPLEMENTED */
+#endif /* XDISTILL_IMPLEMENTATION */

@@ -1,0 +1,79 @@
+/* Golden vectors: every file is one case that a peer's own code produced. golden.c finds the files, reads metadata and
+ * tensors, compares and counts; the kinds (ema_optim.c, classic.c, ...) know which public calls answer a case.
+ * A kind is chosen by area, origin and configuration, never by the case's name. */
+#ifndef GOLDEN_H
+#define GOLDEN_H
+
+#include "xdistill.h"
+
+typedef struct golden_case golden_case;
+
+/* A tensor of the file, widened to double. `bits` is the file's own data. */
+typedef struct golden_array {
+    double *values; /* [count]; owned by the case */
+    const void *bits;
+    xd_dtype dtype;
+    int ndim;
+    int64_t shape[8];
+    int64_t count;
+} golden_array;
+
+/* A kind claims a case by its metadata; the first kind that claims it runs it. */
+typedef struct golden_kind {
+    const char *name;
+    bool (*claims)(const golden_case *c);
+    void (*run)(golden_case *c);
+} golden_kind;
+
+/* Lists of the kinds, each ended by a NULL name. */
+extern const golden_kind golden_kinds_ema[];
+extern const golden_kind golden_kinds_optim[];
+extern const golden_kind golden_kinds_shard[];
+extern const golden_kind golden_kinds_classic[];
+extern const golden_kind golden_kinds_xtoken_parts[];
+
+xd_ctx *golden_ctx(const golden_case *c);
+
+/* Metadata. golden_text gives NULL when the key is absent; keys are written whole ("cfg.beta", "origin", "area"). */
+const char *golden_text(const golden_case *c, const char *key);
+bool golden_is(const golden_case *c, const char *key, const char *value);
+bool golden_origin_has(const golden_case *c, const char *part);
+double golden_number(const golden_case *c, const char *key, double absent); /* null reads as absent */
+bool golden_flag(const golden_case *c, const char *key, bool absent);
+/* A JSON list of numbers; returns how many (at most `room`), -1 when absent. */
+int golden_numbers(const golden_case *c, const char *key, double *values, int room);
+
+/* Tensors. golden_has asks; golden_tensor fails the case when the name is absent and gives an empty array. */
+bool golden_has(const golden_case *c, const char *name);
+golden_array golden_tensor(golden_case *c, const char *name);
+int golden_tensor_count(const golden_case *c);
+const char *golden_tensor_name(const golden_case *c, int index);
+/* The array's values as floats, int64s, bytes; memory of the case, freed after it. */
+float *golden_f32(golden_case *c, const golden_array *a);
+int64_t *golden_i64(golden_case *c, const golden_array *a);
+uint8_t *golden_u8(golden_case *c, const golden_array *a);
+void *golden_memory(golden_case *c, size_t bytes); /* zeroed, freed after the case; the program stops when there is none */
+
+/* Comparisons against tensor `name`. A failure prints tensor, index, got, expected and bound. M = max |expected|.
+ *   golden_close     |got - expected| <= max(1e-5, 8 * check.f32_err) * M + 1e-6  (float32 arithmetic)
+ *   golden_gradient  the same with 2e-5
+ *   golden_double    |got - expected| <= 1e-9 * M + 1e-9                          (double arithmetic)
+ *   golden_exact     equal, NaN equals NaN
+ *   golden_within    |got - expected| <= bound
+ *   golden_ulps      F32 or BF16 data of the file, at most `ulps` apart */
+void golden_close(golden_case *c, const char *name, const double *got, int64_t count);
+void golden_gradient(golden_case *c, const char *name, const double *got, int64_t count);
+void golden_double(golden_case *c, const char *name, const double *got, int64_t count);
+void golden_exact(golden_case *c, const char *name, const double *got, int64_t count);
+void golden_within(golden_case *c, const char *name, const double *got, int64_t count, double bound);
+void golden_ulps(golden_case *c, const char *name, const void *got, int64_t count, int ulps);
+double *golden_widen(golden_case *c, const void *data, xd_dtype dtype, int64_t count);
+
+/* A library call that must succeed; else the case fails with the library's message. Returns whether it did. */
+bool golden_ok(golden_case *c, xd_result result);
+/* Fails the case with a line of text. */
+void golden_fail(golden_case *c, const char *format, ...) XD_PRINTF(2, 3);
+/* Counts the case as skipped: "not built: <what>". */
+void golden_skip(golden_case *c, const char *reason);
+
+#endif

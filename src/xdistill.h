@@ -27,8 +27,12 @@
 #include "base/context.h"
 #include "base/extend.h"
 #include "base/half.h"
+#include "base/philox.h"
+#include "base/publish.h"
+#include "base/json.h"
 
 #include "kernel/table.h"
+#include "kernel/reduce.h"
 
 #include "comm/collective.h"
 #include "comm/transport.h"
@@ -47,6 +51,17 @@
 #include "base/file.c"
 #include "base/context.c"
 #include "base/half.c"
+#include "base/sort.c"
+#include "base/philox.c"
+#include "base/publish.c"
+#include "base/json.c"
+
+#include "kernel/reduce_cpu.c"
+
+#include "comm/internal.h"
+#include "comm/collective.c"
+#include "comm/self.c"
+#include "comm/threads.c"
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */

@@ -18,4 +18,8 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
+/* sort.c: sorts pointers in O(n log n) for every input; not stable. `order` is as for qsort, on the pointers. */
+typedef int (*xdi_sort_order)(const void *a, const void *b);
+XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order);
+
 #endif

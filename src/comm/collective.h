@@ -3,23 +3,24 @@
 
 #include "base/context.h"
 #include "base/dtype.h"
+#include "kernel/reduce.h"
 
 /* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the companion
  * headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread, it was made with.
  *
  * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same order, with
- * the same kind, dtype, op, root and fitting counts. What disagrees is found before data moves and returned on every
- * rank (MISMATCH on the ranks that differ from rank 0 of the group... see each message). No call waits past
- * xd_ctx_desc.timeout_seconds. After TIMEOUT or PEER the group is broken: every later call returns at once with the
- * culprit's name. Counts are elements. recv may equal send (in place) where both have the same extent. */
+ * the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found before data moves, every
+ * rank returns MISMATCH, and the message names the ranks that differ from rank 0 of the group. A rank whose own
+ * arguments are wrong returns that error and the others PEER with its message. After either the group goes on.
+ *
+ * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A rank that did
+ * not come makes the others return TIMEOUT, one that left PEER; then the group is broken, with all groups that were
+ * split from the same world: every later call returns PEER at once with the culprit's name.
+ *
+ * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure, except by a
+ * group that breaks while data moves. recv may equal send where both have the same extent, and in reduce_scatter,
+ * all_gather, gather and scatter the short one may be this rank's piece of the long one; no other overlap. */
 typedef struct xd_comm xd_comm;
-
-typedef enum xd_reduce_op {
-    XD_SUM = 0,
-    XD_MAX, /* NaN in, NaN out */
-    XD_MIN, /* NaN in, NaN out */
-    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
-} xd_reduce_op;
 
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
@@ -36,12 +37,6 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SPLIT
 } xd_collective_kind;
 
-/* Gradient leaves behind one rank's piece of a reduction in INVARIANT mode: the step has `total` leaves and this rank's
- * array is the canonical-tree value of leaves [first, first + count). Zero -> no leaves given. */
-typedef struct xd_leaves {
-    int64_t first, count, total;
-} xd_leaves;
-
 /* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then handed to
  * the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of `size` entries, in group
  * rank order; displacements NULL -> pieces lie back to back. */
@@ -49,15 +44,16 @@ typedef struct xd_collective {
     xd_collective_kind kind;
     const void *send;
     void *recv;
-    int64_t count;              /* BROADCAST, ALL_REDUCE, SEND, RECV: elements */
-    const int64_t *send_counts; /* SCATTER (root), ALL_TO_ALL, REDUCE_SCATTER: elements for each rank */
+    int64_t count;              /* elements: BROADCAST, ALL_REDUCE, SEND, RECV */
+    const int64_t *send_counts; /* SCATTER, ALL_TO_ALL, REDUCE_SCATTER: elements for each rank */
     const int64_t *send_displacements;
-    const int64_t *recv_counts; /* GATHER (root), ALL_GATHER, ALL_TO_ALL: elements from each rank */
+    const int64_t *recv_counts; /* GATHER, ALL_GATHER, ALL_TO_ALL: elements from each rank */
     const int64_t *recv_displacements;
     xd_dtype dtype;
     xd_reduce_op op;
     int root;         /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    xd_leaves leaves; /* INVARIANT floating-point sums */
+    xd_leaves leaves; /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after
+                       * another, and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode */
     void *stream;     /* device transports: the work is ordered on it; NULL on the CPU */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
 } xd_collective;
@@ -80,6 +76,10 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
 /* Frees the handle; local, idempotent on NULL. Peers that still wait for this rank get PEER. */
 XD_API void xd_comm_destroy(xd_comm *comm);
+
+/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in every group of
+ * the world. Local; the handles stay valid until destroyed. A rank function that returns an error does it for you. */
+XD_API void xd_comm_abort(xd_comm *comm);
 
 XD_API xd_result xd_barrier(xd_comm *comm);
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root);

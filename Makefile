@@ -1,0 +1,144 @@
+# xdistill needs no build: copy xdistill.h. This file builds and checks what stands around it, in build/.
+
+CC ?= cc
+PYTHON ?= python3
+PREFIX ?= /usr/local
+GOLDEN ?= ../shared/golden
+CFLAGS ?= -O2
+NVCC ?= nvcc
+CUDA_ARCHS ?= 80 90
+MPIRUN ?= mpirun --oversubscribe --allow-run-as-root -n 4
+LIBS = -lm -lpthread
+
+version = $(shell sed -n 's/^\#define XD_VERSION_[A-Z]* \([0-9]*\)$$/\1/p' src/base/config.h | paste -sd. -)
+warnings = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wmissing-prototypes -Wundef -Wvla
+nn := $(wildcard examples/nn/*.c)
+
+# How the tests are built. make check gives other values: another compiler, the generated header, sanitizers.
+test_dir = build/test
+test_header = src
+test_cc = $(CC) -std=c99 -O1 -g $(warnings)
+test_implementation_cc = $(test_cc)
+test_libs = $(LIBS)
+test_sources := $(sort $(wildcard tests/test_*.c))
+
+# A test that looks at private names carries its own implementation; the others share one object.
+whole_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
+tests := $(test_sources:tests/%.c=$(test_dir)/%)
+whole_tests := $(whole_sources:tests/%.c=$(test_dir)/%)
+examples := $(patsubst examples/%.c,build/examples/%,$(sort $(wildcard examples/*.c)))
+bench := $(patsubst bench/%.c,build/bench/%,$(sort $(wildcard bench/*.c)))
+mpi_sources := $(sort $(wildcard tests/mpi/*.c))
+mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
+headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
+
+.PHONY: help demo teacher test check golden bench examples mpi cuda install uninstall format amalgamate clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+test: ## build and run every tests/test_*.c: a minute, needs cc and make only
+	@failed=; $(MAKE) -k --no-print-directory build-tests || failed=1; \
+	BUILD_FAILED=$$failed sh tests/build/run.sh $(test_dir) $(tests)
+
+check: ## compilers, standards, sanitizers, the generated header, examples, golden vectors, install
+	@sh tests/build/check.sh
+
+golden: build/golden ## compare with the golden vectors in GOLDEN=dir
+	@if [ -d "$(GOLDEN)" ]; then build/golden "$(GOLDEN)"; \
+	else echo "skipped: no golden vectors in $(GOLDEN)"; echo "0 passed, 0 failed, 1 skipped"; fi
+
+.PHONY: build-tests
+build-tests: $(tests)
+
+test_includes = -I$(test_header) -Itests
+dependencies = -MMD -MP -MF $@.d -MT $@
+
+$(filter-out $(whole_tests),$(tests)): $(test_dir)/%: tests/%.c $(test_dir)/implementation.o
+	$(test_cc) $(test_includes) $(dependencies) -DXDISTILL_IMPLEMENTED $< $(test_dir)/implementation.o \
+	    -o $@ $(test_libs)
+
+$(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
+	$(test_cc) $(test_includes) $(dependencies) $< -o $@ $(test_libs)
+
+$(test_dir)/implementation.o: tests/build/implementation.c | $(test_dir)
+	$(test_implementation_cc) $(test_includes) $(dependencies) -c $< -o $@
+
+build/golden: $(wildcard tests/golden/* src/*.h src/*/*) | build
+	$(CC) -std=c99 -O2 $(warnings) -Isrc -Itests tests/golden/*.c -o $@ $(LIBS)
+
+demo: | build ## build and run the demonstration in examples/demo
+	$(CC) $(CFLAGS) -std=c99 -I. -Iexamples examples/demo/*.c $(nn) -o build/demo $(LIBS)
+	build/demo
+
+teacher: ## train the teacher of the demonstration again
+	sh tools/teacher.sh
+
+examples: ## build each examples/*.c by the line of the README and run it
+	@failed=; $(MAKE) -k --no-print-directory build-examples || failed=1; \
+	TEST_PLAIN=1 BUILD_FAILED=$$failed sh tests/build/run.sh build/examples $(examples)
+
+.PHONY: build-examples
+build-examples: $(examples)
+
+build/examples/%: examples/%.c xdistill.h | build/examples
+	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
+
+bench: $(bench) ## build and run the benchmarks in bench/
+	@for program in $(bench); do $$program || exit 1; done
+
+build/bench/%: bench/%.c bench/bench.h xdistill.h | build/bench
+	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
+
+mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc
+ifeq ($(and $(mpi_sources),$(shell command -v mpicc)),)
+	@echo "skipped: needs mpicc and tests/mpi"; echo "0 passed, 0 failed, 1 skipped"
+else
+	@failed=; $(MAKE) -k --no-print-directory build-mpi || failed=1; \
+	TEST_WRAPPER="$(MPIRUN)" BUILD_FAILED=$$failed sh tests/build/run.sh build/mpi $(mpi_tests)
+endif
+
+.PHONY: build-mpi
+build-mpi: $(mpi_tests)
+
+build/mpi/%: tests/mpi/%.c xdistill.h xdistill_mpi.h | build/mpi
+	mpicc -std=c99 -O1 -g -I. -Itests $< -o $@ $(LIBS)
+
+cuda: | build ## compile the CUDA unit for CUDA_ARCHS, when there is one
+ifeq ($(wildcard xdistill_cuda.cu),)
+	@echo "skipped: there is no xdistill_cuda.cu"; echo "0 passed, 0 failed, 1 skipped"
+else
+	$(NVCC) -O2 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -I. -c xdistill_cuda.cu \
+	    -o build/xdistill_cuda.o
+endif
+
+amalgamate: ## write the generated headers from src/
+	@$(PYTHON) tools/amalgamate.py
+
+format: ## lay out the sources with clang-format
+	clang-format -i $(wildcard src/*.h src/*/*.[ch] tests/*.[ch] tests/*/*.[ch] xdistill_*.h) \
+	    $(wildcard examples/*.c examples/*/*.[ch] bench/*.[ch] tools/*.c)
+
+prefix = $(DESTDIR)$(PREFIX)
+
+install: xdistill.h ## install the headers, the CMake package and the pkg-config file under DESTDIR/PREFIX
+	install -d "$(prefix)/include" "$(prefix)/share/pkgconfig" "$(prefix)/share/cmake/xdistill"
+	install -m 644 $(headers) "$(prefix)/include"
+	install -m 644 cmake/xdistill-config.cmake "$(prefix)/share/cmake/xdistill"
+	sed 's|@VERSION@|$(version)|' cmake/xdistill-config-version.cmake.in \
+	    > "$(prefix)/share/cmake/xdistill/xdistill-config-version.cmake"
+	sed 's|@VERSION@|$(version)|; s|@PREFIX@|$(PREFIX)|' xdistill.pc.in > "$(prefix)/share/pkgconfig/xdistill.pc"
+
+uninstall: ## remove what install put there
+	cd "$(prefix)/include" && rm -f xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
+	rm -f "$(prefix)/share/pkgconfig/xdistill.pc"
+	rm -rf "$(prefix)/share/cmake/xdistill"
+
+clean: ## remove build/
+	rm -rf build
+
+build build/bench build/examples build/mpi $(test_dir):
+	mkdir -p $@
+
+-include $(wildcard $(test_dir)/*.d)

@@ -1,0 +1,118 @@
+/* demo.h - what the parts of the demonstration share. demo.c says what the program does. */
+#ifndef DEMO_H
+#define DEMO_H
+
+#include "../nn/nn_transformer.h"
+#include "bpe.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { DEMO_ROW = 128, DEMO_BATCH = 16, DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8 };
+
+/* ---- texts ------------------------------------------------------------------------------------------------------ */
+
+/* A text as ids; read only once loaded, so all ranks share it. */
+typedef struct demo_text {
+    int32_t *ids;
+    int64_t count;
+    int64_t bytes; /* of all but the first token: what bits per byte are counted over */
+} demo_text;
+
+xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, demo_text *out);
+void demo_text_free(xd_ctx *ctx, demo_text *text);
+
+/* The start of row `row` of the batch of step `step`: a place with DEMO_ROW tokens and one more after it. The same on
+ * every mesh. */
+int64_t demo_row_start(const demo_text *text, uint64_t seed, int step, int row);
+
+/* A repeatable number in [0, 1). */
+double demo_random(uint64_t seed, uint64_t stream, uint64_t counter);
+
+/* ---- model directories ------------------------------------------------------------------------------------------ */
+
+/* Reads config.json and model.safetensors of a Hugging Face Llama directory into a whole model. *weights is freed with
+ * xd_release, the model with nn_model_free. */
+xd_result demo_model_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights);
+
+/* Writes a directory that `transformers` opens: config.json, generation_config.json, model.safetensors (bf16),
+ * tokenizer.json (a copy of `tokenizer`) and tokenizer_config.json. `weights` are rounded to what the file holds. */
+xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
+                          const char *tokenizer, int32_t end_of_text);
+
+/* This rank's part of whole weights. */
+void demo_take_share(const nn_model *whole, const float *whole_weights, const nn_model *part, float *weights);
+
+/* The inverse on rank 0 of the tensor-parallel group: whole weights from everybody's parts. Collective over tp, which
+ * may be NULL; `whole_weights` is written on its rank 0 only. */
+xd_result demo_gather_shares(xd_ctx *ctx, xd_comm *tp, const nn_model *part, const float *weights,
+                             const nn_model *whole, float *whole_weights);
+
+/* ---- training --------------------------------------------------------------------------------------------------- */
+
+/* One training run: from random weights to a model, a figure and a sample. */
+typedef struct demo_arm {
+    const char *name;
+    double soft_weight; /* of the KL from the teacher; 0 -> no teacher */
+    double hard_weight; /* of the cross entropy against the text */
+    double learning_rate;
+} demo_arm;
+
+/* What came out. */
+typedef struct demo_result {
+    double bits_per_byte; /* of the held-out text */
+    double seconds;
+    float *losses;            /* [steps] cross entropy against the text, nats per token */
+    char sample[DEMO_SAMPLE]; /* UTF-8 text the model wrote */
+} demo_result;
+
+/* Everything ranks share. Rank 0 alone writes results and the report. */
+typedef struct demo_job {
+    const bpe *vocabulary;
+    const demo_text *text, *heldout;
+    const nn_config *config; /* of the model that is trained */
+    const nn_model *teacher; /* whole; NULL without one */
+    const float *teacher_weights;
+    int dp, cp, tp; /* the mesh */
+    int steps;
+    uint64_t seed; /* of the first run; the others count up */
+    int seeds, arm_count;
+    const demo_arm *arms;
+    demo_result *results;        /* [seeds][arm_count] */
+    demo_result *teacher_result; /* NULL -> not asked for */
+    struct demo_report *report;
+    const char *save_directory; /* where the last arm's first model goes */
+    const char *tokenizer;      /* path of the tokenizer.json that goes with it */
+} demo_job;
+
+/* What each rank runs; `job` is a demo_job. */
+xd_result demo_run_rank(xd_comm *world, void *job);
+
+/* ---- report ----------------------------------------------------------------------------------------------------- */
+
+/* Progress on the terminal and out/metrics.jsonl. */
+typedef struct demo_report demo_report;
+
+xd_result demo_report_open(xd_ctx *ctx, const char *directory, demo_report **out);
+void demo_report_close(xd_ctx *ctx, demo_report *report);
+
+typedef struct demo_step {
+    const char *arm;
+    uint64_t seed;
+    int step, steps;
+    double loss, hard, soft; /* nats per token; soft 0 without a teacher */
+    double gradient_norm, learning_rate;
+    double seconds; /* since the arm began */
+} demo_step;
+
+void demo_report_step(demo_report *report, const demo_step *step);
+
+/* The table on the terminal, loss.svg and run.json. */
+xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DEMO_H */

@@ -1,0 +1,341 @@
+/* demo_model.c - model directories, and the way between whole weights and shares. */
+#include "demo.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+static bool demo_int(const xd_json *root, const char *key, int *out) {
+    int64_t value = 0;
+    if (!xd_json_int64(xd_json_find(root, key), &value) || value <= 0 || value > 1 << 24) return false;
+    *out = (int)value;
+    return true;
+}
+
+/* "rope_theta" stands at the top, or in newer files under "rope_parameters". */
+static double demo_rope_theta(const xd_json *root) {
+    double theta = 10000.0;
+    if (!xd_json_double(xd_json_find(root, "rope_theta"), &theta))
+        (void)xd_json_double(xd_json_find(xd_json_find(root, "rope_parameters"), "rope_theta"), &theta);
+    return theta;
+}
+
+static xd_result demo_config_load(xd_ctx *ctx, const char *path, nn_config *out) {
+    xd_json *root = NULL;
+    nn_config c;
+    double eps = 1e-6;
+    memset(&c, 0, sizeof c);
+    XDI_TRY(xd_json_load(ctx, NULL, path, &root));
+    const bool sizes = demo_int(root, "vocab_size", &c.vocab) && demo_int(root, "hidden_size", &c.hidden) &&
+                       demo_int(root, "num_hidden_layers", &c.layers) &&
+                       demo_int(root, "num_attention_heads", &c.heads) &&
+                       demo_int(root, "intermediate_size", &c.ffn);
+    if (!demo_int(root, "num_key_value_heads", &c.kv_heads)) c.kv_heads = c.heads;
+    if (sizes && !demo_int(root, "head_dim", &c.head_dim)) c.head_dim = c.hidden / c.heads;
+    (void)xd_json_double(xd_json_find(root, "rms_norm_eps"), &eps);
+    (void)xd_json_bool(xd_json_find(root, "tie_word_embeddings"), &c.tied);
+    c.rope_theta = (float)demo_rope_theta(root);
+    c.norm_eps = (float)eps;
+    xd_json_destroy(ctx, root);
+    if (!sizes) return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s lacks a size of a Llama model", path);
+    *out = c;
+    return XD_OK;
+}
+
+static void demo_write_int(xd_json_writer *w, const char *key, int64_t value) {
+    xd_json_write_key(w, key);
+    xd_json_write_int64(w, value);
+}
+
+static void demo_write_string(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+static void demo_write_double(xd_json_writer *w, const char *key, double value) {
+    xd_json_write_key(w, key);
+    xd_json_write_double(w, value);
+}
+
+/* A float as one would write it: 1e-5, not the 9.99999975e-06 that it is as a double. */
+static void demo_write_float(xd_json_writer *w, const char *key, float value) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", (double)value);
+    demo_write_double(w, key, strtod(text, NULL));
+}
+
+static void demo_write_bool(xd_json_writer *w, const char *key, bool value) {
+    xd_json_write_key(w, key);
+    xd_json_write_bool(w, value);
+}
+
+static void demo_write_config(xd_json_writer *w, const nn_config *c, int32_t end_of_text) {
+    xd_json_write_key(w, "architectures");
+    xd_json_write_array(w);
+    xd_json_write_string(w, "LlamaForCausalLM");
+    xd_json_write_end(w);
+    demo_write_string(w, "model_type", "llama");
+    demo_write_string(w, "dtype", "bfloat16");
+    demo_write_string(w, "torch_dtype", "bfloat16");
+    demo_write_string(w, "hidden_act", "silu");
+    demo_write_int(w, "vocab_size", c->vocab);
+    demo_write_int(w, "hidden_size", c->hidden);
+    demo_write_int(w, "intermediate_size", c->ffn);
+    demo_write_int(w, "num_hidden_layers", c->layers);
+    demo_write_int(w, "num_attention_heads", c->heads);
+    demo_write_int(w, "num_key_value_heads", c->kv_heads);
+    demo_write_int(w, "head_dim", c->head_dim);
+    demo_write_int(w, "max_position_embeddings", DEMO_ROW);
+    demo_write_float(w, "rms_norm_eps", c->norm_eps);
+    demo_write_float(w, "rope_theta", c->rope_theta);
+    demo_write_bool(w, "tie_word_embeddings", c->tied);
+    demo_write_bool(w, "attention_bias", false);
+    demo_write_bool(w, "mlp_bias", false);
+    demo_write_int(w, "bos_token_id", end_of_text);
+    demo_write_int(w, "eos_token_id", end_of_text);
+}
+
+static void demo_write_generation(xd_json_writer *w, int32_t end_of_text) {
+    demo_write_bool(w, "do_sample", true);
+    demo_write_double(w, "temperature", 0.8);
+    demo_write_int(w, "bos_token_id", end_of_text);
+    demo_write_int(w, "eos_token_id", end_of_text);
+}
+
+static void demo_write_tokenizer(xd_json_writer *w) {
+    demo_write_string(w, "tokenizer_class", "PreTrainedTokenizerFast");
+    demo_write_string(w, "bos_token", "<|endoftext|>");
+    demo_write_string(w, "eos_token", "<|endoftext|>");
+    demo_write_int(w, "model_max_length", DEMO_ROW);
+    demo_write_bool(w, "clean_up_tokenization_spaces", false);
+}
+
+/* ---- model.safetensors -------------------------------------------------------------------------------------------- */
+
+/* Eight bytes of header length, a JSON header, then the tensors; all of them bf16. */
+static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model *m, const float *weights) {
+    const char *header = NULL;
+    size_t header_bytes = 0;
+    xd_json_writer w = xd_json_writer_create(ctx);
+    xd_json_write_object(&w);
+    xd_json_write_key(&w, "__metadata__");
+    xd_json_write_object(&w);
+    demo_write_string(&w, "format", "pt");
+    xd_json_write_end(&w);
+    for (int i = 0; i < m->param_count; i++) {
+        const nn_param *p = &m->params[i];
+        xd_json_write_key(&w, p->name);
+        xd_json_write_object(&w);
+        demo_write_string(&w, "dtype", "BF16");
+        xd_json_write_key(&w, "shape");
+        xd_json_write_array(&w);
+        xd_json_write_int64(&w, p->rows);
+        if (p->dims == 2) xd_json_write_int64(&w, p->cols);
+        xd_json_write_end(&w);
+        xd_json_write_key(&w, "data_offsets");
+        xd_json_write_array(&w);
+        xd_json_write_int64(&w, 2 * p->offset);
+        xd_json_write_int64(&w, 2 * (p->offset + (int64_t)p->rows * p->cols));
+        xd_json_write_end(&w);
+        xd_json_write_end(&w);
+    }
+    xd_json_write_end(&w);
+    xd_result result = xd_json_writer_finish(&w, &header, &header_bytes);
+    const size_t padded = (header_bytes + 7) / 8 * 8, total = 8 + padded + 2 * (size_t)m->float_count;
+    uint8_t *file = result == XD_OK ? (uint8_t *)xd_allocate(ctx, total) : NULL;
+    if (file) {
+        for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
+        memset(file + 8, ' ', padded);
+        memcpy(file + 8, header, header_bytes);
+        for (int64_t i = 0; i < m->float_count; i++) {
+            const uint16_t bits = xd_bf16_from_f32(weights[i]);
+            file[8 + padded + 2 * (size_t)i] = (uint8_t)(bits & 0xff);
+            file[8 + padded + 2 * (size_t)i + 1] = (uint8_t)(bits >> 8);
+        }
+        result = xd_file_save(ctx, path, file, total);
+    } else if (result == XD_OK) {
+        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the %zu bytes of %s", total, path);
+    }
+    xd_release(ctx, file);
+    xd_json_writer_destroy(&w);
+    return result;
+}
+
+/* One weight out of the bytes behind the header. */
+static xd_result demo_tensor_read(xd_ctx *ctx, const xd_json *header, const nn_param *p, const uint8_t *data,
+                                  uint64_t data_bytes, float *out) {
+    const xd_json *entry = xd_json_find(header, p->name), *offsets = xd_json_find(entry, "data_offsets");
+    const uint64_t count = (uint64_t)p->rows * (uint64_t)p->cols;
+    const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
+    uint64_t begin = 0, end = 0;
+    if (!entry) return XDI_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
+    if (!dtype || strcmp(dtype, "BF16") != 0) return XDI_FAIL(ctx, XD_ERROR_DTYPE, "%s is not BF16", p->name);
+    if (!xd_json_uint64(xd_json_at(offsets, 0), &begin) || !xd_json_uint64(xd_json_at(offsets, 1), &end) ||
+        begin > end || end > data_bytes || end - begin != 2 * count)
+        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s should have %llu bytes inside the file", p->name,
+                        (unsigned long long)(2 * count));
+    for (uint64_t i = 0; i < count; i++) {
+        const uint8_t *b = data + begin + 2 * i;
+        out[i] = xd_f32_from_bf16((uint16_t)(b[0] | b[1] << 8));
+    }
+    return XD_OK;
+}
+
+static xd_result demo_tensors_parse(xd_ctx *ctx, const char *path, const uint8_t *file, size_t bytes,
+                                    const nn_model *m, float *weights) {
+    uint64_t length = 0;
+    for (int i = 7; i >= 0 && bytes >= 8; i--) length = length << 8 | file[i];
+    if (bytes < 8 || length > bytes - 8)
+        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: the header has %llu bytes, the file %zu", path,
+                        (unsigned long long)length, bytes);
+    xd_json *header = NULL;
+    XDI_TRY(xd_json_parse(ctx, NULL, (const char *)file + 8, (size_t)length, &header));
+    xd_result result = XD_OK;
+    for (int i = 0; i < m->param_count && result == XD_OK; i++)
+        result = demo_tensor_read(ctx, header, &m->params[i], file + 8 + length, bytes - 8 - length,
+                                  weights + m->params[i].offset);
+    xd_json_destroy(ctx, header);
+    return result;
+}
+
+/* ---- directories -------------------------------------------------------------------------------------------------- */
+
+static void demo_path(char out[512], const char *directory, const char *name) {
+    snprintf(out, 512, "%s/%s", directory, name);
+}
+
+xd_result demo_model_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights) {
+    char path[512];
+    nn_config config;
+    char *file = NULL;
+    size_t bytes = 0;
+    demo_path(path, directory, "config.json");
+    XDI_TRY(demo_config_load(ctx, path, &config));
+    demo_path(path, directory, "model.safetensors");
+    XDI_TRY(xd_file_load(ctx, path, 0, &file, &bytes));
+    const char *problem = nn_model_init(&config, NULL, NULL, model);
+    float *read = problem ? NULL : (float *)xd_allocate(ctx, (size_t)model->float_count * sizeof *read);
+    xd_result result = XD_OK;
+    if (problem) result = XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", directory, problem);
+    else if (!read) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
+    else result = demo_tensors_parse(ctx, path, (const uint8_t *)file, bytes, model, read);
+    xd_release(ctx, file);
+    if (result == XD_OK) {
+        *weights = read;
+        return XD_OK;
+    }
+    xd_release(ctx, read);
+    nn_model_free(model);
+    return result;
+}
+
+/* Finishes a writer that holds one open object, and writes it as a file of the directory. */
+static xd_result demo_json_save(xd_ctx *ctx, xd_json_writer *w, const char *directory, const char *name) {
+    char path[512];
+    const char *text = NULL;
+    size_t bytes = 0;
+    xd_json_write_end(w);
+    xd_result result = xd_json_writer_finish(w, &text, &bytes);
+    demo_path(path, directory, name);
+    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
+    xd_json_writer_destroy(w);
+    return result;
+}
+
+static xd_json_writer demo_json_open(xd_ctx *ctx) {
+    xd_json_writer w = xd_json_writer_create(ctx);
+    w.indent = 2;
+    xd_json_write_object(&w);
+    return w;
+}
+
+static xd_result demo_copy(xd_ctx *ctx, const char *from, const char *to) {
+    char *data = NULL;
+    size_t bytes = 0;
+    if (strcmp(from, to) == 0) return XD_OK;
+    XDI_TRY(xd_file_load(ctx, from, 0, &data, &bytes));
+    const xd_result result = xd_file_save(ctx, to, data, bytes);
+    xd_release(ctx, data);
+    return result;
+}
+
+xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
+                          const char *tokenizer, int32_t end_of_text) {
+    char path[512];
+    for (int64_t i = 0; i < model->float_count; i++) weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (files->make_directory(files->user, directory) != 0)
+        return XDI_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
+    xd_json_writer w = demo_json_open(ctx);
+    demo_write_config(&w, &model->config, end_of_text);
+    XDI_TRY(demo_json_save(ctx, &w, directory, "config.json"));
+    w = demo_json_open(ctx);
+    demo_write_generation(&w, end_of_text);
+    XDI_TRY(demo_json_save(ctx, &w, directory, "generation_config.json"));
+    w = demo_json_open(ctx);
+    demo_write_tokenizer(&w);
+    XDI_TRY(demo_json_save(ctx, &w, directory, "tokenizer_config.json"));
+    demo_path(path, directory, "tokenizer.json");
+    XDI_TRY(demo_copy(ctx, tokenizer, path));
+    demo_path(path, directory, "model.safetensors");
+    return demo_tensors_save(ctx, path, model, weights);
+}
+
+/* ---- shares -------------------------------------------------------------------------------------------------------- */
+
+/* Copies a weight's part out of the whole (or back, when `back`). */
+static void demo_copy_part(float *whole, const nn_param *full, float *part, const nn_param *p, bool back) {
+    for (int r = 0; r < p->rows; r++) {
+        float *inside = whole + full->offset + (int64_t)(p->row_begin + r) * full->cols + p->col_begin;
+        float *own = part + (int64_t)r * p->cols;
+        memcpy(back ? inside : own, back ? own : inside, (size_t)p->cols * sizeof *own);
+    }
+}
+
+void demo_take_share(const nn_model *whole, const float *whole_weights, const nn_model *part, float *weights) {
+    for (int i = 0; i < part->param_count; i++)
+        demo_copy_part((float *)whole_weights, &whole->params[i], weights + part->params[i].offset, &part->params[i],
+                       false);
+}
+
+/* All ranks' buffers one after the other; where each rank's begins follows from the model's shape alone. */
+static xd_result demo_place_shares(xd_ctx *ctx, const nn_model *whole, int ranks, float *gathered,
+                                   float *whole_weights) {
+    for (int r = 0; r < ranks; r++) {
+        nn_group group;
+        nn_model part;
+        memset(&group, 0, sizeof group);
+        group.size = ranks;
+        group.rank = r;
+        const char *problem = nn_model_init(&whole->config, &group, NULL, &part);
+        if (problem) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "rank %d's share: %s", r, problem);
+        for (int i = 0; i < part.param_count; i++)
+            demo_copy_part(whole_weights, &whole->params[i], gathered + part.params[i].offset, &part.params[i], true);
+        gathered += part.float_count;
+        nn_model_free(&part);
+    }
+    return XD_OK;
+}
+
+xd_result demo_gather_shares(xd_ctx *ctx, xd_comm *tp, const nn_model *part, const float *weights,
+                             const nn_model *whole, float *whole_weights) {
+    const int ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
+    int64_t counts[NN_MOST_RANKS], total = 0;
+    if (ranks == 1) {
+        memcpy(whole_weights, weights, (size_t)part->float_count * sizeof *weights);
+        return XD_OK;
+    }
+    for (int r = 0; r < ranks; r++) counts[r] = 0;
+    counts[rank] = part->float_count;
+    XDI_TRY(xd_all_reduce(tp, counts, counts, ranks, XD_DTYPE_I64, XD_SUM));
+    for (int r = 0; r < ranks; r++) total += counts[r];
+    float *gathered = (float *)xd_allocate(ctx, (size_t)total * sizeof *gathered);
+    xd_result result = gathered ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld weights", (long long)total);
+    result = xd_agree(tp, result);
+    if (result == XD_OK) result = xd_gather(tp, weights, gathered, counts, XD_DTYPE_F32, 0);
+    if (result == XD_OK && rank == 0) result = demo_place_shares(ctx, whole, ranks, gathered, whole_weights);
+    xd_release(ctx, gathered);
+    return xd_agree(tp, result);
+}

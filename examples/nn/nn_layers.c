@@ -1,0 +1,154 @@
+/* nn_layers.c - norm, gate, rotation and attention. */
+#include "nn_layers.h"
+#include "nn_matmul.h"
+
+#include <math.h>
+#include <stddef.h>
+
+/* ---- RMSNorm ---------------------------------------------------------------------------------------------------- */
+
+void nn_rmsnorm(int64_t rows, int64_t width, float eps, const float *x, const float *weight, float *y,
+                float *inverse_rms) {
+    for (int64_t r = 0; r < rows; r++, x += width, y += width) {
+        double squares = 0.0;
+        for (int64_t i = 0; i < width; i++) squares += (double)x[i] * (double)x[i];
+        const float scale = (float)(1.0 / sqrt(squares / (double)width + (double)eps));
+        for (int64_t i = 0; i < width; i++) y[i] = x[i] * scale * weight[i];
+        inverse_rms[r] = scale;
+    }
+}
+
+/* With n = x * s, s = 1/rms:  d_x = s * (w d_y - n * mean(n w d_y)),  d_w = sum over rows of n d_y. */
+void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const float *weight, const float *inverse_rms,
+                         const float *d_y, float *d_x, float *d_weight) {
+    for (int64_t r = 0; r < rows; r++, x += width, d_y += width, d_x += width) {
+        const float scale = inverse_rms[r];
+        double dot = 0.0;
+        for (int64_t i = 0; i < width; i++) dot += (double)(x[i] * scale) * (double)(weight[i] * d_y[i]);
+        const float mean = (float)(dot / (double)width);
+        for (int64_t i = 0; i < width; i++) {
+            const float normal = x[i] * scale;
+            d_x[i] += scale * (weight[i] * d_y[i] - normal * mean);
+            d_weight[i] += normal * d_y[i];
+        }
+    }
+}
+
+/* ---- SwiGLU ----------------------------------------------------------------------------------------------------- */
+
+static float nn_sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+void nn_swiglu(int64_t count, const float *gate, const float *up, float *out) {
+    for (int64_t i = 0; i < count; i++) out[i] = gate[i] * nn_sigmoid(gate[i]) * up[i];
+}
+
+void nn_swiglu_backward(int64_t count, const float *gate, const float *up, const float *d_out, float *d_gate,
+                        float *d_up) {
+    for (int64_t i = 0; i < count; i++) {
+        const float s = nn_sigmoid(gate[i]);
+        d_gate[i] = d_out[i] * up[i] * s * (1.0f + gate[i] * (1.0f - s));
+        d_up[i] = d_out[i] * gate[i] * s;
+    }
+}
+
+/* ---- rotary positions ------------------------------------------------------------------------------------------- */
+
+void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine, float *sine) {
+    const int half = head_dim / 2;
+    for (int t = 0; t < positions; t++)
+        for (int i = 0; i < half; i++) {
+            const double frequency = pow((double)theta, -2.0 * i / head_dim);
+            const double angle = (position ? position[t] : t) * frequency;
+            *cosine++ = (float)cos(angle);
+            *sine++ = (float)sin(angle);
+        }
+}
+
+void nn_rope(int64_t rows, int positions, int heads, int head_dim, const float *cosine, const float *sine,
+             float direction, float *x) {
+    const int half = head_dim / 2;
+    for (int64_t r = 0; r < rows; r++) {
+        const float *c = cosine + (r % positions) * half, *s = sine + (r % positions) * half;
+        for (int h = 0; h < heads; h++, x += head_dim)
+            for (int i = 0; i < half; i++) {
+                const float first = x[i], second = x[half + i], sin_i = direction * s[i];
+                x[i] = first * c[i] - second * sin_i;
+                x[half + i] = second * c[i] + first * sin_i;
+            }
+    }
+}
+
+/* ---- attention -------------------------------------------------------------------------------------------------- */
+
+static int32_t nn_position(const int32_t *list, int index) {
+    return list ? list[index] : index;
+}
+
+/* One row of scores to probabilities; keys after the query's position get zero. */
+static void nn_masked_softmax(const nn_attention *a, int32_t position, float scale, float *row) {
+    float max = -INFINITY;
+    double sum = 0.0;
+    for (int j = 0; j < a->keys; j++)
+        if (nn_position(a->key_pos, j) <= position && row[j] > max) max = row[j];
+    for (int j = 0; j < a->keys; j++) {
+        row[j] = nn_position(a->key_pos, j) <= position ? expf((row[j] - max) * scale) : 0.0f;
+        sum += (double)row[j];
+    }
+    const float inverse = (float)(1.0 / sum); /* a query sees at least itself: sum >= 1 */
+    for (int j = 0; j < a->keys; j++) row[j] *= inverse;
+}
+
+static nn_view nn_head(const float *x, int head, int heads, int head_dim, int rows) {
+    return nn_block(x + head * head_dim, rows, head_dim, (int64_t)heads * head_dim);
+}
+
+static float *nn_head_probs(const nn_attention *a, int head) {
+    return a->probs + (int64_t)head * a->queries * a->keys;
+}
+
+void nn_attention_forward(const nn_attention *a, float *out) {
+    const float scale = 1.0f / sqrtf((float)a->head_dim);
+    const int64_t stride = (int64_t)a->heads * a->head_dim;
+    for (int h = 0; h < a->heads; h++) {
+        const int group = h / (a->heads / a->kv_heads);
+        float *probs = nn_head_probs(a, h);
+        const nn_view q = nn_head(a->q, h, a->heads, a->head_dim, a->queries);
+        const nn_view k = nn_head(a->k, group, a->kv_heads, a->head_dim, a->keys);
+        const nn_view v = nn_head(a->v, group, a->kv_heads, a->head_dim, a->keys);
+        nn_matmul(q, nn_transpose(k), probs, a->keys, false);
+        for (int i = 0; i < a->queries; i++)
+            nn_masked_softmax(a, nn_position(a->query_pos, i), scale, probs + (int64_t)i * a->keys);
+        nn_matmul(nn_dense(probs, a->queries, a->keys), v, out + h * a->head_dim, stride, false);
+    }
+}
+
+/* Row by row: d_score = prob * (d_prob - sum(d_prob * prob)) * scale, in place over d_prob. */
+static void nn_softmax_backward(const float *probs, int rows, int cols, float scale, float *d_probs) {
+    for (int i = 0; i < rows; i++, probs += cols, d_probs += cols) {
+        float dot = 0.0f;
+        for (int j = 0; j < cols; j++) dot += probs[j] * d_probs[j];
+        for (int j = 0; j < cols; j++) d_probs[j] = probs[j] * (d_probs[j] - dot) * scale;
+    }
+}
+
+void nn_attention_backward(const nn_attention *a, const float *d_out, float *d_q, float *d_k, float *d_v,
+                           float *d_scores) {
+    const float scale = 1.0f / sqrtf((float)a->head_dim);
+    const int64_t stride = (int64_t)a->heads * a->head_dim, kv_stride = (int64_t)a->kv_heads * a->head_dim;
+    for (int h = 0; h < a->heads; h++) {
+        const int group = h / (a->heads / a->kv_heads);
+        const nn_view probs = nn_dense(nn_head_probs(a, h), a->queries, a->keys);
+        const nn_view scores = nn_dense(d_scores, a->queries, a->keys);
+        const nn_view q = nn_head(a->q, h, a->heads, a->head_dim, a->queries);
+        const nn_view k = nn_head(a->k, group, a->kv_heads, a->head_dim, a->keys);
+        const nn_view v = nn_head(a->v, group, a->kv_heads, a->head_dim, a->keys);
+        const nn_view d_o = nn_head(d_out, h, a->heads, a->head_dim, a->queries);
+        nn_matmul(d_o, nn_transpose(v), d_scores, a->keys, false);
+        nn_matmul(nn_transpose(probs), d_o, d_v + group * a->head_dim, kv_stride, true);
+        nn_softmax_backward(probs.data, a->queries, a->keys, scale, d_scores);
+        nn_matmul(scores, k, d_q + h * a->head_dim, stride, false);
+        nn_matmul(nn_transpose(scores), q, d_k + group * a->head_dim, kv_stride, true);
+    }
+}

@@ -1,0 +1,103 @@
+/* nn_model.h - a small decoder-only transformer of the Llama type: what its weights are and where they lie.
+ *
+ * Names, shapes and orientation ([out, in]) are those of a Hugging Face Llama directory, so a file of these weights is a
+ * file any other program reads. All weights of a rank lie one after another in one buffer of floats, and so do their
+ * gradients: an optimizer sees one long vector, a checkpoint sees a table of names. */
+#ifndef NN_MODEL_H
+#define NN_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The largest tensor- or context-parallel group. */
+enum { NN_MOST_RANKS = 64 };
+
+/* The numbers of a config.json. Everything is required. */
+typedef struct nn_config {
+    int vocab;     /* entries of the vocabulary */
+    int hidden;    /* width of the residual stream */
+    int layers;
+    int heads;     /* query heads; a multiple of kv_heads */
+    int kv_heads;  /* key and value heads, each shared by heads / kv_heads query heads */
+    int head_dim;  /* even */
+    int ffn;       /* inner width of the feed-forward part */
+    float rope_theta; /* base of the rotary angles, usually 10000 */
+    float norm_eps;
+    bool tied; /* the head is the embedding; there is no lm_head.weight */
+} nn_config;
+
+/* A group of ranks that share a model (tensor-parallel) or a sequence (context-parallel). Zero = one rank alone; the
+ * functions are then never called. They return 0, or a code that nn_forward and nn_backward hand on. */
+typedef struct nn_group {
+    int size, rank;
+    void *user;
+    /* x[i] = the sum of every rank's x[i]; the same bits everywhere. */
+    int (*all_reduce_sum)(void *user, float *x, int64_t count);
+    /* received = every rank's part, in rank order, counts[r] floats from rank r. */
+    int (*all_gather_v)(void *user, const float *send, float *received, const int64_t *counts);
+} nn_group;
+
+/* What one tensor-parallel rank holds: whole key/value heads with their query heads, a range of the feed-forward width and
+ * a range of the vocabulary. Ranges may be uneven, and empty. */
+typedef struct nn_share {
+    int kv_begin, kv_count;
+    int ffn_begin, ffn_count;
+    int vocab_begin, vocab_count;
+} nn_share;
+
+/* One weight: a matrix [rows, cols], or a vector of `rows` (dims = 1, cols = 1). */
+typedef struct nn_param {
+    char name[64];
+    int dims;
+    int rows, cols;           /* held here */
+    int full_rows, full_cols; /* of the whole weight */
+    int row_begin, col_begin; /* where the part held here begins */
+    int64_t offset;           /* floats from the start of the buffer */
+} nn_param;
+
+/* The offsets of one layer's weights. */
+typedef struct nn_layer {
+    int64_t input_norm, q, k, v, o, post_norm, gate, up, down;
+} nn_layer;
+
+typedef struct nn_model {
+    nn_config config;
+    nn_share share;
+    nn_group tp, cp;
+    int param_count;
+    nn_param *params; /* in the order of the buffer */
+    nn_layer *layers;
+    int64_t embed, norm, head; /* head == embed when tied */
+    int64_t float_count;       /* length of the buffer of weights, and of the gradients */
+} nn_model;
+
+/* Lays out the part of the model that tensor-parallel rank tp.rank holds.
+ *
+ *   tp, cp  the groups; NULL = this rank alone
+ *   out     zero on failure; nn_model_free releases it
+ *
+ * Returns NULL, or what is wrong with the configuration, in words. */
+const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_group *cp, nn_model *out);
+
+void nn_model_free(nn_model *model);
+
+/* Random starting weights, normal with standard deviation 0.02 (less for the two projections that write into the residual
+ * stream, norms start at one). A weight depends on the seed, its name's place in the table and its position in the whole
+ * tensor, so every split of the model starts from the same numbers. */
+void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights);
+
+/* True for what weight decay applies to: matrices, not norms. */
+bool nn_param_decays(const nn_param *param);
+
+/* The index of `name` in model->params, or -1. */
+int nn_param_find(const nn_model *model, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* NN_MODEL_H */

@@ -1,0 +1,389 @@
+/* nn_transformer.c - the passes over the whole model.
+ *
+ *     x = embedding of the ids
+ *     for each layer:   x = x + attention(norm(x));    x = x + feed_forward(norm(x))
+ *     logits = head(norm(x))
+ *
+ * Tensor-parallel: every rank computes a part of what is added to x, and the parts are summed: two sums a layer forward,
+ * and two backward, where a norm's gradient gathers what the ranks know about it. Context-parallel: a rank has the queries of
+ * its own positions and the keys and values of all, so keys and values are gathered, and their gradients summed. */
+#include "nn_transformer.h"
+#include "nn_layers.h"
+#include "nn_matmul.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* Returns from the calling function when a communication failed. */
+#define NN_TRY(call)              \
+    do {                          \
+        const int code_ = (call); \
+        if (code_) return code_;  \
+    } while (0)
+
+/* ---- the workspace ---------------------------------------------------------------------------------------------- */
+
+/* The sizes everything is made of. */
+typedef struct nn_sizes {
+    int64_t rows;     /* tokens held here = queries */
+    int64_t key_rows; /* tokens of the whole context = keys */
+    int keys;         /* of one sequence */
+    int64_t hidden, ffn, q_width, kv_width;
+} nn_sizes;
+
+/* What one layer keeps for its backward pass. */
+typedef struct nn_kept {
+    float *x, *input_rms, *attn_in;  /* the layer's input, and its norm */
+    float *q, *k, *v, *probs, *heads; /* heads = what the attention heads put out */
+    float *middle, *post_rms, *ffn_in; /* x after attention, and its norm */
+    float *gate, *up, *act;
+} nn_kept;
+
+/* What is needed once, not once a layer. */
+typedef struct nn_space {
+    nn_sizes size;
+    float *layers;      /* the nn_kept of layer 0 */
+    int64_t layer_step; /* floats from one layer's to the next; 0 when the layers share it */
+    float *last, *last_rms, *head_in; /* the last layer's output, and its norm */
+    float *cosine, *sine;
+    float *part; /* [rows, hidden]: this rank's part of a sum */
+    float *local_kv, *gathered_kv; /* context-parallel: own keys or values, everybody's in rank order */
+    /* backward only */
+    float *d_x, *d_q, *d_k, *d_v, *d_heads, *d_scores, *d_gate, *d_up, *d_act;
+    float *d_local_k, *d_local_v;
+    int64_t total; /* floats of all this */
+} nn_space;
+
+/* Takes `count` floats off a buffer; with base NULL only the offset moves: the planning run. Rounded up to whole cache
+ * lines. */
+static float *nn_take(float *base, int64_t *offset, int64_t count) {
+    float *taken = base ? base + *offset : NULL;
+    *offset += (count + 15) / 16 * 16;
+    return taken;
+}
+
+static int nn_key_count(const nn_model *model, const nn_batch *batch) {
+    int keys = 0;
+    if (model->cp.size == 1) return batch->positions;
+    for (int r = 0; r < model->cp.size; r++) keys += batch->cp_count[r];
+    return keys;
+}
+
+static nn_sizes nn_sizes_of(const nn_model *model, const nn_batch *batch) {
+    const nn_config *c = &model->config;
+    nn_sizes s;
+    s.keys = nn_key_count(model, batch);
+    s.rows = (int64_t)batch->sequences * batch->positions;
+    s.key_rows = (int64_t)batch->sequences * s.keys;
+    s.hidden = c->hidden;
+    s.ffn = model->share.ffn_count;
+    s.kv_width = (int64_t)model->share.kv_count * c->head_dim;
+    s.q_width = s.kv_width * (c->heads / c->kv_heads);
+    return s;
+}
+
+static nn_kept nn_take_layer(const nn_model *model, const nn_sizes *s, float *base, int64_t *offset) {
+    const int64_t heads = s->q_width / model->config.head_dim;
+    nn_kept a;
+    a.x = nn_take(base, offset, s->rows * s->hidden);
+    a.input_rms = nn_take(base, offset, s->rows);
+    a.attn_in = nn_take(base, offset, s->rows * s->hidden);
+    a.q = nn_take(base, offset, s->rows * s->q_width);
+    a.k = nn_take(base, offset, s->key_rows * s->kv_width);
+    a.v = nn_take(base, offset, s->key_rows * s->kv_width);
+    a.probs = nn_take(base, offset, heads * s->rows * s->keys);
+    a.heads = nn_take(base, offset, s->rows * s->q_width);
+    a.middle = nn_take(base, offset, s->rows * s->hidden);
+    a.post_rms = nn_take(base, offset, s->rows);
+    a.ffn_in = nn_take(base, offset, s->rows * s->hidden);
+    a.gate = nn_take(base, offset, s->rows * s->ffn);
+    a.up = nn_take(base, offset, s->rows * s->ffn);
+    a.act = nn_take(base, offset, s->rows * s->ffn);
+    return a;
+}
+
+static void nn_take_backward(const nn_sizes *s, bool gathers, float *base, int64_t *offset, nn_space *w) {
+    w->d_x = nn_take(base, offset, s->rows * s->hidden);
+    w->d_q = nn_take(base, offset, s->rows * s->q_width);
+    w->d_k = nn_take(base, offset, s->key_rows * s->kv_width);
+    w->d_v = nn_take(base, offset, s->key_rows * s->kv_width);
+    w->d_heads = nn_take(base, offset, s->rows * s->q_width);
+    w->d_scores = nn_take(base, offset, s->rows * s->keys);
+    w->d_gate = nn_take(base, offset, s->rows * s->ffn);
+    w->d_up = nn_take(base, offset, s->rows * s->ffn);
+    w->d_act = nn_take(base, offset, s->rows * s->ffn);
+    w->d_local_k = gathers ? nn_take(base, offset, s->rows * s->kv_width) : w->d_k;
+    w->d_local_v = gathers ? nn_take(base, offset, s->rows * s->kv_width) : w->d_v;
+}
+
+static nn_space nn_plan(const nn_model *model, const nn_batch *batch, bool training, float *base) {
+    const bool gathers = model->cp.size > 1;
+    nn_space w;
+    nn_sizes s;
+    int64_t offset = 0, layer = 0;
+    memset(&w, 0, sizeof w);
+    w.size = s = nn_sizes_of(model, batch);
+    (void)nn_take_layer(model, &s, NULL, &layer);
+    w.layer_step = training ? layer : 0;
+    w.layers = nn_take(base, &offset, training ? layer * model->config.layers : layer);
+    /* Forward alone, the last output takes the place of the layers' shared x. */
+    w.last = training ? nn_take(base, &offset, s.rows * s.hidden) : w.layers;
+    w.last_rms = nn_take(base, &offset, s.rows);
+    w.head_in = nn_take(base, &offset, s.rows * s.hidden);
+    w.cosine = nn_take(base, &offset, (int64_t)batch->positions * (model->config.head_dim / 2));
+    w.sine = nn_take(base, &offset, (int64_t)batch->positions * (model->config.head_dim / 2));
+    w.part = nn_take(base, &offset, s.rows * s.hidden);
+    if (gathers) {
+        w.local_kv = nn_take(base, &offset, s.rows * s.kv_width);
+        w.gathered_kv = nn_take(base, &offset, s.key_rows * s.kv_width);
+    }
+    if (training) nn_take_backward(&s, gathers, base, &offset, &w);
+    w.total = offset;
+    return w;
+}
+
+static nn_kept nn_layer_space(const nn_model *model, const nn_space *w, int layer) {
+    int64_t offset = 0;
+    return nn_take_layer(model, &w->size, w->layers + layer * w->layer_step, &offset);
+}
+
+int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool training) {
+    return nn_plan(model, batch, training, NULL).total;
+}
+
+/* ---- pieces ----------------------------------------------------------------------------------------------------- */
+
+static int nn_sum(const nn_group *group, float *x, int64_t count) {
+    return group->size == 1 ? 0 : group->all_reduce_sum(group->user, x, count);
+}
+
+/* y [rows, out] = x [rows, in] * weight^T, weight [out, in]. */
+static void nn_linear(int64_t rows, int64_t in, int64_t out, const float *x, const float *weight, float *y) {
+    nn_matmul(nn_dense(x, rows, in), nn_transpose(nn_dense(weight, out, in)), y, out, false);
+}
+
+/* d_x (+)= d_y * weight,  d_weight += d_y^T * x. */
+static void nn_linear_backward(int64_t rows, int64_t in, int64_t out, const float *x, const float *weight,
+                               const float *d_y, float *d_x, bool add_to_d_x, float *d_weight) {
+    nn_matmul(nn_dense(d_y, rows, out), nn_dense(weight, out, in), d_x, in, add_to_d_x);
+    nn_matmul(nn_transpose(nn_dense(d_y, rows, out)), nn_dense(x, rows, in), d_weight, in, true);
+}
+
+static void nn_add_to(int64_t count, const float *a, const float *b, float *out) {
+    for (int64_t i = 0; i < count; i++) out[i] = a[i] + b[i];
+}
+
+/* Each rank knows some rows of the embedding; the sum over the ranks knows all. */
+static int nn_embed(const nn_model *model, const float *table, const nn_batch *batch, const nn_space *w, float *x) {
+    const int64_t hidden = w->size.hidden;
+    for (int64_t r = 0; r < w->size.rows; r++) {
+        const int64_t row = (int64_t)batch->ids[r] - model->share.vocab_begin;
+        if (row >= 0 && row < model->share.vocab_count)
+            memcpy(x + r * hidden, table + row * hidden, (size_t)hidden * sizeof *x);
+        else
+            memset(x + r * hidden, 0, (size_t)hidden * sizeof *x);
+    }
+    return nn_sum(&model->tp, x, w->size.rows * hidden);
+}
+
+static void nn_embed_backward(const nn_model *model, const nn_batch *batch, const nn_space *w, float *d_table) {
+    const int64_t hidden = w->size.hidden;
+    for (int64_t r = 0; r < w->size.rows; r++) {
+        const int64_t row = (int64_t)batch->ids[r] - model->share.vocab_begin;
+        if (row < 0 || row >= model->share.vocab_count) continue;
+        nn_add_to(hidden, d_table + row * hidden, w->d_x + r * hidden, d_table + row * hidden);
+    }
+}
+
+/* ---- keys and values over the sequence axis ---------------------------------------------------------------------- */
+
+/* From rank order [rank][sequence][that rank's positions] to [sequence][all positions, rank after rank]. */
+static void nn_arrange(const nn_model *model, const nn_batch *batch, const nn_space *w, const float *gathered,
+                       float *out) {
+    const int64_t width = w->size.kv_width;
+    int64_t first = 0;
+    for (int r = 0; r < model->cp.size; r++) {
+        const int64_t count = batch->cp_count[r];
+        for (int s = 0; s < batch->sequences; s++, gathered += count * width)
+            memcpy(out + (s * (int64_t)w->size.keys + first) * width, gathered,
+                   (size_t)(count * width) * sizeof *out);
+        first += count;
+    }
+}
+
+/* out [key_rows, kv_width] = x * weight^T for the positions of all ranks; rotated when `rotate`. */
+static int nn_project_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, const float *x,
+                         const float *weight, bool rotate, float *out) {
+    const nn_sizes *s = &w->size;
+    const bool gathers = model->cp.size > 1;
+    float *local = gathers ? w->local_kv : out;
+    nn_linear(s->rows, s->hidden, s->kv_width, x, weight, local);
+    if (rotate)
+        nn_rope(s->rows, batch->positions, model->share.kv_count, model->config.head_dim, w->cosine, w->sine, 1.0f,
+                local);
+    if (!gathers) return 0;
+
+    int64_t counts[NN_MOST_RANKS];
+    for (int r = 0; r < model->cp.size; r++)
+        counts[r] = (int64_t)batch->sequences * batch->cp_count[r] * s->kv_width;
+    NN_TRY(model->cp.all_gather_v(model->cp.user, local, w->gathered_kv, counts));
+    nn_arrange(model, batch, w, w->gathered_kv, out);
+    return 0;
+}
+
+/* The gradients of all keys (or values), summed over the ranks; then the rows of this rank's own positions. */
+static int nn_collect_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, float *d_all,
+                         float *d_local) {
+    const int64_t width = w->size.kv_width;
+    int64_t first = 0;
+    if (model->cp.size == 1) return 0;
+    NN_TRY(model->cp.all_reduce_sum(model->cp.user, d_all, w->size.key_rows * width));
+    for (int r = 0; r < model->cp.rank; r++) first += batch->cp_count[r];
+    for (int s = 0; s < batch->sequences; s++)
+        memcpy(d_local + s * (int64_t)batch->positions * width, d_all + (s * (int64_t)w->size.keys + first) * width,
+               (size_t)(batch->positions * width) * sizeof *d_local);
+    return 0;
+}
+
+/* Sequence number `sequence` of a layer, as nn_layers.h wants it. */
+static nn_attention nn_attention_of(const nn_model *model, const nn_batch *batch, const nn_space *w, const nn_kept *a,
+                                    int sequence) {
+    const nn_sizes *s = &w->size;
+    nn_attention view;
+    view.kv_heads = model->share.kv_count;
+    view.heads = model->share.kv_count * (model->config.heads / model->config.kv_heads);
+    view.head_dim = model->config.head_dim;
+    view.queries = batch->positions;
+    view.keys = s->keys;
+    view.query_pos = batch->position;
+    view.key_pos = model->cp.size > 1 ? batch->cp_position : batch->position;
+    view.q = a->q + sequence * (int64_t)batch->positions * s->q_width;
+    view.k = a->k + sequence * (int64_t)s->keys * s->kv_width;
+    view.v = a->v + sequence * (int64_t)s->keys * s->kv_width;
+    view.probs = a->probs + sequence * (int64_t)view.heads * batch->positions * s->keys;
+    return view;
+}
+
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
+
+static int nn_attention_block(const nn_model *model, const float *weights, const nn_layer *at, const nn_batch *batch,
+                              const nn_space *w, const nn_kept *a) {
+    const nn_sizes *s = &w->size;
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->x, weights + at->input_norm, a->attn_in, a->input_rms);
+    nn_linear(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, a->q);
+    nn_rope(s->rows, batch->positions, (int)(s->q_width / model->config.head_dim), model->config.head_dim, w->cosine,
+            w->sine, 1.0f, a->q);
+    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, weights + at->k, true, a->k));
+    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, weights + at->v, false, a->v));
+    for (int i = 0; i < batch->sequences; i++) {
+        const nn_attention view = nn_attention_of(model, batch, w, a, i);
+        nn_attention_forward(&view, a->heads + i * (int64_t)batch->positions * s->q_width);
+    }
+    nn_linear(s->rows, s->q_width, s->hidden, a->heads, weights + at->o, w->part);
+    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    nn_add_to(s->rows * s->hidden, a->x, w->part, a->middle);
+    return 0;
+}
+
+static int nn_ffn_block(const nn_model *model, const float *weights, const nn_layer *at, const nn_space *w,
+                        const nn_kept *a, float *out) {
+    const nn_sizes *s = &w->size;
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->middle, weights + at->post_norm, a->ffn_in, a->post_rms);
+    nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->gate, a->gate);
+    nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, a->up);
+    nn_swiglu(s->rows * s->ffn, a->gate, a->up, a->act);
+    nn_linear(s->rows, s->ffn, s->hidden, a->act, weights + at->down, w->part);
+    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    nn_add_to(s->rows * s->hidden, a->middle, w->part, out);
+    return 0;
+}
+
+int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training, float *workspace,
+               float *logits) {
+    const nn_space w = nn_plan(model, batch, training, workspace);
+    const nn_sizes *s = &w.size;
+    const int layers = model->config.layers;
+    nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta, w.cosine, w.sine);
+    NN_TRY(nn_embed(model, weights + model->embed, batch, &w, nn_layer_space(model, &w, 0).x));
+    for (int i = 0; i < layers; i++) {
+        const nn_kept a = nn_layer_space(model, &w, i);
+        float *out = i + 1 < layers ? nn_layer_space(model, &w, i + 1).x : w.last;
+        NN_TRY(nn_attention_block(model, weights, &model->layers[i], batch, &w, &a));
+        NN_TRY(nn_ffn_block(model, weights, &model->layers[i], &w, &a, out));
+    }
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, weights + model->norm, w.head_in, w.last_rms);
+    nn_linear(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head, logits);
+    return 0;
+}
+
+/* ---- backward --------------------------------------------------------------------------------------------------- */
+
+/* In: w->d_x = the gradient of the block's output, out: of its input. What flows around the block stays in d_x; what flows
+ * through it is gathered in w->part, summed over the ranks, and goes through the norm. */
+static int nn_ffn_backward(const nn_model *model, const float *weights, const nn_layer *at, const nn_space *w,
+                           const nn_kept *a, float *d) {
+    const nn_sizes *s = &w->size;
+    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, weights + at->down, w->d_x, w->d_act, false, d + at->down);
+    nn_swiglu_backward(s->rows * s->ffn, a->gate, a->up, w->d_act, w->d_gate, w->d_up);
+    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->gate, w->d_gate, w->part, false,
+                       d + at->gate);
+    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, w->d_up, w->part, true, d + at->up);
+    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    nn_rmsnorm_backward(s->rows, s->hidden, a->middle, weights + at->post_norm, a->post_rms, w->part, w->d_x,
+                        d + at->post_norm);
+    return 0;
+}
+
+/* w->d_heads -> w->d_q, w->d_local_k, w->d_local_v, turned back to where the projections left them. */
+static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const nn_space *w, const nn_kept *a) {
+    const nn_sizes *s = &w->size;
+    const int head_dim = model->config.head_dim;
+    memset(w->d_k, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *w->d_k);
+    memset(w->d_v, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *w->d_v);
+    for (int i = 0; i < batch->sequences; i++) {
+        const nn_attention view = nn_attention_of(model, batch, w, a, i);
+        const int64_t q_at = i * (int64_t)batch->positions * s->q_width, kv_at = i * (int64_t)s->keys * s->kv_width;
+        nn_attention_backward(&view, w->d_heads + q_at, w->d_q + q_at, w->d_k + kv_at, w->d_v + kv_at, w->d_scores);
+    }
+    NN_TRY(nn_collect_kv(model, batch, w, w->d_k, w->d_local_k));
+    NN_TRY(nn_collect_kv(model, batch, w, w->d_v, w->d_local_v));
+    nn_rope(s->rows, batch->positions, (int)(s->q_width / head_dim), head_dim, w->cosine, w->sine, -1.0f, w->d_q);
+    nn_rope(s->rows, batch->positions, (int)(s->kv_width / head_dim), head_dim, w->cosine, w->sine, -1.0f,
+            w->d_local_k);
+    return 0;
+}
+
+static int nn_attention_block_backward(const nn_model *model, const float *weights, const nn_layer *at,
+                                       const nn_batch *batch, const nn_space *w, const nn_kept *a, float *d) {
+    const nn_sizes *s = &w->size;
+    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, weights + at->o, w->d_x, w->d_heads, false, d + at->o);
+    NN_TRY(nn_heads_backward(model, batch, w, a));
+    nn_linear_backward(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, w->d_q, w->part, false, d + at->q);
+    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->k, w->d_local_k, w->part, true,
+                       d + at->k);
+    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->v, w->d_local_v, w->part, true,
+                       d + at->v);
+    NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
+    nn_rmsnorm_backward(s->rows, s->hidden, a->x, weights + at->input_norm, a->input_rms, w->part, w->d_x,
+                        d + at->input_norm);
+    return 0;
+}
+
+int nn_backward(const nn_model *model, const float *weights, const nn_batch *batch, float *workspace,
+                const float *d_logits, float *d_weights) {
+    const nn_space w = nn_plan(model, batch, true, workspace);
+    const nn_sizes *s = &w.size;
+    nn_linear_backward(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head, d_logits, w.part,
+                       false, d_weights + model->head);
+    NN_TRY(nn_sum(&model->tp, w.part, s->rows * s->hidden));
+    memset(w.d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w.d_x);
+    nn_rmsnorm_backward(s->rows, s->hidden, w.last, weights + model->norm, w.last_rms, w.part, w.d_x,
+                        d_weights + model->norm);
+    for (int i = model->config.layers - 1; i >= 0; i--) {
+        const nn_kept a = nn_layer_space(model, &w, i);
+        NN_TRY(nn_ffn_backward(model, weights, &model->layers[i], &w, &a, d_weights));
+        NN_TRY(nn_attention_block_backward(model, weights, &model->layers[i], batch, &w, &a, d_weights));
+    }
+    nn_embed_backward(model, batch, &w, d_weights + model->embed);
+    return 0;
+}

@@ -1,0 +1,39 @@
+#ifndef XDI_BASE_PUBLISH_H
+#define XDI_BASE_PUBLISH_H
+
+#include "base/context.h"
+
+/* Whole files. A file that is being written has a temporary name beside its final one and appears under the final
+ * name only when it is complete and on disk, so a reader never sees half of it and a mapping of the old one stays
+ * valid. */
+
+/* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
+ *   max_bytes   0 -> 256 MiB
+ * Local. Errors: IO; FORMAT when the file is longer than max_bytes; MEMORY. */
+XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes);
+
+/* Writes a whole file, replacing an old one of that name atomically. Local.
+ * Errors: IO, MEMORY; then nothing is left behind and an old file is untouched. */
+XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes);
+
+/* A file on its way to its name. */
+typedef struct xd_publish xd_publish;
+
+/* Starts one under a temporary name in the same directory. Local. Errors: IO, MEMORY. */
+XD_API xd_result xd_publish_begin(xd_ctx *ctx, const char *path, xd_publish **out);
+
+/* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
+XD_API xd_result xd_publish_write(xd_publish *file, const void *data, size_t bytes, uint64_t offset);
+
+/* Sets the length, for instance to learn early that the disk is full. Errors: IO. */
+XD_API xd_result xd_publish_resize(xd_publish *file, uint64_t bytes);
+
+/* Syncs, renames to the final name, syncs the directory, and frees the object, whatever the result.
+ * Errors: IO; the temporary file is then gone. When only the sync of the directory fails, the file is complete under
+ * its name, but a power loss may still undo the rename. */
+XD_API xd_result xd_publish_commit(xd_publish *file);
+
+/* Gives up: removes the temporary file and frees the object. NULL is fine. */
+XD_API void xd_publish_abort(xd_publish *file);
+
+#endif

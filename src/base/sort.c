@@ -1,0 +1,22 @@
+/* Lets items[root] sink to its place in the heap items[0, count). */
+static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sort_order order) {
+    const void *moving = items[root];
+    for (size_t child = 2 * root + 1; child < count; child = 2 * root + 1) {
+        if (child + 1 < count && order(items[child], items[child + 1]) < 0) child++;
+        if (order(moving, items[child]) >= 0) break;
+        items[root] = items[child];
+        root = child;
+    }
+    items[root] = moving;
+}
+
+/* Heap sort: no hostile order makes it quadratic, as it can some qsort, and it needs no memory. */
+XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order) {
+    for (size_t i = count / 2; i-- > 0;) xdi_sort_sift(items, i, count, order);
+    for (size_t end = count; end-- > 1;) {
+        const void *largest = items[0];
+        items[0] = items[end];
+        items[end] = largest;
+        xdi_sort_sift(items, 0, end, order);
+    }
+}

@@ -1,0 +1,20 @@
+#ifndef XDI_COMM_INTERNAL_H
+#define XDI_COMM_INTERNAL_H
+
+#include "base/internal.h"
+#include "comm/transport.h"
+
+/* collective.c: sum of n counts. */
+XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
+
+/* collective.c: where piece `rank` begins, in elements; displacements NULL -> back to back. */
+XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
+
+/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece [*begin, *end)
+ * of `size` nearly equal ones. */
+XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
+
+/* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
+XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
+
+#endif

@@ -1,0 +1,529 @@
+#include <stdio.h>
+#include <string.h>
+
+/* One partition of the world into ordered groups: for each rank the first member of its group and its place there;
+ * leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not, alike. */
+typedef struct xdi_mesh_entry {
+    int *leader, *place; /* [world size] each */
+    xd_comm *comm;       /* this rank's group; NULL when it stands outside */
+    bool owned;          /* false: the world itself */
+    struct xdi_mesh_entry *next;
+} xdi_mesh_entry;
+
+typedef struct xdi_mesh_table {
+    int references;
+    xd_comm *world;
+    xd_ctx *ctx;
+    uint64_t created; /* meshes so far: part of what ranks compare */
+    xdi_mesh_entry *entries;
+} xdi_mesh_table;
+
+/* The root that derived meshes refer to: axes over ranks, and the names that flatten gave. */
+typedef struct xdi_mesh_root {
+    int references;
+    xdi_mesh_table *table;
+    xd_topology topology; /* ranks owned */
+    bool member;
+    int coordinate[XD_MESH_AXES_MAX];
+    xdi_mesh_entry *groups[1 << XD_MESH_AXES_MAX]; /* by set of axes; NULL -> not asked for yet */
+    int flat_count;
+    char flat_name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
+    unsigned flat_axes[XD_MESH_AXES_MAX];
+} xdi_mesh_root;
+
+struct xd_mesh {
+    xdi_mesh_root *root;
+    unsigned axes[XD_MESH_AXES_MAX]; /* root axes behind each own axis */
+    xd_topology topology;            /* own axes; ranks owned */
+};
+
+XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const int size = xd_comm_size(comm);
+    int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
+    const xd_result room = xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
+    if (room != XD_OK) {
+        xd_release(ctx, counts);
+        return room;
+    }
+    int64_t mine, *all = counts + size;
+    memcpy(&mine, &hash, sizeof mine);
+    for (int i = 0; i < size; i++) counts[i] = 1;
+    xd_result result = xd_all_gather(comm, &mine, all, counts, XD_DTYPE_I64);
+    char list[200];
+    size_t used = 0;
+    int differ = 0;
+    for (int i = 1; result == XD_OK && i < size; i++) {
+        if (all[i] == all[0]) continue;
+        if (used + 16 < sizeof list)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "", xd_comm_world_rank(comm, i));
+        differ++;
+    }
+    if (differ)
+        result = XDI_FAIL(ctx, XD_ERROR_MISMATCH, "%s: rank%s %s passed something else than rank %d", what,
+                          differ > 1 ? "s" : "", list, xd_comm_world_rank(comm, 0));
+    xd_release(ctx, counts);
+    return result;
+}
+
+static void xdi_mesh_entry_destroy(xd_ctx *ctx, xdi_mesh_entry *entry) {
+    if (!entry) return;
+    if (entry->owned) xd_comm_destroy(entry->comm);
+    xd_release(ctx, entry->leader);
+    xd_release(ctx, entry);
+}
+
+static void xdi_mesh_table_release(xdi_mesh_table *table) {
+    if (!table || --table->references > 0) return;
+    for (xdi_mesh_entry *next, *entry = table->entries; entry; entry = next) {
+        next = entry->next;
+        xdi_mesh_entry_destroy(table->ctx, entry);
+    }
+    xd_release(table->ctx, table);
+}
+
+static void xdi_mesh_root_release(xdi_mesh_root *root) {
+    if (!root || --root->references > 0) return;
+    xdi_mesh_table *table = root->table;
+    xd_release(table->ctx, (void *)root->topology.ranks);
+    xd_release(table->ctx, root);
+    xdi_mesh_table_release(table);
+}
+
+XD_API void xd_mesh_destroy(xd_mesh *mesh) {
+    if (!mesh) return;
+    xd_ctx *ctx = mesh->root->table->ctx;
+    xdi_mesh_root_release(mesh->root);
+    xd_release(ctx, (void *)mesh->topology.ranks);
+    xd_release(ctx, mesh);
+}
+
+/* The topology with a rank list of its own; false without memory. */
+static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
+    int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
+    for (int i = 0; ranks && i < topology->rank_count; i++) ranks[i] = topology->ranks ? topology->ranks[i] : i;
+    topology->ranks = ranks;
+    return ranks != NULL;
+}
+
+/* An entry for the groups over `mask`, without its communicator. NULL without memory. */
+static xdi_mesh_entry *xdi_mesh_partition(xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
+    xd_ctx *ctx = table->ctx;
+    const int world_size = xd_comm_size(table->world);
+    xdi_mesh_entry *entry = (xdi_mesh_entry *)xd_allocate(ctx, sizeof *entry);
+    int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
+    if (entry) entry->leader = (int *)xd_allocate(ctx, 2 * (size_t)world_size * sizeof *entry->leader);
+    if (!entry || !ranks || !entry->leader) {
+        xdi_mesh_entry_destroy(ctx, entry);
+        xd_release(ctx, ranks);
+        return NULL;
+    }
+    entry->place = entry->leader + world_size;
+    for (int i = 0; i < world_size; i++) entry->leader[i] = -1;
+    const int size = xd_topology_groups_of(topology, mask, ranks);
+    for (int i = 0; i < topology->rank_count; i++) {
+        entry->leader[ranks[i]] = ranks[i - i % size];
+        entry->place[ranks[i]] = i % size;
+    }
+    xd_release(ctx, ranks);
+    return entry;
+}
+
+static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xdi_mesh_entry *like) {
+    const size_t bytes = 2 * (size_t)xd_comm_size(table->world) * sizeof *like->leader;
+    for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next)
+        if (memcmp(entry->leader, like->leader, bytes) == 0) return entry;
+    return NULL;
+}
+
+static bool xdi_mesh_is_identity(const xdi_mesh_entry *entry, int world_size) {
+    for (int i = 0; i < world_size; i++)
+        if (entry->leader[i] != 0 || entry->place[i] != i) return false;
+    return true;
+}
+
+/* Makes this rank's communicator of a new entry by splitting `parent`. Collective over it. */
+static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, xd_comm *parent) {
+    const int me = xd_comm_rank(table->world), world_size = xd_comm_size(table->world);
+    int largest = 0;
+    for (int i = 0; i < world_size; i++)
+        if (entry->leader[i] >= 0 && entry->place[i] > largest) largest = entry->place[i];
+    if (xdi_mesh_is_identity(entry, world_size)) {
+        entry->comm = table->world;
+        return XD_OK;
+    }
+    entry->owned = true;
+    if (largest > 0) return xd_comm_split(parent, entry->leader[me], entry->place[me], &entry->comm);
+    /* Groups of one rank need no peers; but all ranks must fail alike when one has no memory. */
+    return xd_agree(parent, entry->leader[me] < 0 ? XD_OK : xd_comm_self(table->ctx, &entry->comm));
+}
+
+/* The entry for the groups over mask, made when it is new: then collective over parent. */
+static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent, xdi_mesh_entry **out) {
+    xdi_mesh_table *table = root->table;
+    if (root->groups[mask]) {
+        *out = root->groups[mask];
+        return XD_OK;
+    }
+    xdi_mesh_entry *entry = xdi_mesh_partition(table, &root->topology, mask);
+    xdi_mesh_entry *known = entry ? xdi_mesh_find(table, entry) : NULL;
+    if (known) {
+        xdi_mesh_entry_destroy(table->ctx, entry);
+        *out = root->groups[mask] = known;
+        return XD_OK;
+    }
+    xd_result result = XD_OK;
+    if (!entry) result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks", root->topology.rank_count);
+    result = xd_agree(parent, result);
+    if (result == XD_OK) {
+        const uint64_t hash = xd_hash(0, entry->leader, 2 * (size_t)xd_comm_size(table->world) * sizeof *entry->leader);
+        result = xd_agree_same(parent, hash, "mesh groups");
+    }
+    if (result == XD_OK) result = xdi_mesh_connect(table, entry, parent);
+    if (result != XD_OK) {
+        xdi_mesh_entry_destroy(table->ctx, entry);
+        return result;
+    }
+    entry->next = table->entries;
+    table->entries = entry;
+    *out = root->groups[mask] = entry;
+    return XD_OK;
+}
+
+/* The members' communicator first, then every single axis from left to right. Outsiders take part in the first. */
+static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
+    const unsigned all = (1u << root->topology.axis_count) - 1u;
+    xdi_mesh_entry *members = NULL, *entry;
+    XDI_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
+    xd_result result = XD_OK;
+    for (int i = 0; root->member && result == XD_OK && i < root->topology.axis_count; i++)
+        result = xdi_mesh_entry_for(root, 1u << i, members->comm, &entry);
+    return result;
+}
+
+/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on failure. */
+static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes, const char (*names)[XD_AXIS_NAME_MAX], int count) {
+    xd_ctx *ctx = root->table->ctx;
+    xd_mesh *mesh = (xd_mesh *)xd_allocate(ctx, sizeof *mesh);
+    if (!mesh) return NULL;
+    mesh->topology.axis_count = count;
+    mesh->topology.rank_count = 1;
+    for (int i = 0; i < count; i++) {
+        mesh->axes[i] = axes[i];
+        memcpy(mesh->topology.name[i], names[i], XD_AXIS_NAME_MAX);
+        mesh->topology.size[i] = 1;
+        for (int k = 0; k < root->topology.axis_count; k++)
+            if (axes[i] >> k & 1u) mesh->topology.size[i] *= root->topology.size[k];
+        mesh->topology.rank_count *= mesh->topology.size[i];
+    }
+    int *ranks = (int *)xd_allocate(ctx, (size_t)mesh->topology.rank_count * sizeof *ranks);
+    if (!ranks) {
+        xd_release(ctx, mesh);
+        return NULL;
+    }
+    for (int r = 0; r < mesh->topology.rank_count; r++) {
+        int coordinate[XD_MESH_AXES_MAX], rest = r;
+        memcpy(coordinate, root->coordinate, sizeof coordinate);
+        for (int i = count - 1; i >= 0; i--)
+            for (int k = root->topology.axis_count - 1; k >= 0; k--) {
+                if (!(axes[i] >> k & 1u)) continue;
+                coordinate[k] = rest % root->topology.size[k];
+                rest /= root->topology.size[k];
+            }
+        ranks[r] = xd_topology_rank(&root->topology, coordinate);
+    }
+    mesh->topology.ranks = ranks;
+    mesh->root = root;
+    root->references++;
+    return mesh;
+}
+
+/* A root with its own copy of the topology and one reference, and the whole mesh over it. */
+static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *topology) {
+    xdi_mesh_root *root = (xdi_mesh_root *)xd_allocate(table->ctx, sizeof *root);
+    unsigned axes[XD_MESH_AXES_MAX];
+    if (!root) return NULL;
+    root->references = 1;
+    root->topology = *topology;
+    root->table = table;
+    table->references++;
+    xd_mesh *mesh = NULL;
+    for (int i = 0; i < topology->axis_count; i++) axes[i] = 1u << i;
+    if (xdi_mesh_own_ranks(table->ctx, &root->topology)) {
+        root->member = xd_topology_coordinate(topology, xd_comm_rank(table->world), root->coordinate);
+        mesh = xdi_mesh_over(root, axes, (const char(*)[XD_AXIS_NAME_MAX])topology->name, topology->axis_count);
+    }
+    xdi_mesh_root_release(root); /* the mesh holds it now */
+    return mesh;
+}
+
+static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_topology *out) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_axis axes[XD_MESH_AXES_MAX];
+    int count = 0;
+    int64_t product = 1;
+    XDI_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
+                "share is a mesh over another world");
+    memcpy(axes, d->axes, sizeof axes);
+    for (; count < XD_MESH_AXES_MAX && (axes[count].name || axes[count].size); count++)
+        product = product > 0 && product <= INT32_MAX ? product * axes[count].size : -1;
+    if (d->topology) {
+        count = d->topology->axis_count;
+        product = d->topology->rank_count;
+        for (int i = 0; i < count && i < XD_MESH_AXES_MAX; i++) {
+            axes[i].name = d->topology->name[i][0] ? d->topology->name[i] : NULL;
+            axes[i].size = d->topology->size[i];
+        }
+    }
+    XDI_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
+                "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
+    return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
+                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world), out);
+}
+
+static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_topology topology;
+    XDI_TRY(xdi_mesh_topology_of(world, desc, &topology));
+    xdi_mesh_table *table = desc->share ? desc->share->root->table : NULL;
+    if (table)
+        table->references++;
+    else {
+        table = (xdi_mesh_table *)xd_allocate(ctx, sizeof *table);
+        XDI_REQUIRE(ctx, table, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
+        table->references = 1;
+        table->ctx = ctx;
+        table->world = world;
+    }
+    xd_mesh *mesh = xdi_mesh_root_create(table, &topology);
+    xdi_mesh_table_release(table); /* the mesh holds it now */
+    XDI_REQUIRE(ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d ranks", topology.rank_count);
+    *out = mesh;
+    return XD_OK;
+}
+
+/* Agrees on what every rank built, compares it, and makes the communicators. Destroys mine on failure. */
+static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, xd_mesh **out) {
+    xd_result result = xd_agree(comm, mine);
+    if (result == XD_OK) {
+        const uint64_t hash = xd_topology_hash(&mesh->topology);
+        const uint64_t number = ++mesh->root->table->created;
+        result = xd_agree_same(comm, xd_hash(hash, &number, sizeof number), "mesh");
+    }
+    if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root);
+    if (result != XD_OK) {
+        xd_mesh_destroy(mesh);
+        return result;
+    }
+    *out = mesh;
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
+    xd_mesh *mesh = NULL;
+    const xd_result result = xdi_mesh_build(world, desc, &mesh);
+    return xdi_mesh_publish(world, result, mesh, out);
+}
+
+XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh) {
+    return &mesh->topology;
+}
+
+XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh) {
+    return mesh->root->table->world;
+}
+
+XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
+    return mesh->root->member;
+}
+
+static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
+    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE, "rank %d is none of the %d ranks of the mesh",
+                xd_comm_rank(mesh->root->table->world), mesh->root->topology.rank_count);
+    return XD_OK;
+}
+
+/* Index of a mesh's own axis; name NULL -> the only one. */
+static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
+    xd_ctx *ctx = mesh->root->table->ctx;
+    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT, "the mesh has %d axes: name one",
+                mesh->topology.axis_count);
+    *axis = name ? xd_topology_axis(&mesh->topology, name) : 0;
+    XDI_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
+                mesh->topology.axis_count);
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate) {
+    int own[XD_MESH_AXES_MAX], index;
+    XDI_TRY(xdi_mesh_require_member(mesh));
+    XDI_TRY(xdi_mesh_own_axis(mesh, axis, &index));
+    xd_topology_coordinate(&mesh->topology, xd_comm_rank(mesh->root->table->world), own);
+    *coordinate = own[index];
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size) {
+    int index;
+    XDI_TRY(xdi_mesh_own_axis(mesh, axis, &index));
+    *size = mesh->topology.size[index];
+    return XD_OK;
+}
+
+/* One name of root axes or of a flattened set -> bits; 0 when unknown. */
+static unsigned xdi_mesh_lookup(const xdi_mesh_root *root, const char *name) {
+    const int axis = xd_topology_axis(&root->topology, name);
+    if (axis >= 0) return 1u << axis;
+    for (int i = 0; i < root->flat_count; i++)
+        if (strcmp(root->flat_name[i], name) == 0) return root->flat_axes[i];
+    return 0;
+}
+
+/* A list of names -> one set of root axes each, distinct. */
+static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, unsigned *sets,
+                                char (*names)[XD_AXIS_NAME_MAX], int *count) {
+    xd_ctx *ctx = root->table->ctx;
+    unsigned seen = 0;
+    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT, "\"%s\" cannot be looked up: the mesh has no axis names",
+                list);
+    *count = 0;
+    for (const char *rest = list, *name; rest; (*count)++) {
+        const size_t length = xdi_topology_next(&rest, &name);
+        XDI_REQUIRE(ctx, *count < XD_MESH_AXES_MAX && length < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+                    "\"%s\" names more than %d axes or has a name above %d letters", list, XD_MESH_AXES_MAX,
+                    XD_AXIS_NAME_MAX - 1);
+        memset(names[*count], 0, XD_AXIS_NAME_MAX);
+        memcpy(names[*count], name, length);
+        sets[*count] = xdi_mesh_lookup(root, names[*count]);
+        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh", names[*count], list);
+        XDI_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
+        seen |= sets[*count];
+    }
+    return XD_OK;
+}
+
+/* Sets in ascending order of their first root axis. */
+static xd_result xdi_mesh_require_ascending(xd_ctx *ctx, const unsigned *sets, int count) {
+    for (int i = 1; i < count; i++)
+        XDI_REQUIRE(ctx, (sets[i] & (0u - sets[i])) > (sets[i - 1] & (0u - sets[i - 1])), XD_ERROR_ARGUMENT,
+                    "axes %d and %d of the list stand in the other order in the mesh", i - 1, i);
+    return XD_OK;
+}
+
+static xd_result xdi_mesh_group_of(xdi_mesh_root *root, unsigned mask, xd_comm **out) {
+    const unsigned all = (1u << root->topology.axis_count) - 1u;
+    xdi_mesh_entry *entry = NULL;
+    XDI_TRY(xdi_mesh_entry_for(root, mask, root->groups[all]->comm, &entry));
+    *out = entry->comm;
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
+    unsigned sets[XD_MESH_AXES_MAX], mask = 0;
+    char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
+    int count = 1;
+    XDI_TRY(xdi_mesh_require_member(mesh));
+    if (axes)
+        XDI_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
+    else {
+        XDI_TRY(xdi_mesh_own_axis(mesh, NULL, &count));
+        sets[0] = mesh->axes[0];
+        count = 1;
+    }
+    for (int i = 0; i < count; i++) mask |= sets[i];
+    return xdi_mesh_group_of(mesh->root, mask, out);
+}
+
+static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets, const char (*names)[XD_AXIS_NAME_MAX],
+                                 int count, xd_mesh **out) {
+    xd_mesh *mesh = xdi_mesh_over(root, sets, names, count);
+    XDI_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
+    *out = mesh;
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
+    unsigned sets[XD_MESH_AXES_MAX];
+    char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
+    int count;
+    XDI_TRY(xdi_mesh_require_member(mesh));
+    XDI_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
+    XDI_TRY(xdi_mesh_require_ascending(mesh->root->table->ctx, sets, count));
+    return xdi_mesh_derive(mesh->root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, count, out);
+}
+
+/* The name a flattened set gets: the caller's, or its axes joined with '_'. */
+static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *name, char *out) {
+    const char *source = name ? name : axes;
+    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT, "the name \"%s\" is longer than %d letters",
+                source, XD_AXIS_NAME_MAX - 1);
+    memset(out, 0, XD_AXIS_NAME_MAX);
+    memcpy(out, source, strlen(source));
+    for (char *c = out; !name && *c; c++)
+        if (*c == ',' || *c == '-') *c = '_';
+    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis", out);
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out) {
+    xdi_mesh_root *root = mesh->root;
+    xd_ctx *ctx = root->table->ctx;
+    unsigned sets[XD_MESH_AXES_MAX], mask = 0;
+    char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX], flat[1][XD_AXIS_NAME_MAX];
+    int count;
+    xd_comm *comm;
+    XDI_TRY(xdi_mesh_require_member(mesh));
+    XDI_TRY(xdi_mesh_parse(root, axes, sets, names, &count));
+    XDI_TRY(xdi_mesh_require_ascending(ctx, sets, count));
+    XDI_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
+    for (int i = 0; i < count; i++) mask |= sets[i];
+    const unsigned known = xdi_mesh_lookup(root, flat[0]);
+    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT, "\"%s\" is already the name of other axes than \"%s\"",
+                flat[0], axes);
+    XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+                "the mesh already has %d flattened names, the most there can be", root->flat_count);
+    XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
+    XDI_TRY(xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, out));
+    if (!known) {
+        memcpy(root->flat_name[root->flat_count], flat[0], XD_AXIS_NAME_MAX);
+        root->flat_axes[root->flat_count++] = mask;
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count, xd_mesh **out) {
+    xdi_mesh_root *root = mesh->root;
+    const unsigned all = (1u << root->topology.axis_count) - 1u;
+    xd_topology topology;
+    xd_mesh *fresh = NULL;
+    xd_comm *members;
+    XDI_TRY(xdi_mesh_require_member(mesh));
+    XDI_TRY(xdi_mesh_group_of(root, all, &members));
+    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
+    if (result == XD_OK) {
+        fresh = xdi_mesh_root_create(root->table, &topology);
+        if (!fresh) result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes", topology.axis_count);
+    }
+    return xdi_mesh_publish(members, result, fresh, out);
+}
+
+XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out) {
+    xdi_mesh_root *root = slices[0]->root;
+    xd_ctx *ctx = root->table->ctx;
+    unsigned sets[XD_MESH_AXES_MAX], seen = 0;
+    char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
+    int total = 0;
+    XDI_TRY(xdi_mesh_require_member(slices[0]));
+    for (int i = 0; i < count; i++) {
+        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT, "slice %d comes from another mesh than slice 0", i);
+        for (int k = 0; k < slices[i]->topology.axis_count; k++, total++) {
+            XDI_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
+                        "slice %d repeats an axis of the %d slices", i, count);
+            sets[total] = slices[i]->axes[k];
+            seen |= sets[total];
+            memcpy(names[total], slices[i]->topology.name[k], XD_AXIS_NAME_MAX);
+        }
+    }
+    XDI_TRY(xdi_mesh_require_ascending(ctx, sets, total));
+    return xdi_mesh_derive(root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, total, out);
+}

@@ -1,0 +1,69 @@
+#include <string.h>
+
+/* A group of one: the piece that goes to this rank is the piece that came from it. */
+
+static const int xdi_self_world_rank = 0;
+
+static xd_result xdi_self_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
+                                  xd_control *all, double deadline) {
+    (void)transport, (void)next, (void)deadline;
+    all[0] = *mine;
+    return XD_OK;
+}
+
+/* The piece's place and length on both sides. */
+static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *c, double deadline) {
+    (void)deadline;
+    if (c->kind == XD_COLLECTIVE_BROADCAST) return XD_OK;
+    const bool scatters = c->kind == XD_COLLECTIVE_REDUCE_SCATTER || c->kind == XD_COLLECTIVE_ALL_TO_ALL ||
+                          c->kind == XD_COLLECTIVE_SCATTER;
+    const bool gathers = c->kind == XD_COLLECTIVE_ALL_GATHER || c->kind == XD_COLLECTIVE_ALL_TO_ALL ||
+                         c->kind == XD_COLLECTIVE_GATHER;
+    const size_t size = xd_dtype_size(c->dtype);
+    const size_t from = scatters ? (size_t)xdi_comm_offset(c->send_counts, c->send_displacements, 0) * size : 0;
+    const size_t to = gathers ? (size_t)xdi_comm_offset(c->recv_counts, c->recv_displacements, 0) * size : 0;
+    const int64_t count = scatters ? c->send_counts[0] : gathers ? c->recv_counts[0] : c->count;
+    if (count == 0) return XD_OK;
+    const void *send = (const char *)c->send + from;
+    void *recv = (char *)c->recv + to;
+    if (c->leaves.total)
+        return xd_reduce_leaves(transport->ctx, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
+    if (send != recv) memcpy(recv, send, (size_t)count * size);
+    return XD_OK;
+}
+
+static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out);
+
+static xd_result xdi_self_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
+                                xd_transport **out) {
+    (void)members, (void)size, (void)rank, (void)deadline;
+    return xdi_self_create(transport->ctx, out);
+}
+
+static void xdi_self_abort(xd_transport *transport) {
+    (void)transport;
+}
+
+static void xdi_self_destroy(xd_transport *transport) {
+    xd_release(transport->ctx, transport);
+}
+
+static const xd_transport_ops xdi_self_ops = { "self",         xdi_self_control, xdi_self_execute,
+                                               xdi_self_split, xdi_self_abort,   xdi_self_destroy };
+
+static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
+    xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
+    XDI_REQUIRE(ctx, self, XD_ERROR_MEMORY, "no room for a group of one rank");
+    self->ops = &xdi_self_ops;
+    self->ctx = ctx;
+    self->size = 1;
+    self->world_ranks = &xdi_self_world_rank;
+    *out = self;
+    return XD_OK;
+}
+
+XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
+    xd_transport *transport = NULL;
+    XDI_TRY(xdi_self_create(ctx, &transport));
+    return xd_comm_create(ctx, transport, out);
+}

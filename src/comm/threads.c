@@ -1,0 +1,650 @@
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
+ *
+ * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its data lies)
+ * and then raises `arrived` to p; a round is complete for a rank when it has seen all others arrive. Nobody can be two
+ * rounds ahead, so two pages suffice and reading one needs no second barrier. Short payloads are copied into the page
+ * and reduced by every rank for itself: one round. Longer ones stay where they are: ranks read them between the
+ * control round and a closing round that says "I have read yours".
+ *
+ * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its call, and
+ * its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first and looks whether
+ * the world is still whole, and whoever leaves a broken call waits until its peers are not busy. Copying never waits
+ * for anything, so that is soon. */
+
+enum {
+    XDI_THREADS_INLINE = 4096,     /* bytes of a payload that travels in the page */
+    XDI_THREADS_SPIN = 2000,       /* looks before giving up the core, when every rank can have one */
+    XDI_THREADS_SPIN_CROWDED = 64, /* the same with more ranks than cores */
+    XDI_THREADS_YIELD = 20000,     /* yields before short sleeps */
+    XDI_THREADS_NAP = 50000        /* nanoseconds */
+};
+
+typedef struct xdi_threads_page {
+    xd_control control;
+    xd_collective record;
+    const void *data;      /* record.send, or payload below */
+    int64_t *offsets;      /* [size], where the piece for each rank begins in data */
+    bool is_short;
+    unsigned char payload[XDI_THREADS_INLINE];
+} xdi_threads_page;
+
+typedef struct xdi_threads_group xdi_threads_group;
+
+typedef struct xdi_threads_slot {
+    uint64_t arrived;          /* rounds this rank has entered; atomic */
+    uint32_t left;             /* this rank destroyed its handle; atomic */
+    uint32_t busy;             /* this rank touches memory of peers; atomic */
+    uint32_t joined;           /* world group: the rank has come; atomic */
+    uint64_t child_round;      /* the round whose split produced `child`; atomic */
+    xdi_threads_group *child;  /* NULL: no memory */
+    xdi_threads_page page[2];
+} xdi_threads_slot;
+
+/* A send waiting for its receiver, one for each ordered pair of ranks. */
+typedef struct xdi_threads_mail {
+    uint64_t posted; /* messages offered so far; atomic, written by the sender */
+    uint64_t done;   /* messages looked at so far; atomic, written by the receiver */
+    const void *data;
+    int64_t count, wanted; /* the sender's and the receiver's */
+    xd_dtype dtype, wanted_dtype;
+} xdi_threads_mail;
+
+struct xdi_threads_group {
+    struct xd_thread_world *world;
+    xdi_threads_group *next; /* in world->groups */
+    int size;
+    uint32_t holders;        /* handles that exist or may still be made; atomic */
+    int *world_ranks;        /* [size] */
+    xdi_threads_slot *slots; /* [size] */
+    int64_t *offsets;        /* [size][2][size], for the pages */
+    xdi_threads_mail *mail;  /* [from][to] */
+};
+
+struct xd_thread_world {
+    xd_allocator allocator;
+    uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
+    int spin;         /* looks before a yield */
+    pthread_mutex_t lock;
+    xdi_threads_group *groups; /* all that exist, the world's own last; under lock */
+    xdi_threads_group *root;
+    uint32_t *gone;   /* [ranks], the rank has left the world; atomic */
+};
+
+typedef struct xdi_threads {
+    xd_transport base;
+    xdi_threads_group *group;
+    xdi_threads_slot *slot; /* this rank's */
+    uint64_t round;
+    const void **pieces;    /* [size], scratch */
+    xd_leaves *leaves;      /* [size], scratch */
+} xdi_threads;
+
+/* ---- memory of a world ---- */
+
+static void *xdi_threads_allocate(xd_thread_world *world, size_t bytes) {
+    void *memory = world->allocator.allocate(world->allocator.user, bytes);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+static void xdi_threads_free(xd_thread_world *world, void *memory) {
+    if (memory) world->allocator.release(world->allocator.user, memory);
+}
+
+static void xdi_threads_group_free(xdi_threads_group *group) {
+    xd_thread_world *world = group->world;
+    xdi_threads_free(world, group->mail);
+    xdi_threads_free(world, group->offsets);
+    xdi_threads_free(world, group->slots);
+    xdi_threads_free(world, group->world_ranks);
+    xdi_threads_free(world, group);
+}
+
+static xdi_threads_group *xdi_threads_group_create(xd_thread_world *world, int size) {
+    const size_t n = (size_t)size;
+    xdi_threads_group *group = (xdi_threads_group *)xdi_threads_allocate(world, sizeof *group);
+    if (!group) return NULL;
+    group->world = world;
+    group->size = size;
+    group->holders = (uint32_t)size;
+    group->world_ranks = (int *)xdi_threads_allocate(world, n * sizeof *group->world_ranks);
+    group->slots = (xdi_threads_slot *)xdi_threads_allocate(world, n * sizeof *group->slots);
+    group->offsets = (int64_t *)xdi_threads_allocate(world, 2 * n * n * sizeof *group->offsets);
+    group->mail = (xdi_threads_mail *)xdi_threads_allocate(world, n * n * sizeof *group->mail);
+    if (!group->world_ranks || !group->slots || !group->offsets || !group->mail) {
+        xdi_threads_group_free(group);
+        return NULL;
+    }
+    for (size_t i = 0; i < 2 * n; i++) group->slots[i / 2].page[i % 2].offsets = group->offsets + i * n;
+    pthread_mutex_lock(&world->lock);
+    group->next = world->groups;
+    world->groups = group;
+    pthread_mutex_unlock(&world->lock);
+    return group;
+}
+
+/* One handle less; the last one frees the group. The world's own group lives as long as the world. */
+static void xdi_threads_group_leave(xdi_threads_group *group) {
+    xd_thread_world *world = group->world;
+    if (__atomic_sub_fetch(&group->holders, 1, __ATOMIC_ACQ_REL) > 0 || group == world->root) return;
+    pthread_mutex_lock(&world->lock);
+    xdi_threads_group **at = &world->groups;
+    while (*at != group) at = &(*at)->next;
+    *at = group->next;
+    pthread_mutex_unlock(&world->lock);
+    xdi_threads_group_free(group);
+}
+
+/* ---- failure ---- */
+
+/* The first failure counts; later ones are its echoes. */
+static void xdi_threads_break(xd_thread_world *world, xd_result result, int culprit) {
+    uint64_t healthy = 0;
+    const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
+    __atomic_compare_exchange_n(&world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
+
+static uint64_t xdi_threads_failure(const xd_thread_world *world) {
+    return __atomic_load_n(&world->failure, __ATOMIC_SEQ_CST);
+}
+
+/* Waits until no peer touches this rank's memory: see the top of the file. */
+static void xdi_threads_drain(const xdi_threads *t) {
+    for (int r = 0; r < t->group->size; r++)
+        while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST)) sched_yield();
+}
+
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is nobody. */
+static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int r = 0; r < t->group->size && used + 16 < size; r++)
+        if (__atomic_load_n(&t->group->slots[r].arrived, __ATOMIC_ACQUIRE) < t->round)
+            used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
+}
+
+/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the rank that
+ * looked at the clock first; the late one itself, and every later call, says PEER. */
+static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
+    const uint64_t failure = xdi_threads_failure(t->group->world);
+    const xd_result cause = (xd_result)(failure >> 32);
+    const int culprit = (int)(failure & 0xffffffffu) - 1, me = t->group->world_ranks[t->base.rank];
+    char missing[160];
+    xdi_threads_drain(t);
+    if (cause == XD_ERROR_TIMEOUT && culprit == me)
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
+                                "rank %d came after the deadline: the world is broken", me);
+    if (cause == XD_ERROR_TIMEOUT && waiting) {
+        xdi_threads_missing(t, missing, sizeof missing);
+        if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit, "rank%s %s did not arrive before the deadline",
+                                strchr(missing, ',') ? "s" : "", missing);
+    }
+    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
+                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline" : "failed or left");
+}
+
+static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
+    return __atomic_load_n(&group->slots[rank].left, __ATOMIC_ACQUIRE) ||
+           __atomic_load_n(&group->world->gone[group->world_ranks[rank]], __ATOMIC_ACQUIRE);
+}
+
+/* ---- waiting ---- */
+
+/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at every turn of
+ * the spin, always after giving up the core. */
+static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
+    if (turn < world->spin) {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+        return false;
+    }
+    if (turn < XDI_THREADS_YIELD) {
+        sched_yield();
+    } else {
+        struct timespec nap = { 0, XDI_THREADS_NAP };
+        nanosleep(&nap, NULL);
+    }
+    return true;
+}
+
+/* Waits until *counter, which `rank` raises, reaches `target`. */
+static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
+                                  double deadline) {
+    const xdi_threads_group *group = t->group;
+    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_THREADS_YIELD) {
+        if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
+        /* Its last act may have been to arrive: look again after seeing it gone. */
+        if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
+            xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
+            return xdi_threads_report(t, true);
+        }
+        if (!xdi_threads_pause(group->world, turn) || xd_now(t->base.ctx) < deadline) continue;
+        if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) break;
+        xdi_threads_break(group->world, XD_ERROR_TIMEOUT, group->world_ranks[rank]);
+        return xdi_threads_report(t, true);
+    }
+    return XD_OK;
+}
+
+/* Enters the next round and waits for all. */
+static xd_result xdi_threads_round(xdi_threads *t, double deadline) {
+    __atomic_store_n(&t->slot->arrived, ++t->round, __ATOMIC_RELEASE);
+    for (int r = 0; r < t->group->size; r++)
+        if (r != t->base.rank)
+            XDI_TRY(xdi_threads_wait(t, &t->group->slots[r].arrived, t->round, r, deadline));
+    return XD_OK;
+}
+
+static xdi_threads_page *xdi_threads_page_of(const xdi_threads *t, int rank) {
+    return &t->group->slots[rank].page[t->round & 1];
+}
+
+/* ---- the vtable ---- */
+
+static void xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, const xd_collective *c) {
+    const int n = t->base.size;
+    page->record = *c;
+    page->data = c->send;
+    for (int r = 0; c->send_counts && r < n; r++)
+        page->offsets[r] = xdi_comm_offset(c->send_counts, c->send_displacements, r);
+    const size_t bytes = (size_t)xdi_comm_send_elements(c, t->base.rank, n) * xd_dtype_size(c->dtype);
+    page->is_short = bytes <= sizeof page->payload && !c->send_displacements;
+    if (!page->is_short) return;
+    if (bytes) memcpy(page->payload, c->send, bytes);
+    page->data = page->payload;
+}
+
+static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
+                                     xd_control *all, double deadline) {
+    xdi_threads *t = (xdi_threads *)transport;
+    if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
+    xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
+    page->control = *mine;
+    if (next) xdi_threads_publish(t, page, next);
+    XDI_TRY(xdi_threads_round(t, deadline));
+    for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
+    return XD_OK;
+}
+
+/* Copies `count` elements from element `from` of a peer's data to element `to` of recv. */
+static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threads_page *page, int64_t from,
+                             int64_t count) {
+    const size_t size = xd_dtype_size(c->dtype);
+    char *target = (char *)c->recv + (size_t)to * size;
+    const char *source = (const char *)page->data + (size_t)from * size;
+    if (count > 0 && target != source) memcpy(target, source, (size_t)count * size);
+}
+
+/* Reduces elements [begin, begin + count) of all ranks' data into out; `stride` elements from node to node. */
+static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out, int64_t begin_own,
+                                    bool by_offset, int64_t stride, int64_t count) {
+    const size_t size = xd_dtype_size(c->dtype);
+    if (count == 0) return XD_OK;
+    for (int r = 0; r < t->base.size; r++) {
+        const xdi_threads_page *page = xdi_threads_page_of(t, r);
+        const int64_t begin = by_offset ? page->offsets[t->base.rank] : begin_own;
+        t->leaves[r] = page->record.leaves;
+        t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
+    }
+    if (c->leaves.total)
+        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+    return xd_reduce_pieces(t->base.ctx, out, t->pieces, t->base.size, count, c->dtype, c->op);
+}
+
+/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody else reads
+ * that share. Short ones are reduced whole by everybody. */
+static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
+    enum { TILE = 4096 };
+    const size_t size = xd_dtype_size(c->dtype);
+    if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
+    int64_t begin, end;
+    xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
+    for (int64_t at = begin; at < end; at += TILE) {
+        const int64_t n = end - at < TILE ? end - at : TILE;
+        char *sums = (char *)c->recv + (size_t)at * size;
+        XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
+        for (int r = 0; r < t->base.size; r++)
+            if (r != t->base.rank)
+                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums, (size_t)n * size);
+    }
+    return XD_OK;
+}
+
+static void xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
+    for (int r = 0; r < t->base.size; r++) {
+        const xdi_threads_page *page = xdi_threads_page_of(t, r);
+        const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
+        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from, c->recv_counts[r]);
+    }
+}
+
+static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, bool is_short) {
+    const int rank = t->base.rank;
+    const xdi_threads_page *root = xdi_threads_page_of(t, c->root);
+    switch (c->kind) {
+    case XD_COLLECTIVE_ALL_REDUCE: return xdi_threads_all_reduce(t, c, is_short);
+    case XD_COLLECTIVE_REDUCE_SCATTER:
+        return xdi_threads_reduce(t, c, c->recv, 0, true, xdi_comm_total(c->send_counts, t->base.size),
+                                  c->send_counts[rank]);
+    case XD_COLLECTIVE_BROADCAST:
+        if (rank != c->root) xdi_threads_copy(c, 0, root, 0, c->count);
+        return XD_OK;
+    case XD_COLLECTIVE_SCATTER:
+        xdi_threads_copy(c, 0, root, root->offsets[rank], c->send_counts[rank]);
+        return XD_OK;
+    case XD_COLLECTIVE_GATHER:
+        if (rank == c->root) xdi_threads_collect(t, c);
+        return XD_OK;
+    default: xdi_threads_collect(t, c); return XD_OK;
+    }
+}
+
+/* Says that this rank touches memory of peers; false when the world is broken and they may be gone. */
+static bool xdi_threads_enter(const xdi_threads *t) {
+    __atomic_store_n(&t->slot->busy, 1u, __ATOMIC_SEQ_CST);
+    if (!xdi_threads_failure(t->group->world)) return true;
+    __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
+    return false;
+}
+
+static void xdi_threads_exit(const xdi_threads *t) {
+    __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
+}
+
+static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline);
+
+static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
+    xdi_threads *t = (xdi_threads *)transport;
+    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV) return xdi_threads_pair(t, c, deadline);
+    bool is_short = true;
+    for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_threads_page_of(t, r)->is_short;
+    if (is_short) return xdi_threads_move(t, c, true);
+    if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
+    const xd_result moved = xdi_threads_move(t, c, false);
+    xdi_threads_exit(t);
+    XDI_TRY(moved);
+    return xdi_threads_round(t, deadline);
+}
+
+/* ---- two ranks ---- */
+
+static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender, int receiver) {
+    const int *world = t->group->world_ranks;
+    XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
+                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype), world[receiver],
+                xd_dtype_name(mail->wanted_dtype));
+    XDI_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
+                "rank %d sends count %lld, rank %d receives count %lld", world[sender], (long long)mail->count,
+                world[receiver], (long long)mail->wanted);
+    return XD_OK;
+}
+
+static xd_result xdi_threads_send(const xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
+                                  double deadline) {
+    mail->data = c->send;
+    mail->count = c->count;
+    mail->dtype = c->dtype;
+    const uint64_t number = mail->posted + 1; /* nobody else writes it */
+    __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
+    XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
+    return xdi_threads_judge(t, mail, t->base.rank, c->root);
+}
+
+static xd_result xdi_threads_receive(const xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
+                                     double deadline) {
+    const uint64_t number = mail->done + 1;
+    XDI_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
+    if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
+    mail->wanted = c->count;
+    mail->wanted_dtype = c->dtype;
+    const xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
+    if (verdict == XD_OK && c->count > 0)
+        memcpy(c->recv, mail->data, (size_t)c->count * xd_dtype_size(c->dtype));
+    __atomic_store_n(&mail->done, number, __ATOMIC_RELEASE);
+    xdi_threads_exit(t);
+    return verdict;
+}
+
+static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline) {
+    xdi_threads_mail *mail = t->group->mail;
+    const int me = t->base.rank, n = t->base.size;
+    if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
+    if (c->kind == XD_COLLECTIVE_SEND) return xdi_threads_send(t, &mail[me * n + c->root], c, deadline);
+    return xdi_threads_receive(t, &mail[c->root * n + me], c, deadline);
+}
+
+/* ---- handles ---- */
+
+static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
+
+/* The first member makes the group and shows it in its slot of the parent; the others pick it up there. */
+static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
+                                   xd_transport **out) {
+    xdi_threads *t = (xdi_threads *)transport;
+    xdi_threads_slot *leader = &t->group->slots[members[0]];
+    if (rank == 0) {
+        xdi_threads_group *made = xdi_threads_group_create(t->group->world, size);
+        for (int r = 0; made && r < size; r++) made->world_ranks[r] = t->group->world_ranks[members[r]];
+        leader->child = made;
+        __atomic_store_n(&leader->child_round, t->round, __ATOMIC_RELEASE);
+    } else {
+        XDI_TRY(xdi_threads_wait(t, &leader->child_round, t->round, members[0], deadline));
+    }
+    XDI_REQUIRE(transport->ctx, leader->child, XD_ERROR_MEMORY, "no room for a group of %d ranks", size);
+    return xdi_threads_attach(transport->ctx, leader->child, rank, out);
+}
+
+static void xdi_threads_abort(xd_transport *transport) {
+    xdi_threads *t = (xdi_threads *)transport;
+    xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
+}
+
+static void xdi_threads_destroy(xd_transport *transport) {
+    xdi_threads *t = (xdi_threads *)transport;
+    xdi_threads_group *group = t->group;
+    __atomic_store_n(&t->slot->left, 1u, __ATOMIC_RELEASE);
+    if (group == group->world->root)
+        __atomic_store_n(&group->world->gone[transport->rank], 1u, __ATOMIC_RELEASE);
+    xdi_threads_group_leave(group);
+    xd_release(transport->ctx, t->leaves);
+    xd_release(transport->ctx, (void *)t->pieces);
+    xd_release(transport->ctx, t);
+}
+
+static const xd_transport_ops xdi_threads_ops = { "threads",         xdi_threads_control, xdi_threads_execute,
+                                                  xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy };
+
+/* A handle on a group whose holders already count this rank; gives that place back on failure. */
+static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
+    const size_t n = (size_t)group->size;
+    xdi_threads *t = (xdi_threads *)xd_allocate(ctx, sizeof *t);
+    const void **pieces = (const void **)xd_allocate(ctx, n * sizeof *pieces);
+    xd_leaves *leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *leaves);
+    if (!t || !pieces || !leaves) {
+        xd_release(ctx, leaves);
+        xd_release(ctx, (void *)pieces);
+        xd_release(ctx, t);
+        xdi_threads_group_leave(group);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", group->size);
+    }
+    t->base.ops = &xdi_threads_ops;
+    t->base.ctx = ctx;
+    t->base.rank = rank;
+    t->base.size = group->size;
+    t->base.world_ranks = group->world_ranks;
+    t->group = group;
+    t->slot = &group->slots[rank];
+    t->pieces = pieces;
+    t->leaves = leaves;
+    *out = &t->base;
+    return XD_OK;
+}
+
+/* ---- worlds ---- */
+
+XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
+    XDI_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
+    xd_thread_world *world = (xd_thread_world *)xd_allocate(ctx, sizeof *world);
+    XDI_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+    world->allocator = xd_ctx_settings(ctx)->allocator;
+    if (pthread_mutex_init(&world->lock, NULL) != 0) {
+        xd_release(ctx, world);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
+    }
+    world->spin = sysconf(_SC_NPROCESSORS_ONLN) >= ranks ? XDI_THREADS_SPIN : XDI_THREADS_SPIN_CROWDED;
+    world->gone = (uint32_t *)xd_allocate(ctx, (size_t)ranks * sizeof *world->gone);
+    world->root = xdi_threads_group_create(world, ranks);
+    if (!world->gone || !world->root) {
+        xd_thread_world_destroy(world);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+    }
+    for (int r = 0; r < ranks; r++) world->root->world_ranks[r] = r;
+    *out = world;
+    return XD_OK;
+}
+
+XD_API void xd_thread_world_destroy(xd_thread_world *world) {
+    if (!world) return;
+    while (world->groups) {
+        xdi_threads_group *group = world->groups;
+        world->groups = group->next;
+        xdi_threads_group_free(group);
+    }
+    pthread_mutex_destroy(&world->lock);
+    xdi_threads_free(world, world->gone);
+    xdi_threads_free(world, world);
+}
+
+XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
+    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)", rank,
+                world->root->size);
+    XDI_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
+                XD_ERROR_STATE, "rank %d has joined before", rank);
+    xd_ctx_set_rank(ctx, rank);
+    xd_transport *transport = NULL;
+    xd_comm *comm = NULL;
+    xd_result result = xdi_threads_attach(ctx, world->root, rank, &transport);
+    if (result == XD_OK) result = xd_comm_create(ctx, transport, &comm);
+    if (result != XD_OK) {
+        xdi_threads_break(world, XD_ERROR_PEER, rank);
+        return result;
+    }
+    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
+    result = xdi_threads_round((xdi_threads *)transport, deadline);
+    if (result != XD_OK) {
+        xd_comm_destroy(comm);
+        return result;
+    }
+    *out = comm;
+    return XD_OK;
+}
+
+/* ---- the runner ---- */
+
+typedef struct xdi_threads_run {
+    xd_thread_world *world;
+    const xd_ctx_desc *desc;
+    xd_rank_function function;
+    void *argument;
+    int rank;
+    pthread_t thread;
+    xd_result result;
+    xd_error error;
+} xdi_threads_run;
+
+static void xdi_threads_set_error(xdi_threads_run *run, const xd_error *error, const char *message) {
+    run->error.rank = run->rank;
+    run->error.culprit = -1;
+    if (error && error->result == run->result) run->error = *error;
+    else strncpy(run->error.message, message, sizeof run->error.message - 1);
+    run->error.result = run->result;
+}
+
+static void *xdi_threads_main(void *argument) {
+    xdi_threads_run *run = (xdi_threads_run *)argument;
+    xd_ctx *ctx = NULL;
+    xd_comm *comm = NULL;
+    run->result = xd_ctx_create(run->desc, &ctx);
+    if (run->result != XD_OK) {
+        xdi_threads_set_error(run, NULL, "the context of a rank could not be created");
+        xdi_threads_break(run->world, XD_ERROR_PEER, run->rank);
+        return NULL;
+    }
+    run->result = xd_thread_world_join(run->world, ctx, run->rank, &comm);
+    if (run->result == XD_OK) run->result = run->function(comm, run->argument);
+    if (run->result != XD_OK) {
+        xdi_threads_set_error(run, xd_last_error(ctx), "the rank function returned an error of its own");
+        xdi_threads_break(run->world, XD_ERROR_PEER, run->rank);
+    }
+    xd_comm_destroy(comm);
+    xd_ctx_destroy(ctx);
+    return NULL;
+}
+
+/* PEER and TIMEOUT are echoes of another rank's failure when there is one. */
+static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, int ranks) {
+    const xdi_threads_run *found = NULL;
+    int best = 0;
+    for (int r = 0; r < ranks; r++) {
+        const xd_result result = runs[r].result;
+        const int weight = result == XD_OK ? 0 : result == XD_ERROR_PEER ? 1 : result == XD_ERROR_TIMEOUT ? 2 : 3;
+        if (weight <= best) continue;
+        best = weight;
+        found = &runs[r];
+    }
+    return found;
+}
+
+static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ranks, xd_error *error) {
+    int started = 1;
+    while (started < ranks && pthread_create(&runs[started].thread, NULL, xdi_threads_main, &runs[started]) == 0)
+        started++;
+    if (started < ranks) xdi_threads_break(runs[0].world, XD_ERROR_PEER, started);
+    xdi_threads_main(&runs[0]);
+    for (int r = 1; r < started; r++) pthread_join(runs[r].thread, NULL);
+    if (started < ranks) {
+        const xd_result result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
+        if (error) *error = *xd_last_error(ctx);
+        return result;
+    }
+    const xdi_threads_run *culprit = xdi_threads_culprit(runs, ranks);
+    if (!culprit) return XD_OK;
+    if (error) *error = culprit->error;
+    return culprit->result;
+}
+
+XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
+                                xd_error *error) {
+    xd_ctx *ctx = NULL;
+    xd_thread_world *world = NULL;
+    xdi_threads_run *runs = NULL;
+    xd_result result = xd_ctx_create(desc, &ctx);
+    if (result != XD_OK) return result;
+    result = xd_thread_world_create(ctx, ranks, &world);
+    if (result == XD_OK) {
+        runs = (xdi_threads_run *)xd_allocate(ctx, (size_t)ranks * sizeof *runs);
+        if (!runs) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", ranks);
+    }
+    if (result != XD_OK && error) *error = *xd_last_error(ctx);
+    for (int r = 0; runs && r < ranks; r++) {
+        runs[r].world = world;
+        runs[r].desc = desc;
+        runs[r].function = function;
+        runs[r].argument = argument;
+        runs[r].rank = r;
+    }
+    if (runs) result = xdi_threads_run_all(ctx, runs, ranks, error);
+    xd_release(ctx, runs);
+    xd_thread_world_destroy(world);
+    xd_ctx_destroy(ctx);
+    return result;
+}

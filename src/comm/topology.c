@@ -1,0 +1,357 @@
+#include <string.h>
+
+static bool xdi_topology_name_is_valid(const char *name) {
+    const size_t length = strlen(name);
+    if (length == 0 || length >= XD_AXIS_NAME_MAX) return false;
+    for (size_t i = 0; i < length; i++) {
+        const char c = name[i];
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+        if (!letter && !(c >= '0' && c <= '9') && c != '_') return false;
+    }
+    return true;
+}
+
+static xd_result xdi_topology_check_names(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
+    for (int i = 0; i < axis_count; i++) {
+        XDI_REQUIRE(ctx, !axes[i].name == !axes[0].name, XD_ERROR_ARGUMENT,
+                    "axis %d %s a name and axis 0 %s: name all of the %d axes or none", i,
+                    axes[i].name ? "has" : "lacks", axes[0].name ? "has" : "lacks", axis_count);
+        if (!axes[i].name) continue;
+        XDI_REQUIRE(ctx, xdi_topology_name_is_valid(axes[i].name), XD_ERROR_ARGUMENT,
+                    "axis %d: \"%.40s\" is no name (letters, digits and '_', at most %d)", i, axes[i].name,
+                    XD_AXIS_NAME_MAX - 1);
+        for (int k = 0; k < i; k++)
+            XDI_REQUIRE(ctx, strcmp(axes[i].name, axes[k].name) != 0, XD_ERROR_ARGUMENT,
+                        "axes %d and %d are both named \"%s\"", k, i, axes[i].name);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_topology_check_axes(xd_ctx *ctx, const xd_axis *axes, int axis_count) {
+    int fills = 0;
+    XDI_REQUIRE(ctx, axis_count >= 1 && axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+                "%d axes given, 1 to %d are possible", axis_count, XD_MESH_AXES_MAX);
+    for (int i = 0; i < axis_count; i++) {
+        XDI_REQUIRE(ctx, axes[i].size >= 1 || axes[i].size == -1, XD_ERROR_ARGUMENT,
+                    "axis %d has size %d, must be at least 1, or -1 to fill", i, axes[i].size);
+        fills += axes[i].size == -1;
+    }
+    XDI_REQUIRE(ctx, fills <= 1, XD_ERROR_ARGUMENT, "%d axes have size -1, at most 1 can fill", fills);
+    return xdi_topology_check_names(ctx, axes, axis_count);
+}
+
+static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int rank_count, int world_size) {
+    for (int i = 0; i < rank_count; i++) {
+        XDI_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
+                    "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
+        for (int k = 0; k < i; k++)
+            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d", k, i,
+                        ranks[i]);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
+                                    int rank_count, int world_size, xd_topology *out) {
+    xd_topology t;
+    int64_t product = 1;
+    XDI_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
+    const int available = ranks ? rank_count : world_size;
+    XDI_REQUIRE(ctx, available >= 1, XD_ERROR_ARGUMENT, "%d ranks given, at least 1 is needed", available);
+    memset(&t, 0, sizeof t);
+    for (int i = 0; i < axis_count; i++) {
+        t.size[i] = axes[i].size;
+        if (axes[i].name) memcpy(t.name[i], axes[i].name, strlen(axes[i].name) + 1);
+        if (axes[i].size > 0) product *= axes[i].size;
+        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY, "axis sizes multiply to more than 2^31 ranks");
+    }
+    for (int i = 0; i < axis_count; i++) {
+        if (t.size[i] != -1) continue;
+        XDI_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
+                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available, (int)product);
+        t.size[i] = available / (int)product;
+        product = available;
+    }
+    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks", (int)product,
+                ranks ? "the list has" : "the world has", available);
+    if (ranks) XDI_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
+    t.axis_count = axis_count;
+    t.rank_count = available;
+    t.ranks = ranks;
+    *out = t;
+    return XD_OK;
+}
+
+/* Cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL after the last one. */
+static size_t xdi_topology_next(const char **list, const char **name) {
+    *name = *list;
+    const size_t length = strcspn(*list, ",-");
+    *list = (*list)[length] ? *list + length + 1 : NULL;
+    return length;
+}
+
+static int xdi_topology_find(const xd_axis *axes, int axis_count, const char *name, size_t length) {
+    for (int i = 0; i < axis_count; i++)
+        if (axes[i].name && strlen(axes[i].name) == length && memcmp(axes[i].name, name, length) == 0) return i;
+    return -1;
+}
+
+/* The whole names of the string, in its order and then those it left out: leftmost = fastest. */
+static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
+                                          int *sequence) {
+    unsigned seen = 0;
+    int count = 0;
+    for (const char *rest = order, *name; rest;) {
+        const size_t length = xdi_topology_next(&rest, &name);
+        const int axis = xdi_topology_find(axes, axis_count, name, length);
+        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order, (int)length,
+                    name, axis_count);
+        XDI_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
+                    axes[axis].name);
+        seen |= 1u << axis;
+        sequence[count++] = axis;
+    }
+    for (int i = 0; i < axis_count; i++) {
+        if (seen >> i & 1u) continue;
+        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT, "order \"%s\" leaves out \"%s\", whose size is %d, not 1",
+                    order, axes[i].name, axes[i].size);
+        sequence[count++] = i;
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
+                                        int world_size, xd_topology *out) {
+    int sequence[XD_MESH_AXES_MAX];
+    xd_axis sorted[XD_MESH_AXES_MAX];
+    XDI_TRY(xdi_topology_check_axes(ctx, axes, axis_count));
+    XDI_REQUIRE(ctx, axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
+    XDI_TRY(xdi_topology_parse_order(ctx, order, axes, axis_count, sequence));
+    for (int i = 0; i < axis_count; i++) sorted[axis_count - 1 - i] = axes[sequence[i]];
+    xd_topology t;
+    XDI_TRY(xd_topology_create(ctx, sorted, axis_count, NULL, 0, world_size, &t));
+    const int cp = xd_topology_axis(&t, "cp"), ep = xd_topology_axis(&t, "ep");
+    XDI_REQUIRE(ctx, cp < 0 || ep < 0 || t.size[cp] == 1 || t.size[ep] == 1, XD_ERROR_ARGUMENT,
+                "cp is %d and ep is %d: one grid cannot have both above 1", t.size[cp], t.size[ep]);
+    *out = t;
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size, xd_topology *out) {
+    const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
+    xd_axis axes[3];
+    int count = 0;
+    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT, "tensor is %d and domain is %d, must be at least 1",
+                tensor, domain);
+    XDI_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
+                "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
+    const int dp = world_size / (tensor * domain);
+    XDI_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
+                "data is none but %d data ranks are left: their gradients would never meet (set replicas to allow it)", dp);
+    const char *const names[3] = { "dp", "tp", "domain" };
+    const int sizes[3] = { dp, tensor, domain };
+    for (int i = 0; i < 3; i++) {
+        if (sizes[i] == 1 && !(i == 0 && desc->data != XD_DATA_PARALLEL_NONE)) continue;
+        axes[count].name = names[i];
+        axes[count++].size = sizes[i];
+    }
+    if (count == 0 || (count == 1 && axes[0].size == 1)) {
+        memset(out, 0, sizeof *out);
+        return XD_OK;
+    }
+    return xd_topology_create(ctx, axes, count, NULL, 0, world_size, out);
+}
+
+static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, int tp, int cp, int ep,
+                                          xd_topology *out) {
+    const char *const names[5] = { "tp", "cp", "ep", "dp", "pp" };
+    const int64_t taken = (int64_t)tp * cp * ep * d->pp;
+    XDI_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
+                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp, d->world_size);
+    const int sizes[5] = { tp, cp, ep, (int)(d->world_size / taken), d->pp };
+    xd_axis axes[5];
+    for (int i = 0; i < 5; i++) {
+        axes[i].name = names[i];
+        axes[i].size = sizes[i];
+    }
+    return xd_topology_from_order(ctx, d->order, axes, 5, d->world_size, out);
+}
+
+/* Position of a rank inside its pipeline group and the first rank of that group. */
+static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
+    const int pp = xd_topology_axis(t, "pp");
+    int c[XD_MESH_AXES_MAX];
+    xd_topology_coordinate(t, rank, c);
+    *place = c[pp];
+    c[pp] = 0;
+    *first = xd_topology_rank(t, c);
+}
+
+static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *dense, const xd_topology *expert) {
+    for (int rank = 0; rank < dense->rank_count; rank++) {
+        int first[2], place[2];
+        xdi_topology_pipeline_place(dense, rank, &first[0], &place[0]);
+        xdi_topology_pipeline_place(expert, rank, &first[1], &place[1]);
+        XDI_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
+                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that of rank %d in "
+                    "the expert grid",
+                    rank, place[0], first[0], place[1], first[1]);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
+                                     xd_topology *expert) {
+    xd_expert_desc d = *desc;
+    if (!d.tp) d.tp = 1;
+    if (!d.cp) d.cp = 1;
+    if (!d.ep) d.ep = 1;
+    if (!d.pp) d.pp = 1;
+    if (!d.expert_tp) d.expert_tp = d.tp;
+    if (!d.optimizer_instances) d.optimizer_instances = 1;
+    if (!d.order) d.order = "tp-cp-ep-dp-pp";
+    XDI_REQUIRE(ctx, d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
+                XD_ERROR_ARGUMENT, "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
+                d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
+    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT, "virtual_pipeline is %d but pp is %d",
+                d.virtual_pipeline, d.pp);
+    xd_topology grids[2];
+    XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
+    XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
+    const int data_ranks = d.world_size / (d.tp * d.pp);
+    XDI_REQUIRE(ctx, data_ranks % d.optimizer_instances == 0, XD_ERROR_TOPOLOGY,
+                "dp x cp is %d, not a multiple of %d optimizer instances", data_ranks, d.optimizer_instances);
+    XDI_TRY(xdi_topology_check_pipelines(ctx, &grids[0], &grids[1]));
+    *dense = grids[0];
+    *expert = grids[1];
+    return XD_OK;
+}
+
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
+                                       const xd_axis *parts, int part_count, xd_topology *out) {
+    const int at = axis ? xd_topology_axis(topology, axis) : -1;
+    xd_axis axes[XD_MESH_AXES_MAX];
+    int64_t product = 1;
+    int count = 0;
+    XDI_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
+    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+                "%d parts for one of %d axes, at most %d axes are possible", part_count, topology->axis_count,
+                XD_MESH_AXES_MAX);
+    XDI_TRY(xdi_topology_check_axes(ctx, parts, part_count));
+    for (int i = 0; i < part_count; i++) product *= parts[i].size;
+    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY, "the parts multiply to %lld but \"%s\" has size %d",
+                (long long)product, axis, topology->size[at]);
+    for (int i = 0; i < topology->axis_count; i++) {
+        for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
+        if (i == at) continue;
+        axes[count].name = topology->name[i];
+        axes[count++].size = topology->size[i];
+    }
+    xd_topology t;
+    XDI_TRY(xd_topology_create(ctx, axes, count, NULL, 0, topology->rank_count, &t));
+    t.ranks = topology->ranks;
+    *out = t;
+    return XD_OK;
+}
+
+XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
+    for (int i = 0; i < topology->axis_count; i++)
+        if (name[0] && strcmp(topology->name[i], name) == 0) return i;
+    return -1;
+}
+
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names, unsigned *mask) {
+    unsigned found = 0;
+    XDI_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
+                "\"%s\" cannot be looked up: the mesh has no axis names", names);
+    for (const char *rest = names, *name; rest;) {
+        const size_t length = xdi_topology_next(&rest, &name);
+        int axis = topology->axis_count - 1;
+        while (axis >= 0 && (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
+            axis--;
+        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes", (int)length, name, names,
+                    topology->axis_count);
+        XDI_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
+                    topology->name[axis]);
+        found |= 1u << axis;
+    }
+    *mask = found;
+    return XD_OK;
+}
+
+XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate) {
+    int linear = 0;
+    for (int i = 0; i < topology->axis_count; i++) linear = linear * topology->size[i] + coordinate[i];
+    return topology->ranks ? topology->ranks[linear] : linear;
+}
+
+XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate) {
+    int linear = rank;
+    if (topology->ranks)
+        for (linear = 0; linear < topology->rank_count && topology->ranks[linear] != rank;) linear++;
+    if (linear < 0 || linear >= topology->rank_count) return false;
+    for (int i = topology->axis_count - 1; i >= 0; i--) {
+        coordinate[i] = linear % topology->size[i];
+        linear /= topology->size[i];
+    }
+    return true;
+}
+
+/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0 again). */
+static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
+    for (int i = topology->axis_count - 1; i >= 0; i--) {
+        if (!(mask >> i & 1u)) continue;
+        if (++coordinate[i] < topology->size[i]) return true;
+        coordinate[i] = 0;
+    }
+    return false;
+}
+
+XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks) {
+    int coordinate[XD_MESH_AXES_MAX] = { 0 };
+    int count = 0, size = 1;
+    for (int i = 0; i < topology->axis_count; i++)
+        if (mask >> i & 1u) size *= topology->size[i];
+    do {
+        do ranks[count++] = xd_topology_rank(topology, coordinate);
+        while (xdi_topology_advance(topology, mask, coordinate));
+    } while (xdi_topology_advance(topology, ~mask, coordinate));
+    return size;
+}
+
+XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
+                                    int *group_size) {
+    unsigned mask;
+    XDI_TRY(xd_topology_axes(ctx, topology, names, &mask));
+    *group_size = xd_topology_groups_of(topology, mask, ranks);
+    return XD_OK;
+}
+
+XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b) {
+    if (a->axis_count != b->axis_count || a->rank_count != b->rank_count) return false;
+    for (int i = 0; i < a->axis_count; i++)
+        if (a->size[i] != b->size[i] || strcmp(a->name[i], b->name[i]) != 0) return false;
+    for (int i = 0; i < a->rank_count; i++)
+        if ((a->ranks ? a->ranks[i] : i) != (b->ranks ? b->ranks[i] : i)) return false;
+    return true;
+}
+
+XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    uint64_t hash = seed ? seed : 14695981039346656037u;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ p[i]) * 1099511628211u;
+    return hash;
+}
+
+XD_API uint64_t xd_topology_hash(const xd_topology *topology) {
+    uint64_t hash = xd_hash(0, &topology->axis_count, sizeof topology->axis_count);
+    for (int i = 0; i < topology->axis_count; i++) {
+        hash = xd_hash(hash, &topology->size[i], sizeof topology->size[i]);
+        hash = xd_hash(hash, topology->name[i], strlen(topology->name[i]) + 1);
+    }
+    for (int i = 0; i < topology->rank_count; i++) {
+        const int rank = topology->ranks ? topology->ranks[i] : i;
+        hash = xd_hash(hash, &rank, sizeof rank);
+    }
+    return hash;
+}

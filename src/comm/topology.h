@@ -1,0 +1,115 @@
+#ifndef XDI_COMM_TOPOLOGY_H
+#define XDI_COMM_TOPOLOGY_H
+
+#include "base/context.h"
+
+/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any topology can be
+ * computed and tested on one machine for any number of ranks. A rank is a position in the group a mesh is made over.
+ *
+ * Row-major: the last axis varies fastest. The rank at coordinate c is
+ *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...]                                                          */
+
+#define XD_MESH_AXES_MAX 8
+#define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
+
+typedef struct xd_axis {
+    const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
+    int size;         /* -1 on at most one axis -> what the other axes leave of the world */
+} xd_axis;
+
+/* A value; copies share `ranks`, which the owner of the topology keeps alive. */
+typedef struct xd_topology {
+    int axis_count; /* 0 -> no mesh at all (see xd_topology_from_config) */
+    int size[XD_MESH_AXES_MAX];
+    char name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX]; /* "" -> no name */
+    int rank_count;                                /* product of the sizes */
+    const int *ranks;                              /* [rank_count], row-major; NULL -> 0, 1, 2, ... */
+} xd_topology;
+
+/* Axes over a world of world_size ranks.
+ *
+ *   axes    axis_count of them, slowest first
+ *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
+ *
+ * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the sizes do not
+ * multiply to the number of ranks, or do not divide it for -1). */
+XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
+                                    int rank_count, int world_size, xd_topology *out);
+
+/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes come in any
+ * order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an error, and so are unknown
+ * and repeated names in the string, and "cp" and "ep" both above 1.
+ * Errors: ARGUMENT, TOPOLOGY as above. */
+XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
+                                        int world_size, xd_topology *out);
+
+typedef enum xd_data_parallel {
+    XD_DATA_PARALLEL_NONE = 0,
+    XD_DATA_PARALLEL_DDP,
+    XD_DATA_PARALLEL_FSDP2
+} xd_data_parallel;
+
+/* The configuration form: axes (dp, tp, domain), domain fastest. */
+typedef struct xd_parallelism {
+    xd_data_parallel data; /* what happens over dp */
+    int tensor;            /* 0 -> 1 */
+    int domain;            /* 0 -> 1 */
+    bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
+} xd_parallelism;
+
+/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and domain
+ * when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
+ * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not `replicas`). */
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size, xd_topology *out);
+
+/* The two grids of a mixture-of-experts run over one world. */
+typedef struct xd_expert_desc {
+    int world_size;
+    int tp, cp, ep, pp;      /* 0 -> 1 */
+    int expert_tp;           /* 0 -> tp */
+    int optimizer_instances; /* 0 -> 1; must divide dp * cp */
+    int virtual_pipeline;    /* 0 -> none; needs pp > 1 */
+    const char *order;       /* NULL -> "tp-cp-ep-dp-pp" */
+} xd_expert_desc;
+
+/* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
+ * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
+ * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups of the two
+ * grids differ). */
+XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense, xd_topology *expert);
+
+/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT, TOPOLOGY. */
+XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
+                                       const xd_axis *parts, int part_count, xd_topology *out);
+
+/* Index of the axis of that name; -1 when there is none. */
+XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
+
+/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does not matter.
+ * Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names, unsigned *mask);
+
+/* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
+XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
+XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
+
+/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in row-major order.
+ *
+ *   ranks        [rank_count]: group after group
+ *   group_size   ranks in each group
+ *
+ * Errors: as xd_topology_axes. */
+XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
+                                    int *group_size);
+
+/* As above with the axes as bits. Returns the group size. */
+XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks);
+
+/* Same axes, names and rank list. */
+XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b);
+
+/* 64-bit FNV-1a, continued from seed (0 starts), and the hash of a topology that ranks compare. */
+XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes);
+XD_API uint64_t xd_topology_hash(const xd_topology *topology);
+
+#endif

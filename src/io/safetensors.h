@@ -1,0 +1,118 @@
+#ifndef XDI_IO_SAFETENSORS_H
+#define XDI_IO_SAFETENSORS_H
+
+#include "base/context.h"
+#include "base/dtype.h"
+
+/* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
+ * fastest, back to back). Files come from strangers, so the reader checks everything the format promises before it
+ * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
+ * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
+
+typedef struct xd_safetensors xd_safetensors;
+
+typedef enum xd_safetensors_mode {
+    XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
+    XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
+} xd_safetensors_mode;
+
+typedef struct xd_safetensors_desc {
+    xd_safetensors_mode mode;
+    size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
+    bool skip_unknown;       /* leave out tensors whose dtype is none of ours, instead of refusing the file */
+} xd_safetensors_desc;
+
+/* One tensor of an open file; the pointers live as long as the file is open. */
+typedef struct xd_safetensors_info {
+    const char *name; /* UTF-8, without NUL inside */
+    xd_dtype dtype;
+    int ndim;             /* 0 to 64; 0 is a scalar */
+    const int64_t *shape; /* [ndim]; sizes may be 0 */
+    uint64_t begin, end;  /* bytes, relative to the data area */
+} xd_safetensors_info;
+
+/* Opens and checks a file. desc NULL -> defaults. Local.
+ * Errors: IO, MEMORY; FORMAT for every broken promise of the format, naming file, tensor and numbers. */
+XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
+                                     xd_safetensors **out);
+
+/* The same over bytes in memory, which must outlive the object. Errors: FORMAT, MEMORY. */
+XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                            const xd_safetensors_desc *desc, xd_safetensors **out);
+
+/* Closes; everything obtained from the object is then invalid. NULL is fine. */
+XD_API void xd_safetensors_close(xd_safetensors *file);
+
+/* Tensors have the indexes 0 .. count - 1 in the order of their names' bytes. */
+XD_API int64_t xd_safetensors_count(const xd_safetensors *file);
+XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *file, int64_t index);
+
+/* Index of a name, -1 when there is none. O(log count). */
+XD_API int64_t xd_safetensors_find(const xd_safetensors *file, const char *name);
+
+/* Value of a key of the file's metadata, NULL when there is none. */
+XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const char *key);
+
+/* Pair `index` of the metadata in the order of the keys' bytes; false past the last. */
+XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
+                                       const char **value);
+
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Faults may be lazy: a file that is
+ * truncated by others while it is mapped raises SIGBUS. */
+XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
+
+/* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte, size_t bytes,
+                                           void *destination);
+
+/* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
+ * mode pieces less than 256 KiB apart share a read.
+ *   offset, size   [ndim] elements; ignored for a scalar
+ * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
+XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
+                                         const int64_t *size, void *destination);
+
+/* ---- writing ---- */
+
+typedef struct xd_safetensors_entry {
+    const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
+    xd_dtype dtype;   /* required */
+    int ndim;
+    const int64_t *shape; /* [ndim] */
+} xd_safetensors_entry;
+
+typedef struct xd_safetensors_pair {
+    const char *key, *value; /* UTF-8 */
+} xd_safetensors_pair;
+
+typedef struct xd_safetensors_writer_desc {
+    const xd_safetensors_entry *entries; /* in any order; the file holds wide dtypes first, then by name */
+    int64_t entry_count;
+    const xd_safetensors_pair *metadata; /* beside "format" = "pt", which is always written */
+    int64_t metadata_count;
+    size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
+} xd_safetensors_writer_desc;
+
+typedef struct xd_safetensors_writer xd_safetensors_writer;
+
+/* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
+ * on nothing but the desc. Local.
+ * Errors: ARGUMENT for bad names, sizes or dtypes and for a header beyond 100,000,000 bytes; IO, MEMORY. */
+XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
+                                       xd_safetensors_writer **out);
+
+/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
+ *   index   of the tensor in desc.entries
+ * Errors: ARGUMENT outside the tensor, IO. */
+XD_API xd_result xd_safetensors_write(xd_safetensors_writer *writer, int64_t index, const void *data);
+XD_API xd_result xd_safetensors_write_range(xd_safetensors_writer *writer, int64_t index, uint64_t first_byte,
+                                            size_t bytes, const void *data);
+
+/* Syncs the file, gives it its name and frees the writer, whatever the result.
+ * Errors: STATE when a tensor's bytes are not all written, IO; then nothing is left behind. */
+XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer);
+
+/* Gives up: nothing is left behind. NULL is fine. */
+XD_API void xd_safetensors_abort(xd_safetensors_writer *writer);
+
+#endif

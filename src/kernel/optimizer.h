@@ -1,0 +1,127 @@
+#ifndef XDI_KERNEL_OPTIMIZER_H
+#define XDI_KERNEL_OPTIMIZER_H
+
+#include "kernel/table.h"
+
+/* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because a model
+ * has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned for their dtype,
+ * may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry says otherwise; narrow
+ * storage is widened on load and rounded once, to nearest even, on store. Elements are independent of each other, so
+ * the result does not depend on how an array is cut; every rounding is explicit, so it does not depend on the
+ * compiler's flags either. */
+
+/* One array of an optimizer step. The scalars are per array because the step count is: an array without a gradient in
+ * some step falls behind the others. */
+typedef struct xd_update_array {
+    float *master;           /* [count] parameter in f32 */
+    float *first;            /* [count] Adam: running mean of gradients; SGD: momentum buffer */
+    float *second;           /* [count] Adam: running mean of squared gradients; SGD: not used */
+    void *value;             /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
+    const void *gradient;    /* [count] */
+    int64_t count;
+    xd_dtype value_dtype;
+    xd_dtype gradient_dtype;
+    float decay;             /* AdamW: 1 - learning_rate * weight_decay; otherwise not used */
+    float weight_decay;      /* Adam-L2 and SGD: added to the gradient as weight_decay * parameter */
+    float step_size;         /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
+    float root_correction;   /* Adam: sqrt(1 - beta2^t) */
+    bool fresh;              /* SGD: the first gradient this array gets; it starts the momentum buffer */
+} xd_update_array;
+
+typedef struct xd_update_args {
+    const xd_update_array *arrays;
+    int64_t array_count;
+    const float *gradient_scale; /* one value that multiplies every gradient first; NULL -> none */
+    float one_minus_beta1;       /* Adam */
+    float one_minus_beta2;       /* Adam */
+    float beta2;                 /* Adam */
+    float eps;                   /* Adam */
+    float momentum;              /* SGD */
+    bool couple_decay;           /* Adam: the L2 form, weight decay through the gradient */
+    bool maximize;               /* turn the sign of every gradient */
+} xd_update_args;
+
+/* One array of an average: target <- target + weight * (source - target). */
+typedef struct xd_lerp_array {
+    void *target;
+    const void *source;
+    int64_t count;
+    xd_dtype target_dtype; /* also F64: then the arithmetic is f64 */
+    xd_dtype source_dtype; /* also F64 */
+} xd_lerp_array;
+
+typedef struct xd_lerp_args {
+    const xd_lerp_array *arrays;
+    int64_t array_count;
+    double keep;           /* decay b; the weight is 1 - b, formed in double and rounded once */
+    bool weighted_sum;     /* fma(1 - b, source, b * target) instead, as CREDIT does */
+} xd_lerp_args;
+
+/* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
+typedef struct xd_cast_array {
+    void *target;
+    const void *source;
+    int64_t count;
+    xd_dtype target_dtype;
+    xd_dtype source_dtype;
+} xd_cast_array;
+
+/* One gradient of a norm. */
+typedef struct xd_norm_array {
+    const void *data;
+    int64_t count;
+    xd_dtype dtype;
+    bool replica; /* somebody else adds these elements up; here they are only looked at for NaN and infinities */
+} xd_norm_array;
+
+typedef enum xd_norm_type {
+    XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
+    XD_NORM_L1,     /* sum of magnitudes */
+    XD_NORM_MAX     /* largest magnitude */
+} xd_norm_type;
+
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of 2^-298 and
+ * below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of every split. */
+#define XD_NORM_LIMBS 20
+
+/* What one rank adds to a norm. Finite elements only; the others are counted. */
+typedef struct xd_norm_sum {
+    double sum;                   /* of |x|^p in array order; unused when exact */
+    double largest;               /* |x| */
+    int64_t not_finite;           /* infinities and NaNs */
+    int64_t nan;                  /* NaNs among them */
+    int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
+} xd_norm_sum;
+
+typedef struct xd_norm_args {
+    const xd_norm_array *arrays;
+    int64_t array_count;
+    xd_norm_type type;
+    bool exact; /* sum in limbs instead of double */
+} xd_norm_args;
+
+typedef struct xd_scale_args {
+    void *data;
+    int64_t count;
+    xd_dtype dtype;
+    float factor;
+} xd_scale_args;
+
+/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array whose dtype
+ * has no place here; then nothing was written. */
+typedef struct xd_optimizer_kernels {
+    xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
+    xd_result (*sgd)(const xd_launch *launch, const xd_update_args *args);
+    xd_result (*lerp)(const xd_launch *launch, const xd_lerp_args *args);
+    xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
+    xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
+    xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
+} xd_optimizer_kernels;
+
+/* The plain CPU entries: what the others are checked against. A constant table. */
+XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
+
+/* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
+XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
+
+#endif

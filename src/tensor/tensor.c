@@ -1,0 +1,30 @@
+#include <string.h>
+
+XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype) {
+    xd_tensor tensor;
+    xd_region region;
+    memset(&tensor, 0, sizeof tensor);
+    tensor.data = xd_layout_region(layout, rank, &region) ? data : NULL;
+    tensor.dtype = dtype;
+    tensor.ndim = region.ndim;
+    tensor.layout = layout;
+    xd_region_shape(&region, tensor.shape);
+    int64_t stride = 1;
+    for (int d = tensor.ndim - 1; d >= 0; d--) {
+        tensor.stride[d] = stride;
+        stride *= tensor.shape[d];
+    }
+    return tensor;
+}
+
+XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
+    int64_t numel = tensor->ndim || tensor->data ? 1 : 0;
+    for (int d = 0; d < tensor->ndim; d++) numel *= tensor->shape[d];
+    return numel;
+}
+
+XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype) {
+    xd_region region;
+    if (!xd_layout_region(layout, rank, &region)) return 0;
+    return (size_t)xd_region_numel(&region) * xd_dtype_size(dtype);
+}

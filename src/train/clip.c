@@ -1,0 +1,134 @@
+#include <math.h>
+#include <string.h>
+
+/* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
+enum { XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
+
+static bool xdi_clip_has_gradient(const xd_param *p) {
+    return p->gradient && !p->frozen && !p->buffer && p->count > 0;
+}
+
+static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
+    XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
+                "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT, "norm type %d is unknown",
+                (int)d->type);
+    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT, "clip form %d is unknown",
+                (int)d->form);
+    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number", d->max_norm);
+    return XD_OK;
+}
+
+/* This rank's part. One array at a time, so that the list needs no memory of its own. */
+static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
+    const xd_launch launch = xdi_train_launch(ctx);
+    XDI_TRY(xdi_clip_validate(ctx, d));
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const xd_param *p = &d->params[i];
+        if (!xdi_clip_has_gradient(p)) continue;
+        xd_norm_array array;
+        array.data = p->gradient;
+        array.count = p->count;
+        array.dtype = xdi_train_gradient_dtype(p);
+        array.replica = p->replica;
+        xd_norm_args args;
+        args.arrays = &array;
+        args.array_count = 1;
+        args.type = d->type;
+        args.exact = exact;
+        XDI_TRY(xd_optimizer_kernels_cpu()->norm(&launch, &args, sum));
+    }
+    return XD_OK;
+}
+
+/* Counts stay exact in double up to 2^53. */
+static xd_result xdi_clip_exchange_sum(xd_comm *comm, xd_norm_sum *sum, int64_t *counts) {
+    double pack[1 + XDI_CLIP_COUNTS];
+    pack[0] = sum->sum;
+    for (int i = 0; i < XDI_CLIP_COUNTS; i++) pack[1 + i] = (double)counts[i];
+    XDI_TRY(xd_all_reduce(comm, pack, pack, 1 + XDI_CLIP_COUNTS, XD_DTYPE_F64, XD_SUM));
+    sum->sum = pack[0];
+    for (int i = 0; i < XDI_CLIP_COUNTS; i++) counts[i] = (int64_t)pack[1 + i];
+    return XD_OK;
+}
+
+/* No one reduction takes the maximum of a value and the sum of the counts. */
+static xd_result xdi_clip_exchange_largest(xd_comm *comm, xd_norm_sum *sum, int64_t *counts) {
+    XDI_TRY(xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX));
+    return xd_all_reduce(comm, counts, counts, XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM);
+}
+
+static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_t *counts) {
+    int64_t pack[XD_NORM_LIMBS + XDI_CLIP_COUNTS];
+    memcpy(pack, sum->limbs, sizeof sum->limbs);
+    memcpy(pack + XD_NORM_LIMBS, counts, XDI_CLIP_COUNTS * sizeof *counts);
+    XDI_TRY(xd_all_reduce(comm, pack, pack, XD_NORM_LIMBS + XDI_CLIP_COUNTS, XD_DTYPE_I64, XD_SUM));
+    memcpy(sum->limbs, pack, sizeof sum->limbs);
+    memcpy(counts, pack + XD_NORM_LIMBS, XDI_CLIP_COUNTS * sizeof *counts);
+    return XD_OK;
+}
+
+/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts; only then
+ * is there a second exchange, which names it. */
+static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine, xd_norm_sum *sum) {
+    int64_t counts[XDI_CLIP_COUNTS];
+    counts[XDI_CLIP_NOT_FINITE] = sum->not_finite;
+    counts[XDI_CLIP_NAN] = sum->nan;
+    counts[XDI_CLIP_FAILED] = mine != XD_OK;
+    if (comm && exact)
+        XDI_TRY(xdi_clip_exchange_exact(comm, sum, counts));
+    else if (comm)
+        XDI_TRY(type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
+                                    : xdi_clip_exchange_sum(comm, sum, counts));
+    if (counts[XDI_CLIP_FAILED] > 0) return comm ? xd_agree(comm, mine) : mine;
+    sum->not_finite = counts[XDI_CLIP_NOT_FINITE];
+    sum->nan = counts[XDI_CLIP_NAN];
+    return XD_OK;
+}
+
+static double xdi_clip_norm(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
+    if (sum->nan > 0) return (double)NAN;
+    if (sum->not_finite > 0) return (double)INFINITY;
+    if (type == XD_NORM_MAX) return sum->largest;
+    const double total = exact ? xd_norm_limbs_value(sum->limbs) : sum->sum;
+    return type == XD_NORM_L2 ? sqrt(total) : total;
+}
+
+XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
+                                          xd_gradient_norm *out) {
+    const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
+    xd_norm_sum sum;
+    memset(&sum, 0, sizeof sum);
+    const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
+    XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
+    out->norm = xdi_clip_norm(&sum, desc->type, exact);
+    out->not_finite = sum.not_finite;
+    out->coefficient = desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
+    if (desc->status) desc->status->not_finite += sum.not_finite;
+    return XD_OK;
+}
+
+XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
+    const double c = max_norm / (norm + 1e-6);
+    if (form == XD_CLIP_ALWAYS) return isnan(c) ? NAN : (float)(c < 1.0 ? c : 1.0);
+    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
+    return c < 1.0 ? (float)c : 1.0f;
+}
+
+XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count, float coefficient) {
+    const xd_launch launch = xdi_train_launch(ctx);
+    for (int64_t i = 0; i < param_count; i++)
+        XDI_REQUIRE(ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
+                    XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
+                    params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
+    for (int64_t i = 0; i < param_count && coefficient != 1.0f; i++) {
+        if (!xdi_clip_has_gradient(&params[i])) continue;
+        xd_scale_args args;
+        args.data = params[i].gradient;
+        args.count = params[i].count;
+        args.dtype = xdi_train_gradient_dtype(&params[i]);
+        args.factor = coefficient;
+        XDI_TRY(xd_optimizer_kernels_cpu()->scale(&launch, &args));
+    }
+    return XD_OK;
+}

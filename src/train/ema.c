@@ -1,0 +1,461 @@
+#include <math.h>
+#include <string.h>
+
+enum { XDI_EMA_NAME_ROOM = 1024 }; /* names are stripped on the stack */
+
+/* One shadow, and the entry of the caller's list it follows. */
+typedef struct xdi_ema_shadow {
+    void *value;
+    const char *name; /* stripped */
+    int64_t source;   /* index into the caller's list */
+    xd_dtype dtype;
+} xdi_ema_shadow;
+
+/* One name of the caller's list; tied entries point to one shadow. */
+typedef struct xdi_ema_name {
+    const char *text;
+    int64_t shadow;
+} xdi_ema_name;
+
+struct xd_ema {
+    xd_ctx *ctx;
+    xd_ema_desc desc;
+    const xd_param *params;  /* the caller's */
+    int64_t param_count;
+    xd_param *created;       /* [param_count]; the list at creation, to notice changes */
+    xdi_ema_name *names;     /* [param_count] */
+    int64_t *slots;          /* [slot_count]; hash table of names: 1 + index into names, 0 = free */
+    int64_t slot_count;      /* a power of two, at least twice param_count */
+    xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
+    int64_t shadow_count;
+    xd_lerp_array *lerps;    /* [param_count]; filled anew in every update */
+    xd_cast_array *casts;    /* [param_count] */
+    int64_t iteration;
+    bool initialized;
+};
+
+static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.",
+                                                "module." };
+
+/* ---- configuration and schedules ---- */
+
+static void xdi_ema_defaults(xd_ema_desc *d) {
+    if (d->decay == 0.0) d->decay = 0.9999;
+    if (d->gamma == 0.0) d->gamma = 16.97;
+    if (d->halflife_kimg == 0.0) d->halflife_kimg = 500.0;
+    if (d->rampup_ratio == 0.0) d->rampup_ratio = 0.05;
+    if (d->batch_size == 0) d->batch_size = 1;
+    if (d->dtype == XD_DTYPE_NONE) d->dtype = XD_DTYPE_F32;
+    if (!d->strip_tokens) {
+        d->strip_tokens = xdi_ema_wrappers;
+        d->strip_count = (int)(sizeof xdi_ema_wrappers / sizeof *xdi_ema_wrappers);
+    }
+}
+
+static bool xdi_ema_averages(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16 || dtype == XD_DTYPE_F64;
+}
+
+/* Written so that NaN fails each of them. */
+static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
+    XDI_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
+                "average schedule %d is unknown", (int)d->schedule);
+    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]", d->decay);
+    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT, "gamma %g is below -1 or not finite",
+                d->gamma);
+    XDI_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
+                "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
+    XDI_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
+                "rampup_ratio %g is negative or not finite", d->rampup_ratio);
+    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative", (long long)d->batch_size);
+    XDI_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
+                (long long)d->start_iteration);
+    XDI_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
+                xd_dtype_name(d->dtype));
+    return XD_OK;
+}
+
+static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
+    const double i = (double)iteration;
+    switch (d->schedule) {
+    case XD_EMA_POWER: return pow(1.0 - 1.0 / (i > 1.0 ? i : 1.0), d->gamma + 1.0);
+    case XD_EMA_HALFLIFE: {
+        const double ramp = i * (double)d->batch_size * d->rampup_ratio;
+        double halflife = 1000.0 * d->halflife_kimg;
+        if (!d->disable_rampup && ramp < halflife) halflife = ramp;
+        return pow(2.0, -(double)d->batch_size / (halflife > 1e-8 ? halflife : 1e-8));
+    }
+    case XD_EMA_RAMP: {
+        const double ramp = (1.0 + i) / (10.0 + i);
+        return ramp < d->decay ? ramp : d->decay;
+    }
+    default: return d->decay;
+    }
+}
+
+XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
+    xd_ema_desc d = *desc;
+    xdi_ema_defaults(&d);
+    XDI_TRY(xdi_ema_validate(ctx, &d));
+    XDI_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
+    *decay = xdi_ema_decay_at(&d, iteration);
+    return XD_OK;
+}
+
+/* ---- names ---- */
+
+/* Writes `name` without any strip token to `out`, which has room for all of it. Returns the length. */
+static size_t xdi_ema_strip(const xd_ema_desc *d, const char *name, char *out) {
+    size_t length = 0;
+    while (*name) {
+        size_t skip = 0;
+        for (int i = 0; i < d->strip_count && skip == 0; i++) {
+            const size_t n = strlen(d->strip_tokens[i]);
+            if (strncmp(name, d->strip_tokens[i], n) == 0) skip = n;
+        }
+        if (skip == 0) out[length++] = *name;
+        name += skip > 0 ? skip : 1;
+    }
+    out[length] = '\0';
+    return length;
+}
+
+/* The slot that holds a name, or the free one where it belongs. FNV-1a over the stripped text. */
+static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
+    uint64_t hash = UINT64_C(14695981039346656037);
+    for (const char *c = stripped; *c; c++) hash = (hash ^ (uint64_t)(unsigned char)*c) * UINT64_C(1099511628211);
+    const uint64_t mask = (uint64_t)ema->slot_count - 1;
+    uint64_t slot = hash & mask;
+    while (ema->slots[slot] && strcmp(ema->names[ema->slots[slot] - 1].text, stripped) != 0) slot = (slot + 1) & mask;
+    return (int64_t)slot;
+}
+
+/* The shadow behind a caller's name, -1 when there is none. `room` holds the stripped name. */
+static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes) {
+    if (!name || strlen(name) >= room_bytes) return -1;
+    xdi_ema_strip(&ema->desc, name, room);
+    const int64_t entry = ema->slots[xdi_ema_slot(ema, room)];
+    return entry ? ema->names[entry - 1].shadow : -1;
+}
+
+/* ---- life ---- */
+
+static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
+    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p", (long long)count,
+                (const void *)params);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_param *p = &params[i];
+        XDI_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
+                    "parameter %lld has no name, or one of more than %d bytes", (long long)i, XDI_EMA_NAME_ROOM - 1);
+        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT, "%s: %lld elements at %p",
+                    p->name, (long long)p->count, p->value);
+        XDI_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
+                    "%s: %s cannot be averaged; buffers say so with the flag", p->name, xd_dtype_name(p->dtype));
+    }
+    return XD_OK;
+}
+
+/* Index of the first entry with the same memory, or i itself. */
+static int64_t xdi_ema_tie(const xd_param *params, int64_t i) {
+    if (params[i].value)
+        for (int64_t k = 0; k < i; k++)
+            if (params[k].value == params[i].value && params[k].count == params[i].count) return k;
+    return i;
+}
+
+static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
+    return p->buffer || d->live_dtype ? p->dtype : d->dtype;
+}
+
+/* Lays everything out behind the object itself. Run once without memory for the size, once with it. */
+static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count, xd_ema *ema) {
+    const size_t n = (size_t)count;
+    size_t slots = 2;
+    while (slots < 2 * n) slots *= 2;
+    xd_ema laid;
+    memset(&laid, 0, sizeof laid);
+    xd_arena_take_pointer(arena, sizeof laid);
+    laid.created = (xd_param *)xd_arena_take_pointer(arena, n * sizeof *laid.created);
+    laid.names = (xdi_ema_name *)xd_arena_take_pointer(arena, n * sizeof *laid.names);
+    laid.slots = (int64_t *)xd_arena_take_pointer(arena, slots * sizeof *laid.slots);
+    laid.slot_count = (int64_t)slots;
+    laid.shadows = (xdi_ema_shadow *)xd_arena_take_pointer(arena, n * sizeof *laid.shadows);
+    laid.lerps = (xd_lerp_array *)xd_arena_take_pointer(arena, n * sizeof *laid.lerps);
+    laid.casts = (xd_cast_array *)xd_arena_take_pointer(arena, n * sizeof *laid.casts);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_param *p = &params[i];
+        const xd_dtype dtype = xdi_ema_shadow_dtype(d, p);
+        const int64_t tie = xdi_ema_tie(params, i);
+        char *text = (char *)xd_arena_take_pointer(arena, strlen(p->name) + 1);
+        int64_t *shape = NULL;
+        if (p->shape) shape = (int64_t *)xd_arena_take_pointer(arena, (size_t)p->dims * sizeof *shape);
+        void *value = NULL;
+        if (tie == i) value = xd_arena_take_pointer(arena, (size_t)p->count * xd_dtype_size(dtype));
+        if (!ema) continue;
+        xdi_ema_strip(d, p->name, text);
+        if (shape) memcpy(shape, p->shape, (size_t)p->dims * sizeof *shape);
+        laid.created[i] = *p;
+        laid.created[i].shape = shape;
+        laid.names[i].text = text;
+        laid.names[i].shadow = tie == i ? laid.shadow_count : laid.names[tie].shadow;
+        if (tie != i) continue;
+        xdi_ema_shadow *shadow = &laid.shadows[laid.shadow_count++];
+        shadow->value = value;
+        shadow->name = text;
+        shadow->source = i;
+        shadow->dtype = dtype;
+    }
+    if (ema) *ema = laid;
+}
+
+static xd_result xdi_ema_index(xd_ema *ema) {
+    for (int64_t i = 0; i < ema->param_count; i++) {
+        const int64_t slot = xdi_ema_slot(ema, ema->names[i].text);
+        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT, "%s and %s are both \"%s\" without wrappers",
+                    ema->params[ema->slots[slot] - 1].name, ema->params[i].name, ema->names[i].text);
+        ema->slots[slot] = i + 1;
+    }
+    return XD_OK;
+}
+
+/* shadow <- live, parameters too when `all`, else buffers only. */
+static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
+    const xd_launch launch = xdi_train_launch(ema->ctx);
+    int64_t n = 0;
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_param *p = &ema->created[s->source];
+        if (!all && !p->buffer) continue;
+        xd_cast_array *cast = &ema->casts[n++];
+        cast->target = s->value;
+        cast->target_dtype = s->dtype;
+        cast->source = p->value;
+        cast->source_dtype = p->dtype;
+        cast->count = p->count;
+    }
+    return xd_optimizer_kernels_cpu()->cast(&launch, ema->casts, n);
+}
+
+XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
+                               xd_ema **out) {
+    xd_ema_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    xdi_ema_defaults(&d);
+    XDI_TRY(xdi_ema_validate(ctx, &d));
+    XDI_TRY(xdi_ema_validate_params(ctx, params, count));
+    xd_arena plan = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(&plan, &d, params, count, NULL);
+    xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
+    if (!ema)
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes", (long long)count,
+                        plan.peak);
+    xd_arena arena = xd_arena_over(ema, plan.peak);
+    xdi_ema_lay_out(&arena, &d, params, count, ema);
+    ema->ctx = ctx;
+    ema->desc = d;
+    ema->params = params;
+    ema->param_count = count;
+    ema->initialized = d.init_from_current;
+    xd_result result = xdi_ema_index(ema);
+    if (result == XD_OK) result = xdi_ema_copy(ema, true);
+    if (result == XD_OK)
+        *out = ema;
+    else
+        xd_ema_destroy(ema);
+    return result;
+}
+
+XD_API void xd_ema_destroy(xd_ema *ema) {
+    if (ema) xd_release(ema->ctx, ema);
+}
+
+/* ---- updates ---- */
+
+static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
+    const xd_launch launch = xdi_train_launch(ema->ctx);
+    xd_lerp_args args;
+    args.arrays = ema->lerps;
+    args.array_count = 0;
+    args.keep = xdi_ema_decay_at(&ema->desc, iteration);
+    args.weighted_sum = ema->desc.compat_credit;
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        const xdi_ema_shadow *s = &ema->shadows[i];
+        const xd_param *p = &ema->created[s->source];
+        if (p->buffer) continue;
+        xd_lerp_array *lerp = &ema->lerps[args.array_count++];
+        lerp->target = s->value;
+        lerp->target_dtype = s->dtype;
+        lerp->source = p->value;
+        lerp->source_dtype = p->dtype;
+        lerp->count = p->count;
+    }
+    XDI_TRY(xd_optimizer_kernels_cpu()->lerp(&launch, &args));
+    return xdi_ema_copy(ema, false);
+}
+
+static xd_result xdi_ema_unchanged(const xd_ema *ema) {
+    for (int64_t i = 0; i < ema->param_count; i++) {
+        const xd_param *now = &ema->params[i], *then = &ema->created[i];
+        XDI_REQUIRE(ema->ctx,
+                    now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
+                        now->buffer == then->buffer,
+                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation", ema->names[i].text);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
+    XDI_TRY(xdi_ema_unchanged(ema));
+    if (xdi_train_refused(status)) return XD_OK;
+    const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
+    ema->iteration = i;
+    if (i < ema->desc.start_iteration) return XD_OK;
+    /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
+    if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i);
+    XDI_TRY(xdi_ema_copy(ema, true));
+    ema->initialized = true;
+    return XD_OK;
+}
+
+/* ---- in and out ---- */
+
+XD_API int64_t xd_ema_count(const xd_ema *ema) {
+    return ema->shadow_count;
+}
+
+XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
+    xd_param view;
+    memset(&view, 0, sizeof view);
+    if (index < 0 || index >= ema->shadow_count) return view;
+    const xdi_ema_shadow *s = &ema->shadows[index];
+    view = ema->created[s->source];
+    view.name = s->name;
+    view.value = s->value;
+    view.dtype = s->dtype;
+    view.gradient = NULL;
+    return view;
+}
+
+XD_API xd_ema_record xd_ema_get_record(const xd_ema *ema) {
+    xd_ema_record record;
+    memset(&record, 0, sizeof record);
+    record.format_version = 1;
+    record.iteration = ema->iteration;
+    record.initialized = ema->initialized;
+    record.config = ema->desc;
+    return record;
+}
+
+/* Adds a name to the list of those that did not match, while there is room and there are fewer than five. */
+static void xdi_ema_note(xd_ema_match *match, const char *name) {
+    const int64_t noted = match->missing_in_shadow + match->missing_in_target + match->wrong_shape;
+    const size_t used = strlen(match->names), length = strlen(name), comma = used ? 2 : 0;
+    if (noted > 5 || used + comma + length + 1 > sizeof match->names) return;
+    if (comma) memcpy(match->names + used, ", ", 2);
+    memcpy(match->names + used + comma, name, length + 1);
+}
+
+static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
+    if (a->count != b->count) return false;
+    if (!a->shape || !b->shape) return true;
+    return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
+}
+
+/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0: the array is
+ * free between updates. */
+static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
+    char room[XDI_EMA_NAME_ROOM];
+    memset(match, 0, sizeof *match);
+    for (int64_t i = 0; i < ema->shadow_count; i++) ema->casts[i].count = -1;
+    for (int64_t i = 0; i < count; i++) {
+        const char *name = list[i].name ? list[i].name : "(unnamed)";
+        const int64_t s = xdi_ema_find(ema, name, room, sizeof room);
+        if (s < 0) {
+            match->missing_in_shadow++;
+            xdi_ema_note(match, name);
+            continue;
+        }
+        ema->casts[s].count = 0;
+        if (xdi_ema_same_shape(&list[i], &ema->created[ema->shadows[s].source])) {
+            match->matched++;
+        } else {
+            match->wrong_shape++;
+            xdi_ema_note(match, name);
+        }
+    }
+    for (int64_t i = 0; i < ema->shadow_count; i++) {
+        if (ema->casts[i].count == 0) continue;
+        match->missing_in_target++;
+        xdi_ema_note(match, ema->shadows[i].name);
+    }
+}
+
+static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool lenient, bool loading) {
+    XDI_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
+                (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
+    if (lenient) return XD_OK;
+    /* what the receiving side lacks is missing, what it does not know is unexpected */
+    XDI_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
+                "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
+                (long long)ema->shadow_count, m->names);
+    XDI_REQUIRE(ema->ctx, m->missing_in_shadow == 0, loading ? XD_ERROR_UNEXPECTED : XD_ERROR_MISSING,
+                "%lld names have no shadow: %s", (long long)m->missing_in_shadow, m->names);
+    return XD_OK;
+}
+
+static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading, bool write) {
+    const xd_launch launch = xdi_train_launch(ema->ctx);
+    char room[XDI_EMA_NAME_ROOM];
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
+        if (index < 0) continue;
+        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT, "%s: %lld elements at NULL",
+                    list[i].name, (long long)list[i].count);
+        const xdi_ema_shadow *s = &ema->shadows[index];
+        xd_cast_array cast;
+        cast.target = loading ? s->value : list[i].value;
+        cast.target_dtype = loading ? s->dtype : list[i].dtype;
+        cast.source = loading ? list[i].value : s->value;
+        cast.source_dtype = loading ? list[i].dtype : s->dtype;
+        cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
+        XDI_TRY(xd_optimizer_kernels_cpu()->cast(&launch, &cast, 1));
+    }
+    return XD_OK;
+}
+
+/* Everything that can be refused is refused before the first element is written. */
+static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient, bool loading,
+                                  xd_ema_match *match) {
+    xd_ema_match found;
+    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p", (long long)count,
+                (const void *)list);
+    xdi_ema_compare(ema, list, count, &found);
+    if (match) *match = found;
+    XDI_TRY(xdi_ema_judge(ema, &found, lenient, loading));
+    XDI_TRY(xdi_ema_move(ema, list, count, loading, false));
+    return xdi_ema_move(ema, list, count, loading, true);
+}
+
+XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
+                                xd_ema_match *match) {
+    return xdi_ema_exchange(ema, targets, count, lenient, false, match);
+}
+
+/* Every parameter, that is every shadow that is no buffer, was met by the last comparison. */
+static bool xdi_ema_complete(const xd_ema *ema) {
+    for (int64_t i = 0; i < ema->shadow_count; i++)
+        if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;
+    return ema->shadow_count > 0;
+}
+
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
+                             bool lenient, xd_ema_match *match) {
+    XDI_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
+                "the record has format version %d, this library reads 1", record->format_version);
+    XDI_TRY(xdi_ema_exchange(ema, sources, count, lenient, true, match));
+    if (record) ema->iteration = record->iteration;
+    if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
+    return XD_OK;
+}

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""What tools/amalgamate.py refuses, each on a small tree of its own."""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "amalgamate.py"
+TABLE = """/* example.h - one line
+       #include "xdistill.h" */
+#ifndef XDISTILL_H
+#define XDISTILL_H
+#include "base/low.h"
+#include "comm/high.h"
+#endif
+#ifdef XDISTILL_IMPLEMENTATION
+#include "base/low.c"
+#include "comm/high.c"
+#endif
+"""
+PARTS = {
+    "base/low.h": "#ifndef XDI_BASE_LOW_H\n#define XDI_BASE_LOW_H\nXD_API int xd_low(void);\n#endif\n",
+    "base/low.c": "#include <string.h>\n\nstatic int xdi_low_helper(void) { return 1; }\n"
+                  "XD_API int xd_low(void) { return xdi_low_helper(); }\n",
+    "comm/high.h": '#ifndef XDI_COMM_HIGH_H\n#define XDI_COMM_HIGH_H\n#include "base/low.h"\n'
+                   "XD_API int xd_high(void);\n#endif\n",
+    "comm/high.c": "XD_API int xd_high(void) { return xd_low(); }\n",
+}
+
+
+class Amalgamate(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.write("xdistill.h", TABLE)
+        for name, text in PARTS.items():
+            self.write(name, text)
+
+    def write(self, name, text):
+        path = self.root / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run_tool(self, *options):
+        return subprocess.run([sys.executable, str(TOOL), "--root", str(self.root), *options],
+                              capture_output=True, text=True)
+
+    def assert_refused(self, message, *options):
+        result = self.run_tool(*options)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn(message, result.stderr)
+
+    def test_writes_each_part_once_in_order_without_quoted_includes(self):
+        self.assertEqual(self.run_tool().returncode, 0)
+        text = (self.root / "xdistill.h").read_text()
+        self.assertEqual(text.count('#include "'), 1)  # the one that the manual shows
+        self.assertNotIn("XDI_BASE_LOW_H", text)
+        self.assertIn("#include <string.h>", text)
+        parts = ("base/low", "comm/high", "base/low.c", "comm/high.c")
+        places = [text.index(">>" + part + " ") for part in parts]
+        self.assertEqual(places, sorted(places))
+        self.assertEqual(self.run_tool("--check").returncode, 0)
+
+    def test_sees_a_stale_header(self):
+        self.run_tool()
+        self.write("base/low.c", PARTS["base/low.c"].replace("return 1", "return 2"))
+        self.assert_refused("xdistill.h is stale", "--check")
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertEqual(self.run_tool("--check").returncode, 0)
+
+    def test_does_not_overwrite_an_edit_by_hand(self):
+        self.run_tool()
+        header = self.root / "xdistill.h"
+        edited = header.read_text().replace("return 1", "return 2")
+        header.write_text(edited)
+        self.assert_refused("move the edit to src/", "--check")
+        self.assert_refused("move the edit to src/")
+        self.assertEqual(header.read_text(), edited)
+
+    def test_refuses_a_part_that_is_not_listed(self):
+        self.write("base/other.c", "")
+        self.assert_refused("src/base/other.c: not listed")
+
+    def test_refuses_a_part_that_is_listed_twice(self):
+        self.write("xdistill.h", TABLE + '#include "base/low.c"\n')
+        self.assert_refused("base/low.c is listed twice")
+
+    def test_refuses_a_part_that_is_used_before_it_is_listed(self):
+        lines = TABLE.split("\n")
+        lines[4], lines[5] = lines[5], lines[4]
+        self.write("xdistill.h", "\n".join(lines))
+        self.assert_refused("src/comm/high.h:3: base/low.h is used before it is listed")
+
+    def test_refuses_an_include_of_a_higher_layer(self):
+        self.write("base/low.c", '#include "comm/high.h"\n')
+        self.assert_refused("src/base/low.c:1: layer base must not include comm/high.h")
+
+    def test_refuses_a_name_of_a_higher_layer(self):
+        self.write("base/low.c", "XD_API int xd_low(void) { return xd_high(); }\n")
+        self.assert_refused("src/base/low.c:1: layer base must not use xd_high of comm/high.h")
+
+    def test_refuses_one_private_name_in_two_parts(self):
+        self.write("comm/high.c", "static long xdi_low_helper(void) { return 2; }\n")
+        self.assert_refused("src/comm/high.c:1: xdi_low_helper is defined in base/low.c too")
+
+    def test_refuses_names_without_a_prefix(self):
+        for name, text in (("helper", "static int helper(int (*f)(int)) { return f(1); }\n"),
+                           ("LIMIT", "#define LIMIT 3\n"), ("ONE", "enum { ONE = 1 };\n"),
+                           ("pair", "struct pair { int a, b; };\n"),
+                           ("table", "static const int table[] = { 1 };\n"),
+                           ("number", "typedef double (*number)(void);\n")):
+            self.write("comm/high.c", PARTS["comm/high.c"] + text)
+            self.assert_refused("%s at file scope has no xd_ or xdi_ prefix" % name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,400 @@
+/* test_nn.c - the small transformer of examples/nn: matrix product, gradients, and every split equal to one rank. */
+#include "xd_test.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "../examples/nn/nn_matmul.c"
+#include "../examples/nn/nn_model.c"
+#include "../examples/nn/nn_layers.c"
+#include "../examples/nn/nn_transformer.c"
+
+/* ---- help ------------------------------------------------------------------------------------------------------- */
+
+/* A repeatable number in (-1, 1). */
+static float noise(uint64_t stream, uint64_t index) {
+    return (float)((double)(nn_mix(stream * 1000003u + index) >> 11) / 4503599627370496.0 - 1.0);
+}
+
+static float *floats(int64_t count) {
+    return (float *)calloc((size_t)count + 1, sizeof(float));
+}
+
+/* max |a - b| over max |a|. */
+static double distance(int64_t count, const float *a, const float *b) {
+    double most = 0.0, scale = 1e-30;
+    for (int64_t i = 0; i < count; i++) {
+        const double d = fabs((double)a[i] - (double)b[i]);
+        if (!(d <= most)) most = d;
+        if (fabs((double)a[i]) > scale) scale = fabs((double)a[i]);
+    }
+    return most / scale;
+}
+
+/* ---- matrix product --------------------------------------------------------------------------------------------- */
+
+static void check_product(nn_cpu_level level, int m, int n, int k, bool turn_a, bool turn_b, bool accumulate) {
+    float *a = floats((int64_t)m * k), *b = floats((int64_t)k * n);
+    float *out = floats((int64_t)m * (n + 3)), *expected = floats((int64_t)m * (n + 3));
+    for (int i = 0; i < m * k; i++) a[i] = noise(1, (uint64_t)i);
+    for (int i = 0; i < k * n; i++) b[i] = noise(2, (uint64_t)i);
+    for (int i = 0; i < m * (n + 3); i++) out[i] = expected[i] = noise(3, (uint64_t)i);
+    const nn_view left = turn_a ? nn_transpose(nn_dense(a, k, m)) : nn_dense(a, m, k);
+    const nn_view right = turn_b ? nn_transpose(nn_dense(b, n, k)) : nn_dense(b, k, n);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++) {
+            double sum = accumulate ? (double)expected[i * (n + 3) + j] : 0.0;
+            for (int p = 0; p < k; p++)
+                sum += (double)left.data[i * left.row_stride + p * left.col_stride] *
+                       (double)right.data[p * right.row_stride + j * right.col_stride];
+            expected[i * (n + 3) + j] = (float)sum;
+        }
+    nn_matmul_at(level, left, right, out, n + 3, accumulate);
+    CHECK_NEAR(distance((int64_t)m * (n + 3), expected, out), 0.0, 2e-6); /* the gap columns stay what they were */
+    free(a), free(b), free(out), free(expected);
+}
+
+XD_TEST(matmul_agrees_with_three_loops_over_odd_sizes_on_every_kernel) {
+    const int sizes[][3] = { { 1, 1, 1 },   { 3, 5, 7 },    { 8, 32, 16 },  { 17, 33, 65 },
+                             { 1, 600, 9 }, { 65, 1, 300 }, { 9, 40, 513 }, { 2, 3, 0 } };
+    for (int level = 0; level <= (int)nn_cpu_best(); level++)
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+            for (int form = 0; form < 8; form++)
+                check_product((nn_cpu_level)level, sizes[s][0], sizes[s][1], sizes[s][2], form & 1, form & 2,
+                              form & 4);
+}
+
+XD_TEST(matmul_gives_a_row_the_same_bits_whatever_rows_are_beside_it) {
+    float *a = floats(37 * 300), *b = floats(300 * 50), *all = floats(37 * 50), *one = floats(50);
+    for (int i = 0; i < 37 * 300; i++) a[i] = noise(1, (uint64_t)i);
+    for (int i = 0; i < 300 * 50; i++) b[i] = noise(2, (uint64_t)i);
+    nn_matmul(nn_dense(a, 37, 300), nn_dense(b, 300, 50), all, 50, false);
+    for (int r = 0; r < 37; r++) {
+        nn_matmul(nn_dense(a + r * 300, 1, 300), nn_dense(b, 300, 50), one, 50, false);
+        CHECK(memcmp(one, all + r * 50, 50 * sizeof *one) == 0);
+    }
+    free(a), free(b), free(all), free(one);
+}
+
+/* ---- a tiny model ----------------------------------------------------------------------------------------------- */
+
+enum { SEQUENCES = 2, POSITIONS = 9, VOCAB = 23 };
+
+static nn_config tiny_config(bool tied) {
+    nn_config c;
+    c.vocab = VOCAB;
+    c.hidden = 12;
+    c.layers = 2;
+    c.heads = 6;
+    c.kv_heads = 3;
+    c.head_dim = 4;
+    c.ffn = 10;
+    c.rope_theta = 100.0f;
+    c.norm_eps = 1e-5f;
+    c.tied = tied;
+    return c;
+}
+
+/* One run of forward and backward. The loss is a fixed random weighting of the logits, so every logit counts. */
+typedef struct tiny_run {
+    nn_model model;
+    nn_batch batch;
+    float *weights, *gradient, *logits, *d_logits, *workspace;
+    int code;
+} tiny_run;
+
+static int32_t tiny_id(int sequence, int position) {
+    return (int32_t)(nn_mix((uint64_t)(sequence * 100 + position)) % VOCAB);
+}
+
+static float tiny_d_logit(int sequence, int position, int column) {
+    return noise(7, (uint64_t)((sequence * 100 + position) * VOCAB + column));
+}
+
+/* `count` positions of every sequence, listed in `list`, on the ranks of the two groups. */
+static void tiny_start(tiny_run *t, bool tied, const nn_group *tp, const nn_group *cp, int count, const int32_t *list,
+                       int32_t *ids) {
+    const nn_config config = tiny_config(tied);
+    memset(t, 0, sizeof *t);
+    CHECK(nn_model_init(&config, tp, cp, &t->model) == NULL);
+    for (int s = 0; s < SEQUENCES; s++)
+        for (int i = 0; i < count; i++) ids[s * count + i] = tiny_id(s, list ? list[i] : i);
+    t->batch.sequences = SEQUENCES;
+    t->batch.positions = count;
+    t->batch.ids = ids;
+    t->batch.position = list;
+    t->weights = floats(t->model.float_count);
+    t->gradient = floats(t->model.float_count);
+    nn_model_randomize(&t->model, 11, t->weights);
+    /* Ten times larger than one starts from, so that the nonlinear parts matter; norms away from one. */
+    for (int p = 0; p < t->model.param_count; p++) {
+        const nn_param *param = &t->model.params[p];
+        for (int64_t i = 0; i < (int64_t)param->rows * param->cols; i++)
+            t->weights[param->offset + i] *= param->dims == 2 ? 10.0f : 1.0f + 0.3f * noise(5, (uint64_t)i);
+    }
+}
+
+static void tiny_step(tiny_run *t) {
+    const int columns = t->model.share.vocab_count, rows = SEQUENCES * t->batch.positions;
+    t->workspace = floats(nn_workspace_floats(&t->model, &t->batch, true));
+    t->logits = floats((int64_t)rows * columns);
+    t->d_logits = floats((int64_t)rows * columns);
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) {
+            const int i = r % t->batch.positions;
+            t->d_logits[r * columns + c] = tiny_d_logit(
+                r / t->batch.positions, t->batch.position ? t->batch.position[i] : i, t->model.share.vocab_begin + c);
+        }
+    t->code = nn_forward(&t->model, t->weights, &t->batch, true, t->workspace, t->logits);
+    if (!t->code) t->code = nn_backward(&t->model, t->weights, &t->batch, t->workspace, t->d_logits, t->gradient);
+}
+
+static void tiny_end(tiny_run *t) {
+    free(t->weights), free(t->gradient), free(t->logits), free(t->d_logits), free(t->workspace);
+    nn_model_free(&t->model);
+}
+
+/* ---- gradients against finite differences ------------------------------------------------------------------------ */
+
+/* The loss of the tiny model with `step` times a random direction added to one weight. */
+static double moved_loss(tiny_run *t, const nn_param *p, double step) {
+    const int64_t count = (int64_t)p->rows * p->cols;
+    const int64_t logits = (int64_t)SEQUENCES * POSITIONS * VOCAB;
+    float *kept = floats(count);
+    double loss = 0.0;
+    memcpy(kept, t->weights + p->offset, (size_t)count * sizeof *kept);
+    for (int64_t i = 0; i < count; i++)
+        t->weights[p->offset + i] += (float)(step * (double)noise(9, (uint64_t)i));
+    CHECK_EQ_INT(nn_forward(&t->model, t->weights, &t->batch, true, t->workspace, t->logits), 0);
+    for (int64_t i = 0; i < logits; i++) loss += (double)t->logits[i] * (double)t->d_logits[i];
+    memcpy(t->weights + p->offset, kept, (size_t)count * sizeof *kept);
+    free(kept);
+    return loss;
+}
+
+static void check_gradient(bool tied) {
+    tiny_run t;
+    int32_t ids[SEQUENCES * POSITIONS];
+    const double step = 2e-3;
+    tiny_start(&t, tied, NULL, NULL, POSITIONS, NULL, ids);
+    tiny_step(&t);
+    for (int i = 0; i < t.model.param_count; i++) {
+        const nn_param *p = &t.model.params[i];
+        double claimed = 0.0;
+        for (int64_t j = 0; j < (int64_t)p->rows * p->cols; j++)
+            claimed += (double)t.gradient[p->offset + j] * (double)noise(9, (uint64_t)j);
+        const double seen = (moved_loss(&t, p, step) - moved_loss(&t, p, -step)) / (2.0 * step);
+        if (fabs(claimed - seen) > 3e-3 * (1.0 + fabs(seen))) printf("    in %s\n", p->name);
+        CHECK_NEAR(claimed, seen, 3e-3 * (1.0 + fabs(seen)));
+    }
+    tiny_end(&t);
+}
+
+XD_TEST(gradient_of_every_weight_agrees_with_finite_differences_tied_head) {
+    check_gradient(true);
+}
+
+XD_TEST(gradient_of_every_weight_agrees_with_finite_differences_own_head) {
+    check_gradient(false);
+}
+
+XD_TEST(a_position_does_not_see_what_follows_it) {
+    tiny_run t;
+    int32_t ids[SEQUENCES * POSITIONS];
+    float before[5 * VOCAB];
+    tiny_start(&t, true, NULL, NULL, POSITIONS, NULL, ids);
+    tiny_step(&t);
+    memcpy(before, t.logits, sizeof before);
+    ids[5] = (ids[5] + 1) % VOCAB;
+    CHECK_EQ_INT(nn_forward(&t.model, t.weights, &t.batch, true, t.workspace, t.logits), 0);
+    CHECK(memcmp(before, t.logits, sizeof before) == 0);
+    tiny_end(&t);
+}
+
+XD_TEST(forward_alone_gives_the_same_logits_in_less_room) {
+    tiny_run t;
+    int32_t ids[SEQUENCES * POSITIONS];
+    float again[SEQUENCES * POSITIONS * VOCAB];
+    tiny_start(&t, true, NULL, NULL, POSITIONS, NULL, ids);
+    tiny_step(&t);
+    CHECK(nn_workspace_floats(&t.model, &t.batch, false) < nn_workspace_floats(&t.model, &t.batch, true));
+    CHECK_EQ_INT(nn_forward(&t.model, t.weights, &t.batch, false, t.workspace, again), 0);
+    CHECK(memcmp(again, t.logits, sizeof again) == 0);
+    tiny_end(&t);
+}
+
+XD_TEST(bad_configurations_are_named) {
+    nn_model model;
+    nn_config c = tiny_config(true);
+    c.heads = 4;
+    CHECK_EQ_STR(nn_model_init(&c, NULL, NULL, &model), "heads is not a multiple of kv_heads");
+    c = tiny_config(true);
+    c.head_dim = 3;
+    CHECK_EQ_STR(nn_model_init(&c, NULL, NULL, &model), "head_dim is not even");
+    CHECK(model.params == NULL);
+}
+
+/* ---- ranks as threads, in the plainest way ------------------------------------------------------------------------ */
+
+enum { MOST = 4 };
+
+/* A meeting place: everybody leaves a pointer, waits, reads the others' memory, waits again. */
+typedef struct meeting {
+    pthread_mutex_t lock;
+    pthread_cond_t all_here;
+    int size, here, round;
+    const float *part[MOST];
+} meeting;
+
+typedef struct member {
+    meeting *place;
+    int rank;
+} member;
+
+static void meet(meeting *m) {
+    pthread_mutex_lock(&m->lock);
+    const int round = m->round;
+    if (++m->here == m->size) {
+        m->here = 0;
+        m->round++;
+        pthread_cond_broadcast(&m->all_here);
+    }
+    while (round == m->round) pthread_cond_wait(&m->all_here, &m->lock);
+    pthread_mutex_unlock(&m->lock);
+}
+
+static int meet_and_sum(void *user, float *x, int64_t count) {
+    const member *me = (const member *)user;
+    meeting *m = me->place;
+    float *sum = floats(count);
+    m->part[me->rank] = x;
+    meet(m);
+    for (int r = 0; r < m->size; r++)
+        for (int64_t i = 0; i < count; i++) sum[i] += m->part[r][i];
+    meet(m);
+    memcpy(x, sum, (size_t)count * sizeof *x);
+    free(sum);
+    return 0;
+}
+
+static int meet_and_gather(void *user, const float *send, float *received, const int64_t *counts) {
+    const member *me = (const member *)user;
+    meeting *m = me->place;
+    m->part[me->rank] = send;
+    meet(m);
+    for (int r = 0; r < m->size; received += counts[r++])
+        memcpy(received, m->part[r], (size_t)counts[r] * sizeof *received);
+    meet(m);
+    return 0;
+}
+
+/* ---- every split equals one rank ---------------------------------------------------------------------------------- */
+
+/* Positions of each context-parallel rank: uneven, out of order, ends together with middles. */
+static const int32_t split_positions[3][POSITIONS] = { { 0, 8, 1, 7 }, { 2, 6, 5, 3, 4 }, { 0 } };
+static const int32_t split_counts[3][3] = { { POSITIONS, 0, 0 }, { 4, 5, 0 }, { 0, 0, 0 } };
+
+typedef struct split_rank {
+    const tiny_run *whole; /* one rank's result */
+    meeting *tp_place, *cp_place;
+    int tp_size, tp_rank, cp_size, cp_rank;
+    bool tied;
+} split_rank;
+
+static void compare_logits(const split_rank *me, const tiny_run *t) {
+    const int columns = t->model.share.vocab_count;
+    double most = 0.0, scale = 0.0;
+    for (int r = 0; r < SEQUENCES * t->batch.positions; r++)
+        for (int c = 0; c < columns; c++) {
+            const int s = r / t->batch.positions, i = r % t->batch.positions;
+            const int position = t->batch.position ? t->batch.position[i] : i;
+            const float expected =
+                me->whole->logits[(s * POSITIONS + position) * VOCAB + t->model.share.vocab_begin + c];
+            most = fmax(most, fabs((double)expected - (double)t->logits[r * columns + c]));
+            scale = fmax(scale, fabs((double)expected));
+        }
+    CHECK_NEAR(most / scale, 0.0, 2e-6);
+}
+
+static void compare_gradients(const split_rank *me, const tiny_run *t, const float *gradient) {
+    for (int p = 0; p < t->model.param_count; p++) {
+        const nn_param *part = &t->model.params[p], *full = &me->whole->model.params[p];
+        double most = 0.0, scale = 0.0;
+        for (int r = 0; r < part->rows; r++)
+            for (int c = 0; c < part->cols; c++) {
+                const int64_t at = full->offset + (int64_t)(part->row_begin + r) * full->cols + part->col_begin + c;
+                const float expected = me->whole->gradient[at];
+                const float got = gradient[part->offset + (int64_t)r * part->cols + c];
+                most = fmax(most, fabs((double)expected - (double)got));
+                scale = fmax(scale, fabs((double)expected));
+            }
+        CHECK_EQ_STR(part->name, full->name);
+        CHECK(most <= 5e-6 * scale);
+    }
+}
+
+static void *run_split_rank(void *argument) {
+    const split_rank *me = (const split_rank *)argument;
+    member tp_member = { me->tp_place, me->tp_rank }, cp_member = { me->cp_place, me->cp_rank };
+    const nn_group tp = { me->tp_size, me->tp_rank, &tp_member, meet_and_sum, meet_and_gather };
+    const nn_group cp = { me->cp_size, me->cp_rank, &cp_member, meet_and_sum, meet_and_gather };
+    int32_t ids[SEQUENCES * POSITIONS], all[POSITIONS];
+    tiny_run t;
+    const int32_t *counts = split_counts[me->cp_size - 1];
+    for (int r = 0, n = 0; r < me->cp_size && me->cp_size > 1; n += counts[r++])
+        memcpy(all + n, split_positions[r], (size_t)counts[r] * sizeof *all);
+    tiny_start(&t, me->tied, &tp, &cp, counts[me->cp_rank], me->cp_size > 1 ? split_positions[me->cp_rank] : NULL,
+               ids);
+    t.batch.cp_count = counts;
+    t.batch.cp_position = all;
+    tiny_step(&t);
+    CHECK_EQ_INT(t.code, 0);
+    compare_logits(me, &t);
+    if (me->cp_size > 1) CHECK_EQ_INT(meet_and_sum(&cp_member, t.gradient, t.model.float_count), 0);
+    compare_gradients(me, &t, t.gradient);
+    tiny_end(&t);
+    return NULL;
+}
+
+static void check_split(int tp_size, int cp_size, bool tied) {
+    tiny_run whole;
+    int32_t ids[SEQUENCES * POSITIONS];
+    meeting tp_place[MOST], cp_place[MOST];
+    split_rank ranks[MOST];
+    pthread_t threads[MOST];
+    tiny_start(&whole, tied, NULL, NULL, POSITIONS, NULL, ids);
+    tiny_step(&whole);
+    for (int i = 0; i < MOST; i++) {
+        const meeting fresh = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0, 0, { NULL } };
+        tp_place[i] = cp_place[i] = fresh;
+        tp_place[i].size = tp_size;
+        cp_place[i].size = cp_size;
+    }
+    for (int r = 0; r < tp_size * cp_size; r++) {
+        const split_rank rank = { &whole,   &tp_place[r / tp_size], &cp_place[r % tp_size], tp_size, r % tp_size, cp_size,
+                                  r / tp_size, tied };
+        ranks[r] = rank;
+        CHECK_EQ_INT(pthread_create(&threads[r], NULL, run_split_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < tp_size * cp_size; r++) pthread_join(threads[r], NULL);
+    tiny_end(&whole);
+}
+
+XD_TEST(two_tensor_parallel_ranks_with_uneven_heads_equal_one) {
+    check_split(2, 1, true);
+    check_split(2, 1, false);
+}
+
+XD_TEST(four_tensor_parallel_ranks_of_which_one_has_no_head_equal_one) {
+    check_split(4, 1, true);
+}
+
+XD_TEST(two_context_parallel_ranks_with_uneven_position_lists_equal_one) {
+    check_split(1, 2, true);
+}
+
+XD_TEST(tensor_and_context_parallel_together_equal_one) {
+    check_split(2, 2, false);
+}
+
+XD_TEST_MAIN()

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Fail when the documentation and the code disagree.
+
+  comments   every XD_API function and every public type in src/ has a comment directly above it
+  snippets   every ```c block of README.md that holds a main() compiles without a warning
+  version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FUNCTION = re.compile(r"^XD_API\b[^;{]*?\b(xd_\w+)\s*\(")
+TYPE = re.compile(r"^(?:typedef\s+)?(?:struct|union|enum)\s+(xd_\w+)\s*\{|"
+                  r"^typedef\b[^;{]*?\b(xd_\w+)\s*\)?\s*[(;]")
+
+
+def declarations(path):
+    """(line, name, explained) of each public declaration of a header.
+
+    A comment explains the declaration directly below it, and the block of declarations that goes on without a
+    blank line; a trailing comment explains its own line.
+    """
+    explained = inside = False
+    for number, line in enumerate(path.read_text().split("\n"), 1):
+        text = line.strip()
+        if inside or text.startswith("/*"):
+            inside = "*/" not in text
+            explained = True
+        elif not text:
+            explained = False
+        match = FUNCTION.match(line) or TYPE.match(line)
+        if match:
+            yield number, match.group(match.lastindex), explained or "/*" in line
+
+
+def check_comments():
+    found = [(path, *declaration) for path in sorted(ROOT.glob("src/*/*.h")) if path.name != "internal.h"
+             for declaration in declarations(path)]
+    explained = {name for _, _, name, good in found if good}  # a type may be announced before it is explained
+    for path, line, name, _ in found:
+        if name not in explained:
+            yield "%s:%d: %s has no comment directly above it" % (path.relative_to(ROOT), line, name)
+
+
+def check_snippets():
+    readme = ROOT / "README.md"
+    if not readme.is_file():
+        yield "there is no README.md"
+        return
+    text = readme.read_text()
+    for block in re.finditer(r"^```c\n(.*?)^```", text, re.M | re.S):
+        if "main(" not in block.group(1):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            source = pathlib.Path(folder) / "snippet.c"
+            source.write_text(block.group(1))
+            command = [os.environ.get("CC", "cc"), "-std=c99", "-O1", "-Wall", "-Wextra", "-Werror",
+                       "-I", str(ROOT), str(source), "-o", str(source.with_suffix("")), "-lm", "-lpthread"]
+            result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            line = text.count("\n", 0, block.start()) + 1
+            yield "README.md:%d: this snippet does not compile:\n%s" % (line, result.stderr)
+
+
+def first_version(path):
+    match = re.search(r"\bv?(\d+\.\d+\.\d+)\b", path.read_text()) if path.is_file() else None
+    return match.group(1) if match else "none"
+
+
+def check_version():
+    config = (ROOT / "src/base/config.h").read_text()
+    version = ".".join(re.findall(r"^#define XD_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", config, re.M))
+    for name in ("CHANGELOG.md", "src/xdistill.h"):
+        found = first_version(ROOT / name)
+        if found != version:
+            yield "%s: its first version is %s, XD_VERSION is %s" % (name, found, version)
+
+
+def main():
+    complaints = [*check_comments(), *check_version(), *check_snippets()]
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,6 @@ LIBS = -lm -lpthread
 
 version = $(shell sed -n 's/^\#define XD_VERSION_[A-Z]* \([0-9]*\)$$/\1/p' src/base/config.h | paste -sd. -)
 warnings = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wmissing-prototypes -Wundef -Wvla
-nn := $(wildcard examples/nn/*.c)
 
 # How the tests are built. make check gives other values: another compiler, the generated header, sanitizers.
 test_dir = build/test
@@ -68,9 +67,11 @@ $(test_dir)/implementation.o: tests/build/implementation.c | $(test_dir)
 build/golden: $(wildcard tests/golden/* src/*.h src/*/*) | build
 	$(CC) -std=c99 -O2 $(warnings) -Isrc -Itests tests/golden/*.c -o $@ $(LIBS)
 
-demo: | build ## build and run the demonstration in examples/demo
-	$(CC) $(CFLAGS) -std=c99 -I. -Iexamples examples/demo/*.c $(nn) -o build/demo $(LIBS)
-	build/demo
+demo: build/demo ## build and run the demonstration in examples/demo; ARGS are its options
+	build/demo $(ARGS)
+
+build/demo: $(wildcard examples/demo/* examples/nn/*) xdistill.h | build
+	$(CC) -std=c99 $(CFLAGS) -I. $(wildcard examples/demo/*.c examples/nn/*.c) -o $@ $(LIBS)
 
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh

@@ -36,6 +36,10 @@
 
 #include "comm/collective.h"
 #include "comm/transport.h"
+#include "comm/leaves.h"
+
+#include "io/safetensors.h"
+#include "io/model_files.h"
 
 #endif /* XDISTILL_H */
 
@@ -62,6 +66,11 @@
 #include "comm/collective.c"
 #include "comm/self.c"
 #include "comm/threads.c"
+#include "comm/leaves.c"
+
+#include "io/internal.h"
+#include "io/safetensors.c"
+#include "io/model_files.c"
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */

@@ -114,89 +114,73 @@ static void demo_write_tokenizer(xd_json_writer *w) {
 
 /* ---- model.safetensors -------------------------------------------------------------------------------------------- */
 
-/* Eight bytes of header length, a JSON header, then the tensors; all of them bf16. */
-static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model *m, const float *weights) {
-    const char *header = NULL;
-    size_t header_bytes = 0;
-    xd_json_writer w = xd_json_writer_create(ctx);
-    xd_json_write_object(&w);
-    xd_json_write_key(&w, "__metadata__");
-    xd_json_write_object(&w);
-    demo_write_string(&w, "format", "pt");
-    xd_json_write_end(&w);
+/* Writes every weight as bf16; `bits` has room for the largest. */
+static xd_result demo_tensors_write(xd_safetensors_writer *writer, const nn_model *m, const float *weights,
+                                    uint16_t *bits) {
     for (int i = 0; i < m->param_count; i++) {
-        const nn_param *p = &m->params[i];
-        xd_json_write_key(&w, p->name);
-        xd_json_write_object(&w);
-        demo_write_string(&w, "dtype", "BF16");
-        xd_json_write_key(&w, "shape");
-        xd_json_write_array(&w);
-        xd_json_write_int64(&w, p->rows);
-        if (p->dims == 2) xd_json_write_int64(&w, p->cols);
-        xd_json_write_end(&w);
-        xd_json_write_key(&w, "data_offsets");
-        xd_json_write_array(&w);
-        xd_json_write_int64(&w, 2 * p->offset);
-        xd_json_write_int64(&w, 2 * (p->offset + (int64_t)p->rows * p->cols));
-        xd_json_write_end(&w);
-        xd_json_write_end(&w);
-    }
-    xd_json_write_end(&w);
-    xd_result result = xd_json_writer_finish(&w, &header, &header_bytes);
-    const size_t padded = (header_bytes + 7) / 8 * 8, total = 8 + padded + 2 * (size_t)m->float_count;
-    uint8_t *file = result == XD_OK ? (uint8_t *)xd_allocate(ctx, total) : NULL;
-    if (file) {
-        for (int i = 0; i < 8; i++) file[i] = (uint8_t)((uint64_t)padded >> (8 * i));
-        memset(file + 8, ' ', padded);
-        memcpy(file + 8, header, header_bytes);
-        for (int64_t i = 0; i < m->float_count; i++) {
-            const uint16_t bits = xd_bf16_from_f32(weights[i]);
-            file[8 + padded + 2 * (size_t)i] = (uint8_t)(bits & 0xff);
-            file[8 + padded + 2 * (size_t)i + 1] = (uint8_t)(bits >> 8);
-        }
-        result = xd_file_save(ctx, path, file, total);
-    } else if (result == XD_OK) {
-        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the %zu bytes of %s", total, path);
-    }
-    xd_release(ctx, file);
-    xd_json_writer_destroy(&w);
-    return result;
-}
-
-/* One weight out of the bytes behind the header. */
-static xd_result demo_tensor_read(xd_ctx *ctx, const xd_json *header, const nn_param *p, const uint8_t *data,
-                                  uint64_t data_bytes, float *out) {
-    const xd_json *entry = xd_json_find(header, p->name), *offsets = xd_json_find(entry, "data_offsets");
-    const uint64_t count = (uint64_t)p->rows * (uint64_t)p->cols;
-    const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
-    uint64_t begin = 0, end = 0;
-    if (!entry) return XDI_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
-    if (!dtype || strcmp(dtype, "BF16") != 0) return XDI_FAIL(ctx, XD_ERROR_DTYPE, "%s is not BF16", p->name);
-    if (!xd_json_uint64(xd_json_at(offsets, 0), &begin) || !xd_json_uint64(xd_json_at(offsets, 1), &end) ||
-        begin > end || end > data_bytes || end - begin != 2 * count)
-        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s should have %llu bytes inside the file", p->name,
-                        (unsigned long long)(2 * count));
-    for (uint64_t i = 0; i < count; i++) {
-        const uint8_t *b = data + begin + 2 * i;
-        out[i] = xd_f32_from_bf16((uint16_t)(b[0] | b[1] << 8));
+        const float *from = weights + m->params[i].offset;
+        for (int64_t j = 0; j < nn_param_count(&m->params[i]); j++) bits[j] = xd_bf16_from_f32(from[j]);
+        XDI_TRY(xd_safetensors_write(writer, i, bits));
     }
     return XD_OK;
 }
 
-static xd_result demo_tensors_parse(xd_ctx *ctx, const char *path, const uint8_t *file, size_t bytes,
-                                    const nn_model *m, float *weights) {
-    uint64_t length = 0;
-    for (int i = 7; i >= 0 && bytes >= 8; i--) length = length << 8 | file[i];
-    if (bytes < 8 || length > bytes - 8)
-        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: the header has %llu bytes, the file %zu", path,
-                        (unsigned long long)length, bytes);
-    xd_json *header = NULL;
-    XDI_TRY(xd_json_parse(ctx, NULL, (const char *)file + 8, (size_t)length, &header));
+static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model *m, const float *weights) {
+    xd_safetensors_writer_desc desc;
+    xd_safetensors_writer *writer = NULL;
+    const size_t count = (size_t)m->param_count;
+    xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(ctx, count * sizeof *entries);
+    int64_t *shapes = (int64_t *)xd_allocate(ctx, 2 * count * sizeof *shapes);
+    uint16_t *bits = (uint16_t *)xd_allocate(ctx, (size_t)m->float_count * sizeof *bits);
     xd_result result = XD_OK;
+    if (!entries || !shapes || !bits) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room to write %s", path);
+    for (int i = 0; i < m->param_count && result == XD_OK; i++) {
+        shapes[2 * i] = m->params[i].rows;
+        shapes[2 * i + 1] = m->params[i].cols;
+        entries[i].name = m->params[i].name;
+        entries[i].dtype = XD_DTYPE_BF16;
+        entries[i].ndim = m->params[i].dims;
+        entries[i].shape = &shapes[2 * i];
+    }
+    memset(&desc, 0, sizeof desc);
+    desc.entries = entries;
+    desc.entry_count = m->param_count;
+    if (result == XD_OK) result = xd_safetensors_create(ctx, path, &desc, &writer);
+    if (result == XD_OK) result = demo_tensors_write(writer, m, weights, bits);
+    if (result == XD_OK) result = xd_safetensors_commit(writer);
+    else xd_safetensors_abort(writer);
+    xd_release(ctx, entries);
+    xd_release(ctx, shapes);
+    xd_release(ctx, bits);
+    return result;
+}
+
+/* One weight of an open file. */
+static xd_result demo_tensor_read(xd_ctx *ctx, const xd_safetensors *file, const nn_param *p, float *out) {
+    const int64_t index = xd_safetensors_find(file, p->name), count = nn_param_count(p);
+    if (index < 0) return XDI_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
+    const xd_safetensors_info *info = xd_safetensors_at(file, index);
+    if (info->dtype != XD_DTYPE_BF16)
+        return XDI_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
+    if (info->ndim != p->dims || info->shape[0] != p->rows || (p->dims == 2 && info->shape[1] != p->cols))
+        return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration", p->name,
+                        p->rows, p->cols);
+    const uint8_t *bytes = (const uint8_t *)xd_safetensors_data(file, index);
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t bits;
+        memcpy(&bits, bytes + 2 * i, sizeof bits); /* the format does not align its data */
+        out[i] = xd_f32_from_bf16(bits);
+    }
+    return XD_OK;
+}
+
+static xd_result demo_tensors_load(xd_ctx *ctx, const char *path, const nn_model *m, float *weights) {
+    xd_safetensors *file = NULL;
+    xd_result result = XD_OK;
+    XDI_TRY(xd_safetensors_open(ctx, path, NULL, &file));
     for (int i = 0; i < m->param_count && result == XD_OK; i++)
-        result = demo_tensor_read(ctx, header, &m->params[i], file + 8 + length, bytes - 8 - length,
-                                  weights + m->params[i].offset);
-    xd_json_destroy(ctx, header);
+        result = demo_tensor_read(ctx, file, &m->params[i], weights + m->params[i].offset);
+    xd_safetensors_close(file);
     return result;
 }
 
@@ -209,19 +193,14 @@ static void demo_path(char out[512], const char *directory, const char *name) {
 xd_result demo_model_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights) {
     char path[512];
     nn_config config;
-    char *file = NULL;
-    size_t bytes = 0;
     demo_path(path, directory, "config.json");
     XDI_TRY(demo_config_load(ctx, path, &config));
-    demo_path(path, directory, "model.safetensors");
-    XDI_TRY(xd_file_load(ctx, path, 0, &file, &bytes));
     const char *problem = nn_model_init(&config, NULL, NULL, model);
-    float *read = problem ? NULL : (float *)xd_allocate(ctx, (size_t)model->float_count * sizeof *read);
-    xd_result result = XD_OK;
-    if (problem) result = XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", directory, problem);
-    else if (!read) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
-    else result = demo_tensors_parse(ctx, path, (const uint8_t *)file, bytes, model, read);
-    xd_release(ctx, file);
+    if (problem) return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", path, problem);
+    float *read = (float *)xd_allocate(ctx, (size_t)model->float_count * sizeof *read);
+    demo_path(path, directory, "model.safetensors");
+    const xd_result result = read ? demo_tensors_load(ctx, path, model, read)
+                                  : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
     if (result == XD_OK) {
         *weights = read;
         return XD_OK;

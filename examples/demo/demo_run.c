@@ -158,7 +158,7 @@ static void demo_list_params(demo_rank *r) {
         out->value = r->weights + p->offset;
         out->gradient = r->gradient + p->offset;
         out->dtype = XD_DTYPE_F32;
-        out->count = (int64_t)p->rows * p->cols;
+        out->count = nn_param_count(p);
         out->no_decay = !nn_param_decays(p);
         out->replica = p->dims == 1 && r->tp_rank > 0; /* norms: every tensor-parallel rank holds them whole */
     }

@@ -35,7 +35,7 @@ static int64_t nn_add(nn_model *m, const char *name, const int full[2], const in
     p->rows = count[0];
     p->cols = full[1] ? count[1] : 1;
     p->offset = m->float_count;
-    m->float_count += (int64_t)p->rows * p->cols;
+    m->float_count += nn_param_count(p);
     return p->offset;
 }
 
@@ -134,6 +134,10 @@ void nn_model_free(nn_model *model) {
     free(model->params);
     free(model->layers);
     memset(model, 0, sizeof *model);
+}
+
+int64_t nn_param_count(const nn_param *param) {
+    return (int64_t)param->rows * param->cols;
 }
 
 bool nn_param_decays(const nn_param *param) {

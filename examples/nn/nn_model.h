@@ -90,6 +90,9 @@ void nn_model_free(nn_model *model);
  * tensor, so every split of the model starts from the same numbers. */
 void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights);
 
+/* Floats of a weight that are held here. */
+int64_t nn_param_count(const nn_param *param);
+
 /* True for what weight decay applies to: matrices, not norms. */
 bool nn_param_decays(const nn_param *param);
 

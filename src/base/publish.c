@@ -10,7 +10,7 @@ struct xd_publish {
     char *path;
 };
 
-enum { XDI_PUBLISH_SUFFIX = 16, XDI_PUBLISH_TRIES = 1000 };
+enum { XDI_PUBLISH_SUFFIX = 24, XDI_PUBLISH_TRIES = 1000 };
 
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;

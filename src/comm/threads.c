@@ -303,13 +303,13 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
 /* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody else reads
  * that share. Short ones are reduced whole by everybody. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
-    enum { TILE = 4096 };
+    const int64_t tile = 4096;
     const size_t size = xd_dtype_size(c->dtype);
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
-    for (int64_t at = begin; at < end; at += TILE) {
-        const int64_t n = end - at < TILE ? end - at : TILE;
+    for (int64_t at = begin; at < end; at += tile) {
+        const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)

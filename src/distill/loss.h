@@ -22,7 +22,8 @@ typedef enum xd_temperature_factor {
  *   loss = scale / D * sum over counted rows  w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
  * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of the same T
- * positions on every rank of tp; which positions of the batch they are does not matter. */
+ * positions on every rank of tp; which positions of the batch they are does not matter. A shard without columns still
+ * gives non-NULL data for the rows it is part of. */
 typedef struct xd_loss_desc {
     xd_rows student;         /* required; [T, >= end - begin], f32 or bf16 */
     xd_rows teacher;         /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */

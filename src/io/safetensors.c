@@ -32,7 +32,7 @@ static uint64_t xdi_safetensors_load_u64(const unsigned char *p) {
     return value;
 }
 
-/* The next file offset after a product of sizes, false when it overflows. */
+/* Bytes of a tensor; false when a size is negative or the product overflows. */
 static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape, uint64_t *bytes) {
     uint64_t total = xd_dtype_size(dtype);
     for (int i = 0; i < ndim; i++) {
@@ -200,7 +200,7 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
                 (unsigned long long)f->size);
     XDI_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
-    const uint64_t limit = max_header_bytes ? max_header_bytes : XDI_SAFETENSORS_LIMIT;
+    const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;
     XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu", f->path,
                 (unsigned long long)length, (unsigned long long)limit);
     XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT, "%s: a header of %llu bytes in a file of %llu", f->path,
@@ -482,7 +482,7 @@ struct xd_safetensors_writer {
     uint64_t data; /* where the data area starts */
 };
 
-static xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes) {
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes) {
     XDI_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
                 "a tensor needs a name other than __metadata__");
     const size_t length = strlen(e->name);
@@ -587,8 +587,7 @@ static xd_result xdi_safetensors_plan_file(xd_safetensors_writer *writer, const 
     return XD_OK;
 }
 
-/* The header must read back: this finds repeated names and keys in O(n log n), with their text in the message. */
-static xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes) {
+XD_PRIVATE xd_result xdi_safetensors_check_header(xd_ctx *ctx, const char *text, size_t bytes) {
     xd_json *root = NULL;
     const xd_result result = xd_json_parse(ctx, NULL, text, bytes, &root);
     xd_json_destroy(ctx, root);

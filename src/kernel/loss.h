@@ -84,8 +84,10 @@ typedef struct xd_loss_args {
     double *references;    /* [rows, XD_LOSS_REFERENCES] */
     void *sums;            /* [rows, XD_LOSS_SUMS] double or xd_fixed */
     void *mixtures;        /* [rows, XD_LOSS_MIXTURES] double or xd_fixed */
-    const double *all_references; /* [shards, rows, XD_LOSS_REFERENCES], in rank order */
-    const void *all_sums;         /* [shards, rows, XD_LOSS_SUMS] */
+    const double *all_references; /* [shards][rows, XD_LOSS_REFERENCES], in rank order */
+    const void *all_sums;         /* [shards][rows, XD_LOSS_SUMS] */
+    int64_t reference_stride;     /* elements from one shard to the next, of the two above */
+    int64_t sums_stride;
     const void *all_mixtures;     /* [shards, rows, XD_LOSS_MIXTURES] */
     xd_loss_row *row;      /* [rows] */
     xd_rows gradient;      /* may be the student's memory; columns past the shard's are set to zero */

@@ -3,18 +3,6 @@
 
 /* Plain loops, double inside; kernel/loss.h has the formulas. Logits are read once per entry and element. */
 
-static inline double xdi_loss_load(const xd_rows *x, int64_t row, int64_t column) {
-    const int64_t i = row * (x->stride ? x->stride : x->cols) + column;
-    if (x->dtype == XD_DTYPE_F32) return (double)((const float *)x->data)[i];
-    return xd_load_f64(x->data, x->dtype, i);
-}
-
-static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column, double value) {
-    const int64_t i = row * (x->stride ? x->stride : x->cols) + column;
-    if (x->dtype == XD_DTYPE_F32) ((float *)x->data)[i] = (float)value;
-    else xd_store_f64(x->data, x->dtype, i, value);
-}
-
 static int64_t xdi_loss_columns(const xd_loss_args *a) {
     return a->offsets[a->shard + 1] - a->offsets[a->shard];
 }
@@ -27,13 +15,6 @@ static bool xdi_loss_has_hard(const xd_loss_args *a) {
     return a->labels && a->hard_weight != 0.0;
 }
 
-/* x - reference, where a shard of only -infinity has -infinity as its reference. */
-static inline double xdi_loss_minus(double x, double reference) {
-    return reference == -INFINITY ? -INFINITY : x - reference;
-}
-
-/* Largest element of the row's first `columns`, and the lowest column that has it; NaN when the row has a NaN or
- * +infinity. Shared by all losses. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column) {
     double max = -INFINITY;
     bool finite = true;
@@ -88,7 +69,7 @@ static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *r
     ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
     ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
     for (int i = 0; i < a->shards; i++)
-        xdi_loss_join_reference(ref, a->all_references + (i * a->student.rows + r) * XD_LOSS_REFERENCES);
+        xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
 }
 
 static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
@@ -173,7 +154,7 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     for (int i = 0; i < XD_LOSS_SUMS; i++) {
         xd_fixed sum = { 0, 0 };
         for (int shard = 0; shard < a->shards; shard++) {
-            const xd_fixed *part = all + (shard * a->student.rows + r) * XD_LOSS_SUMS + i;
+            const xd_fixed *part = all + shard * a->sums_stride + r * XD_LOSS_SUMS + i;
             sum.high += part->high;
             sum.low += part->low;
         }
@@ -211,9 +192,8 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
     const double *all = (const double *)a->all_sums;
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
     for (int i = 0; i < a->shards; i++) {
-        const int64_t at = i * a->student.rows + r;
-        const double *own = a->all_references + at * XD_LOSS_REFERENCES;
-        const double *sums = all + at * XD_LOSS_SUMS;
+        const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
+        const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
         xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
         const bool owner = xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
         if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
@@ -221,8 +201,7 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
 }
 
-/* ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when they are close. */
-static void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher) {
+XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher) {
     const double d = t - s;
     if (fabs(d) < 1.0) {
         *student = -log1p(beta * expm1(d));

@@ -16,10 +16,9 @@ typedef struct xdi_plan_exchange {
     int *source; /* [cells][pieces]: the rank that gives me this piece; -1 -> none */
     int64_t *send_counts, *send_displacements, *recv_counts, *recv_displacements;
     int64_t send_count, recv_count, total_count;
-    int64_t kept_count; /* elements that reach me from myself */
+    int64_t kept_count; /* elements that reach me from myself; behind the received ones when they are to be reduced */
     bool zero;          /* my part is the zeros beside a newly partial sum */
     xd_region src, dst; /* mine; dst cut to the window */
-    bool has_src, has_dst;
     xd_copy *copies; /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
@@ -33,7 +32,7 @@ struct xd_plan {
     int step_count;
     xdi_plan_exchange step[2];
     xd_layout *middle; /* between two steps */
-    void *middle_data, *send, *recv, *own; /* own: my piece of a reduction */
+    void *middle_data, *send, *recv;
 };
 
 static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
@@ -177,7 +176,7 @@ static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64
     x->pack_end = end;
     if (x->kept_count && x->pieces == 1) xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
     if (x->kept_count && x->pieces > 1 && xdi_plan_message(plan, x, plan->desc.rank, false, &message))
-        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 0, 0);
+        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
     /* A reduction leaves its result where the first piece was; so only first pieces are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
@@ -210,9 +209,8 @@ static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int6
                            const int64_t *to_stride) {
     xdi_plan_holders holders;
     if (!xdi_plan_holders_create(plan->ctx, x, &holders)) return false;
-    x->has_src = xd_layout_region(x->from, plan->desc.rank, &x->src);
+    xd_layout_region(x->from, plan->desc.rank, &x->src);
     xdi_plan_wanted(plan, x, plan->desc.rank, &x->dst, &x->zero);
-    x->has_dst = xd_layout_region(x->to, plan->desc.rank, &holders_unused(x)->region);
     const bool room = xdi_plan_allocate(plan, x, &holders);
     if (room) xdi_plan_assign(plan, x, &holders);
     xd_release(plan->ctx, holders.rank);
@@ -228,4 +226,381 @@ static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int6
     if (x->copy_end && !x->copies) return false;
     if (x->copies) xdi_plan_list(plan, x, from_stride, to_stride);
     return true;
+}
+
+/* How each mesh axis of the two layouts fits together, and which axes are reduced. */
+static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to, xdi_plan_exchange *x) {
+    const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
+    const bool same = xd_topology_equal(f->topology, t->topology);
+    const unsigned partial = xdi_plan_axes(from, XD_PARTIAL);
+    memset(x, 0, sizeof *x);
+    x->from = from;
+    x->to = to;
+    for (int i = 0; i < t->topology->axis_count; i++) {
+        if (t->placement[i].kind != XD_PARTIAL) continue;
+        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED, "axis %d of the destination is partial, but the source is on another mesh",
+                    i);
+        XDI_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
+                    "axis %d: a shard cannot become partial; replicate it first", i);
+        XDI_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
+                    XD_ERROR_UNSUPPORTED, "axis %d: partial by operation %d cannot become partial by operation %d", i,
+                    (int)f->placement[i].op, (int)t->placement[i].op);
+        if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
+        /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
+        if (f->placement[i].kind == XD_REPLICATE && t->placement[i].op == XD_SUM) x->added |= 1u << i;
+    }
+    x->reduced = partial & ~x->kept;
+    for (int i = 0; i < f->topology->axis_count; i++)
+        if (partial >> i & 1u) x->op = f->placement[i].op;
+    return XD_OK;
+}
+
+static xd_result xdi_plan_validate(xd_ctx *ctx, const xd_plan_desc *d, xdi_plan_exchange *x) {
+    const xd_layout_desc *side[2];
+    XDI_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
+    XDI_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
+    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank, d->ranks);
+    side[0] = xd_layout_settings(d->from);
+    side[1] = xd_layout_settings(d->to);
+    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE, "the source has %d dimensions, the destination %d",
+                side[0]->ndim, side[1]->ndim);
+    for (int i = 0; i < side[0]->ndim; i++)
+        XDI_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
+                    "dimension %d: the source has extent %lld, the destination %lld", i, (long long)side[0]->shape[i],
+                    (long long)side[1]->shape[i]);
+    for (int s = 0; s < 2; s++)
+        for (int i = 0; i < side[s]->topology->rank_count; i++) {
+            const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
+            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY, "the %s lies on rank %d, the world has %d ranks",
+                        s ? "destination" : "source", rank, d->ranks);
+        }
+    XDI_TRY(xdi_plan_match(ctx, d->from, d->to, x));
+    if (!x->reduced) return XD_OK;
+    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE, "%s cannot be reduced by operation %d",
+                xd_dtype_name(d->dtype), (int)x->op);
+    XDI_REQUIRE(ctx,
+                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !xd_dtype_is_floating(d->dtype) ||
+                    x->op == XD_MAX || x->op == XD_MIN,
+                XD_ERROR_UNSUPPORTED, "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
+                xd_dtype_name(d->dtype));
+    return XD_OK;
+}
+
+/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after all other
+ * splits. */
+static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_layout **middle) {
+    xd_layout_desc d = *xd_layout_settings(x->from);
+    const int axes = d.topology->axis_count;
+    int64_t extent[XD_DIMS_MAX];
+    int best = 0, count = 0, order[XD_MESH_AXES_MAX] = { 0 };
+    memcpy(extent, d.shape, sizeof extent);
+    for (int i = 0; i < axes; i++)
+        if (d.placement[i].kind == XD_SHARD) extent[d.placement[i].dim] /= d.topology->size[i];
+    for (int i = 1; i < d.ndim; i++)
+        if (extent[i] > extent[best]) best = i;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < axes; i++)
+            if ((int)(x->reduced >> d.order[i] & 1u) == pass) order[count++] = d.order[i];
+    memcpy(d.order, order, sizeof order);
+    for (int i = 0; i < axes; i++) {
+        if (!(x->reduced >> i & 1u)) continue;
+        memset(&d.placement[i], 0, sizeof d.placement[i]);
+        d.placement[i].kind = XD_SHARD;
+        d.placement[i].dim = best;
+    }
+    return xd_layout_create(ctx, &d, middle);
+}
+
+static void xdi_plan_exchange_release(xd_ctx *ctx, xdi_plan_exchange *x) {
+    xd_release(ctx, x->send_counts);
+    xd_release(ctx, x->source);
+    xd_release(ctx, x->pointers);
+    xd_release(ctx, x->copies);
+    x->send_counts = NULL;
+    x->source = NULL;
+    x->pointers = NULL;
+    x->copies = NULL;
+}
+
+XD_API void xd_plan_destroy(xd_plan *plan) {
+    if (!plan) return;
+    for (int i = 0; i < 2; i++) xdi_plan_exchange_release(plan->ctx, &plan->step[i]);
+    xd_layout_destroy(plan->middle);
+    xd_release(plan->ctx, plan->middle_data);
+    xd_release(plan->ctx, plan->send);
+    xd_release(plan->ctx, plan->recv);
+    xd_release(plan->ctx, plan);
+}
+
+/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already built. */
+static xd_result xdi_plan_try_two_steps(xd_plan *plan) {
+    xd_plan two = *plan;
+    xdi_plan_exchange *x = two.step;
+    xd_ctx *ctx = plan->ctx;
+    if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0) return XD_OK;
+    XDI_TRY(xdi_plan_middle(ctx, &plan->step[0], &two.middle));
+    xd_result result = xdi_plan_match(ctx, plan->desc.from, two.middle, &x[0]);
+    if (result == XD_OK) result = xdi_plan_match(ctx, two.middle, plan->desc.to, &x[1]);
+    const bool room = result == XD_OK && xdi_plan_build(&two, &x[0], plan->desc.from_stride, NULL) &&
+                      xdi_plan_build(&two, &x[1], NULL, plan->desc.to_stride);
+    if (room && x[0].total_count + x[1].total_count < plan->step[0].total_count) {
+        xdi_plan_exchange_release(ctx, &plan->step[0]);
+        two.step_count = 2;
+        *plan = two;
+        return XD_OK;
+    }
+    for (int i = 0; i < 2; i++) xdi_plan_exchange_release(ctx, &x[i]);
+    xd_layout_destroy(two.middle);
+    XDI_TRY(result);
+    XDI_REQUIRE(ctx, room, XD_ERROR_MEMORY, "no room for a plan over %d ranks", plan->desc.ranks);
+    return XD_OK;
+}
+
+static bool xdi_plan_take_buffers(xd_plan *plan) {
+    const size_t size = xd_dtype_size(plan->desc.dtype);
+    int64_t send = 0, recv = 0;
+    for (int i = 0; i < plan->step_count; i++) {
+        const xd_plan_step s = xd_plan_get_step(plan, i);
+        if (s.send_count > send) send = s.send_count;
+        if (s.recv_capacity > recv) recv = s.recv_capacity;
+    }
+    plan->send = xd_allocate(plan->ctx, (size_t)send * size);
+    plan->recv = xd_allocate(plan->ctx, (size_t)recv * size);
+    if (plan->middle)
+        plan->middle_data = xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+    return plan->send && plan->recv && (!plan->middle || plan->middle_data);
+}
+
+XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out) {
+    xdi_plan_exchange x;
+    XDI_TRY(xdi_plan_validate(ctx, desc, &x));
+    xd_plan *plan = (xd_plan *)xd_allocate(ctx, sizeof *plan);
+    XDI_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+    plan->ctx = ctx;
+    plan->desc = *desc;
+    plan->step_count = 1;
+    plan->step[0] = x;
+    const size_t strides = (size_t)xd_layout_settings(desc->from)->ndim * sizeof(int64_t);
+    if (desc->window) {
+        plan->window = *desc->window;
+        plan->desc.window = &plan->window;
+    }
+    if (desc->from_stride) plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
+    if (desc->to_stride) plan->desc.to_stride = (int64_t *)memcpy(plan->stride[1], desc->to_stride, strides);
+    xd_result result = XD_OK;
+    bool room = xdi_plan_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
+    if (room) result = xdi_plan_try_two_steps(plan);
+    room = room && result == XD_OK && xdi_plan_take_buffers(plan);
+    if (!room) {
+        xd_plan_destroy(plan);
+        return result != XD_OK ? result : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+    }
+    *out = plan;
+    return XD_OK;
+}
+
+XD_API int xd_plan_step_count(const xd_plan *plan) {
+    return plan->step_count;
+}
+
+XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step) {
+    const xdi_plan_exchange *x = &plan->step[step];
+    xd_plan_step s;
+    s.send_counts = x->send_counts;
+    s.send_displacements = x->send_displacements;
+    s.recv_counts = x->recv_counts;
+    s.recv_displacements = x->recv_displacements;
+    s.send_count = x->send_count;
+    s.recv_count = x->recv_count;
+    s.reduces = x->pieces > 1;
+    s.recv_capacity = x->recv_count + (s.reduces ? x->kept_count : 0);
+    s.copy_count = x->copy_end;
+    s.total_count = x->total_count;
+    return s;
+}
+
+XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan) {
+    int64_t count = 0;
+    for (int i = 0; i < plan->step_count; i++) count += plan->step[i].send_count;
+    return (uint64_t)count * xd_dtype_size(plan->desc.dtype);
+}
+
+XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape) {
+    xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
+}
+
+XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine) {
+    XDI_TRY(xd_agree(world, mine));
+    uint64_t hash = xd_layout_hash(plan->desc.from);
+    const uint64_t to = xd_layout_hash(plan->desc.to);
+    const int facts[2] = { (int)plan->desc.dtype, plan->desc.ranks };
+    hash = xd_hash(hash, &to, sizeof to);
+    hash = xd_hash(hash, facts, sizeof facts);
+    for (int i = 0; plan->desc.window && i < plan->window.ndim; i++)
+        hash = xd_hash(hash, plan->window.interval[i], (size_t)plan->window.count[i] * sizeof(xd_interval));
+    return xd_agree_same(world, hash, "redistribution");
+}
+
+XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
+    const xdi_plan_exchange *x = &plan->step[step];
+    const void *src = step ? plan->middle_data : source;
+    for (int64_t i = 0; i < x->pack_end; i++) xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
+}
+
+/* Combines the pieces of every cell into the first of them. */
+static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x, void *recv) {
+    const size_t size = xd_dtype_size(plan->desc.dtype);
+    for (int cell = 0; cell < x->cells; cell++) {
+        const int *source = x->source + cell * x->pieces;
+        int64_t count = 0;
+        if (source[0] < 0) continue;
+        for (int piece = 0; piece < x->pieces; piece++) {
+            const bool own = source[piece] == plan->desc.rank;
+            const int64_t at = own ? x->recv_count : x->recv_displacements[source[piece]];
+            count = own ? x->kept_count : x->recv_counts[source[piece]];
+            x->pointers[piece] = (char *)recv + (size_t)at * size;
+        }
+        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces, count,
+                                 plan->desc.dtype, x->op));
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv, void *destination) {
+    const xdi_plan_exchange *x = &plan->step[step];
+    const size_t size = xd_dtype_size(plan->desc.dtype);
+    const void *src = step ? plan->middle_data : source;
+    void *dst = step + 1 < plan->step_count ? plan->middle_data : destination;
+    if (x->zero) {
+        /* One element read again and again, by strides of 0: all bits zero is zero in every dtype. */
+        const int64_t none[XD_DIMS_MAX] = { 0 };
+        const uint64_t zero = 0;
+        xd_copy copy;
+        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) xd_copy_run(&copy, &zero, dst, size);
+        return XD_OK;
+    }
+    for (int64_t i = x->pack_end; i < x->local_end; i++)
+        xd_copy_run(&x->copies[i], src, x->pieces > 1 ? recv : dst, size);
+    if (x->pieces > 1) XDI_TRY(xdi_plan_reduce(plan, x, recv));
+    for (int64_t i = x->local_end; i < x->copy_end; i++) xd_copy_run(&x->copies[i], recv, dst, size);
+    return XD_OK;
+}
+
+XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination) {
+    for (int i = 0; i < plan->step_count; i++) {
+        const xdi_plan_exchange *x = &plan->step[i];
+        xd_collective c;
+        memset(&c, 0, sizeof c);
+        c.kind = XD_COLLECTIVE_ALL_TO_ALL;
+        c.send = plan->send;
+        c.recv = plan->recv;
+        c.send_counts = x->send_counts;
+        c.send_displacements = x->send_displacements;
+        c.recv_counts = x->recv_counts;
+        c.recv_displacements = x->recv_displacements;
+        c.dtype = plan->desc.dtype;
+        xd_plan_pack(plan, i, source, plan->send);
+        if (x->total_count) XDI_TRY(xd_collective_run(world, &c));
+        XDI_TRY(xd_plan_unpack(plan, i, source, plan->recv, destination));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_plan_run(xd_comm *world, const xd_plan_desc *desc, xd_result mine, const void *source,
+                              void *destination) {
+    xd_plan *plan = NULL;
+    if (mine == XD_OK) mine = xd_plan_create(xd_comm_ctx(world), desc, &plan);
+    mine = xd_plan_agree(plan, world, mine);
+    if (mine == XD_OK) mine = xd_plan_execute(plan, world, source, destination);
+    xd_plan_destroy(plan);
+    return mine;
+}
+
+/* A view must have the extents that its layout gives this rank, and memory unless they are empty. */
+static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const char *which) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    XDI_REQUIRE(ctx, tensor->layout, XD_ERROR_ARGUMENT, "the %s has no layout", which);
+    const int rank = xd_comm_rank(world);
+    xd_region region;
+    const bool member = xd_layout_region(tensor->layout, rank, &region);
+    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d", which,
+                tensor->ndim, region.ndim);
+    for (int i = 0; i < region.ndim; i++) {
+        const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
+        XDI_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
+                    "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
+                    (long long)tensor->shape[i], rank, (long long)extent);
+    }
+    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT, "the %s has no data", which);
+    return XD_OK;
+}
+
+XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_plan_desc d;
+    memset(&d, 0, sizeof d);
+    d.from = from->layout;
+    d.to = to->layout;
+    d.dtype = from->dtype;
+    d.ranks = xd_comm_size(world);
+    d.rank = xd_comm_rank(world);
+    d.from_stride = from->stride;
+    d.to_stride = to->stride;
+    xd_result result = xdi_tensor_check(world, from, "source");
+    if (result == XD_OK) result = xdi_tensor_check(world, to, "destination");
+    if (result == XD_OK && from->dtype != to->dtype)
+        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s", xd_dtype_name(from->dtype),
+                          xd_dtype_name(to->dtype));
+    return xdi_plan_run(world, &d, result, from->data, to->data);
+}
+
+/* Moves a tensor, or a window of it, into a dense part under a layout that is destroyed here. */
+static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to, const xd_region *window,
+                                 xd_result result, void *out) {
+    xd_plan_desc d;
+    memset(&d, 0, sizeof d);
+    d.from = tensor->layout;
+    d.to = to;
+    d.dtype = tensor->dtype;
+    d.ranks = xd_comm_size(world);
+    d.rank = xd_comm_rank(world);
+    d.window = window;
+    d.from_stride = tensor->stride;
+    result = xdi_plan_run(world, &d, result, tensor->data, out);
+    xd_layout_destroy(to);
+    return result;
+}
+
+XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full) {
+    xd_layout *to = NULL;
+    xd_result result = xdi_tensor_check(world, tensor, "source");
+    if (result == XD_OK) result = xd_layout_replicated(xd_comm_ctx(world), tensor->layout, &to);
+    return xdi_tensor_move(world, tensor, to, NULL, result, full);
+}
+
+static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
+                                   xd_region *window) {
+    const xd_layout_desc *d = xd_layout_settings(tensor->layout);
+    *window = xd_region_whole(d->ndim, d->shape);
+    XDI_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
+    for (int i = 0; begin && i < d->ndim; i++) {
+        XDI_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
+                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i], (long long)end[i], i,
+                    (long long)d->shape[i]);
+        window->count[i] = begin[i] < end[i];
+        window->interval[i][0].begin = begin[i];
+        window->interval[i][0].end = end[i];
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
+                                  int root, void *out) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_layout *to = NULL;
+    xd_region window;
+    xd_result result = xdi_tensor_check(world, tensor, "source");
+    if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, begin, end, &window);
+    if (result == XD_OK) result = xd_layout_on_rank(ctx, tensor->layout, root, &to);
+    return xdi_tensor_move(world, tensor, to, begin ? &window : NULL, result, out);
 }

@@ -33,6 +33,7 @@ typedef struct xd_plan_step {
     const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
+    int64_t recv_capacity;          /* elements the recv buffer must hold: own pieces of a reduction come last in it */
     int64_t copy_count;             /* strided blocks this rank packs, unpacks and moves locally */
     int64_t total_count;            /* elements between all ranks; 0 -> no rank communicates in this step */
     bool reduces;                   /* partial pieces are combined on arrival */
@@ -57,8 +58,8 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
 
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's source for step
- * 0; later steps read what the plan kept. send and recv hold send_count and recv_count elements; in a step that reduces,
- * recv is used as scratch. */
+ * 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity elements; a step that
+ * reduces uses recv as scratch. */
 XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
 XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv, void *destination);
 

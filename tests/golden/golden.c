@@ -1,5 +1,6 @@
 /* golden DIR...: runs every vector file below the directories against the public API; golden.h tells the rest.
  * Ends with `N passed, N failed, N skipped`; skips are listed by reason and count. */
+#define _DEFAULT_SOURCE /* scandir */
 #define XDISTILL_IMPLEMENTATION
 #include "golden.h"
 
@@ -89,6 +90,10 @@ void *golden_memory(golden_case *c, size_t bytes) {
 
 /* ---- metadata ---- */
 
+const char *golden_text(const golden_case *c, const char *key) {
+    return xd_safetensors_metadata(c->file, key);
+}
+
 bool golden_is(const golden_case *c, const char *key, const char *value) {
     const char *text = golden_text(c, key);
     return text && strcmp(text, value) == 0;
@@ -128,6 +133,43 @@ int golden_numbers(const golden_case *c, const char *key, double *values, int ro
 }
 
 /* ---- tensors ---- */
+
+bool golden_has(const golden_case *c, const char *name) {
+    return xd_safetensors_find(c->file, name) >= 0;
+}
+
+int golden_tensor_count(const golden_case *c) {
+    return (int)xd_safetensors_count(c->file);
+}
+
+const char *golden_tensor_name(const golden_case *c, int index) {
+    return xd_safetensors_at(c->file, index)->name;
+}
+
+golden_array golden_tensor(golden_case *c, const char *name) {
+    golden_array a;
+    memset(&a, 0, sizeof a);
+    const int64_t index = xd_safetensors_find(c->file, name);
+    if (index < 0) {
+        golden_fail(c, "the file has no tensor %s", name);
+        return a;
+    }
+    const xd_safetensors_info *info = xd_safetensors_at(c->file, index);
+    const size_t bytes = (size_t)(info->end - info->begin);
+    if (info->ndim > 8) {
+        golden_fail(c, "%s has %d dimensions, at most 8 are expected", name, info->ndim);
+        return a;
+    }
+    void *bits = golden_memory(c, bytes); /* aligned, which the mapping need not be */
+    memcpy(bits, xd_safetensors_data(c->file, index), bytes);
+    a.bits = bits;
+    a.dtype = info->dtype;
+    a.ndim = info->ndim;
+    a.count = 1;
+    for (int d = 0; d < info->ndim; d++) a.count *= a.shape[d] = info->shape[d];
+    a.values = golden_widen(c, bits, info->dtype, a.count);
+    return a;
+}
 
 double *golden_widen(golden_case *c, const void *data, xd_dtype dtype, int64_t count) {
     double *values = (double *)golden_memory(c, (size_t)count * sizeof *values);
@@ -239,4 +281,108 @@ void golden_ulps(golden_case *c, const char *name, const void *got, int64_t coun
                     xd_load_f64(got, expected.dtype, i), expected.values[i], ulps);
         return;
     }
+}
+
+/* ---- running ---- */
+
+static void golden_run_kinds(golden_case *c, const char *area) {
+    for (size_t i = 0; i < sizeof golden_areas / sizeof *golden_areas; i++) {
+        if (strcmp(golden_areas[i].area, area) != 0) continue;
+        for (const golden_kind *kind = golden_areas[i].kinds; kind->name; kind++) {
+            if (!kind->claims(c)) continue;
+            kind->run(c);
+            return;
+        }
+        golden_fail(c, "no kind of area %s knows origin %s", area, golden_text(c, "origin"));
+        return;
+    }
+    for (size_t i = 0; i < sizeof golden_areas_not_built / sizeof *golden_areas_not_built; i++)
+        if (strcmp(golden_areas_not_built[i][0], area) == 0) {
+            golden_skip(c, golden_areas_not_built[i][1]);
+            return;
+        }
+    golden_fail(c, "unknown area %s", area);
+}
+
+static void golden_count_skip(golden_totals *totals, const char *text) {
+    totals->skipped++;
+    int i = 0;
+    while (i < totals->reason_count && strcmp(totals->reasons[i].text, text) != 0) i++;
+    if (i == GOLDEN_REASONS) i = GOLDEN_REASONS - 1; /* counted under the last one rather than lost */
+    if (i == totals->reason_count) {
+        snprintf(totals->reasons[i].text, sizeof totals->reasons[i].text, "%s", text);
+        totals->reason_count++;
+    }
+    totals->reasons[i].count++;
+}
+
+static void golden_run_file(xd_ctx *ctx, const char *path, golden_totals *totals) {
+    golden_case c;
+    memset(&c, 0, sizeof c);
+    c.ctx = ctx;
+    c.path = path;
+    if (golden_ok(&c, xd_safetensors_open(ctx, path, NULL, &c.file))) {
+        const char *area = golden_text(&c, "area");
+        c.f32_error = golden_number(&c, "check.f32_err", 0.0);
+        if (!golden_is(&c, "format", "xdistill-golden-1") || !area)
+            golden_fail(&c, "not a golden vector: no format xdistill-golden-1 or no area in its metadata");
+        else
+            golden_run_kinds(&c, area);
+    }
+    if (c.failures)
+        totals->failed++;
+    else if (c.skip[0])
+        golden_count_skip(totals, c.skip);
+    else
+        totals->passed++;
+    for (int i = 0; i < c.block_count; i++) free(c.blocks[i]);
+    xd_safetensors_close(c.file);
+}
+
+static int golden_by_name(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static int golden_visible(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
+/* A file, or a directory with everything below it in the order of names. */
+static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
+    struct stat status;
+    const size_t length = strlen(path);
+    if (stat(path, &status) != 0) {
+        printf("FAILED %s: cannot be read\n", path);
+        totals->failed++;
+        return;
+    }
+    if (!S_ISDIR(status.st_mode)) {
+        if (length > 12 && strcmp(path + length - 12, ".safetensors") == 0) golden_run_file(ctx, path, totals);
+        return;
+    }
+    struct dirent **entries;
+    const int count = scandir(path, &entries, golden_visible, golden_by_name);
+    for (int i = 0; i < count; i++) {
+        char below[4096];
+        snprintf(below, sizeof below, "%s/%s", path, entries[i]->d_name);
+        golden_walk(ctx, below, totals);
+        free(entries[i]);
+    }
+    if (count >= 0) free(entries);
+}
+
+int main(int argc, char **argv) {
+    static golden_totals totals;
+    xd_ctx *ctx = NULL;
+    if (argc < 2) {
+        fprintf(stderr, "usage: golden DIR...\n");
+        return 2;
+    }
+    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 2;
+    for (int i = 1; i < argc; i++) golden_walk(ctx, argv[i], &totals);
+    xd_ctx_destroy(ctx);
+    for (int i = 0; i < totals.reason_count; i++)
+        printf("skipped %d: %s\n", totals.reasons[i].count, totals.reasons[i].text);
+    printf("%d passed, %d failed, %d skipped\n", totals.passed, totals.failed, totals.skipped);
+    return totals.failed ? 1 : 0;
 }

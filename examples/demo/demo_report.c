@@ -1,0 +1,220 @@
+/* demo_report.c - what the demonstration tells: a progress line, metrics.jsonl, a table, loss.svg and run.json. */
+#include "demo.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct demo_report {
+    FILE *metrics;
+    bool terminal; /* redraw one line instead of writing many */
+};
+
+xd_result demo_report_open(xd_ctx *ctx, const char *directory, demo_report **out) {
+    char path[512];
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    if (files->make_directory(files->user, directory) != 0)
+        return XDI_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
+    demo_report *report = (demo_report *)xd_allocate(ctx, sizeof *report);
+    if (!report) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a report");
+    snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
+    report->metrics = fopen(path, "wb");
+    report->terminal = isatty(1) != 0;
+    if (!report->metrics) {
+        xd_release(ctx, report);
+        return XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path);
+    }
+    *out = report;
+    return XD_OK;
+}
+
+void demo_report_close(xd_ctx *ctx, demo_report *report) {
+    if (!report) return;
+    fclose(report->metrics);
+    xd_release(ctx, report);
+}
+
+static void demo_progress(const demo_report *report, const demo_step *s) {
+    const int done = s->step + 1, left = s->steps - done;
+    const double per_step = s->seconds / done;
+    const int eta = (int)(per_step * left + 0.5);
+    const bool last = left == 0;
+    if (!report->terminal && !last && done % 50 != 0) return;
+    printf("%sstep %d/%d | %s, seed %llu | loss %.3f kd %.3f ce %.3f | gnorm %.2f | lr %.1e | %.1fk tok/s | eta %d:%02d%s",
+           report->terminal ? "\r" : "", done, s->steps, s->arm, (unsigned long long)s->seed, s->loss, s->soft, s->hard,
+           s->gradient_norm, s->learning_rate, DEMO_BATCH * DEMO_ROW / per_step / 1000.0, eta / 60, eta % 60,
+           report->terminal && !last ? "   " : "\n");
+    fflush(stdout);
+}
+
+void demo_report_step(demo_report *report, const demo_step *s) {
+    fprintf(report->metrics,
+            "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.9g, \"kd\": %.9g, \"ce\": %.9g, "
+            "\"gradient_norm\": %.9g, \"learning_rate\": %.9g}\n",
+            s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard, s->gradient_norm,
+            s->learning_rate);
+    demo_progress(report, s);
+}
+
+/* ---- the table ------------------------------------------------------------------------------------------------------ */
+
+/* Mean, and largest minus smallest, of an arm over the seeds. */
+static void demo_over_seeds(const demo_job *job, int arm, double *mean, double *spread) {
+    double low = INFINITY, high = -INFINITY, sum = 0.0;
+    for (int s = 0; s < job->seeds; s++) {
+        const double bits = job->results[s * job->arm_count + arm].bits_per_byte;
+        low = fmin(low, bits);
+        high = fmax(high, bits);
+        sum += bits;
+    }
+    *mean = sum / job->seeds;
+    *spread = high - low;
+}
+
+/* A sample on one line: what would break the line becomes a slash. */
+static void demo_print_sample(const char *name, const char *sample) {
+    printf("\n%s:\n  ", name);
+    for (const char *c = sample; *c; c++) {
+        if (*c == '\n') printf(" / ");
+        else putchar(*c);
+    }
+    putchar('\n');
+}
+
+static void demo_table(const demo_job *job) {
+    printf("\n%-14s %12s %18s %10s\n", "", "parameters", "held-out bits/byte", "max - min");
+    if (job->teacher_result)
+        printf("%-14s %12lld %18.4f %10s\n", "teacher", (long long)job->teacher->float_count,
+               job->teacher_result->bits_per_byte, "");
+    for (int arm = 0; arm < job->arm_count; arm++) {
+        nn_model whole;
+        double mean = 0.0, spread = 0.0;
+        demo_over_seeds(job, arm, &mean, &spread);
+        const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
+        printf("%-14s %12lld %18.4f ", job->arms[arm].name, problem ? 0 : (long long)whole.float_count, mean);
+        if (job->seeds > 1) printf("%10.4f\n", spread);
+        else printf("%10s\n", "one seed");
+        nn_model_free(&whole);
+    }
+    if (job->teacher_result) demo_print_sample("teacher", job->teacher_result->sample);
+    for (int arm = 0; arm < job->arm_count; arm++) demo_print_sample(job->arms[arm].name, job->results[arm].sample);
+}
+
+/* ---- loss.svg -------------------------------------------------------------------------------------------------------- */
+
+enum { SVG_WIDTH = 720, SVG_HEIGHT = 400, SVG_LEFT = 60, SVG_TOP = 20, SVG_RIGHT = 700, SVG_BOTTOM = 360 };
+
+static const char *const demo_colors[] = { "#c05020", "#2060b0", "#208040" };
+
+static double demo_svg_x(int step, int steps) {
+    return SVG_LEFT + (double)(SVG_RIGHT - SVG_LEFT) * step / (steps > 1 ? steps - 1 : 1);
+}
+
+/* Losses from 2 to 8 nats from bottom to top. */
+static double demo_svg_y(double loss) {
+    const double clipped = fmin(8.0, fmax(2.0, loss));
+    return SVG_BOTTOM - (SVG_BOTTOM - SVG_TOP) * (clipped - 2.0) / 6.0;
+}
+
+static void demo_svg_curve(FILE *svg, const demo_job *job, int arm) {
+    const float *losses = job->results[arm].losses;
+    double smooth = (double)losses[0];
+    fprintf(svg, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.5\" points=\"", demo_colors[arm % 3]);
+    for (int i = 0; i < job->steps; i++) {
+        smooth += 0.2 * ((double)losses[i] - smooth);
+        fprintf(svg, "%.1f,%.1f ", demo_svg_x(i, job->steps), demo_svg_y(smooth));
+    }
+    fprintf(svg, "\"/>\n<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"%s\">%s</text>\n", SVG_RIGHT - 8,
+            SVG_TOP + 20 + 18 * arm, demo_colors[arm % 3], job->arms[arm].name);
+}
+
+static xd_result demo_write_svg(xd_ctx *ctx, const demo_job *job, const char *directory) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/loss.svg", directory);
+    FILE *svg = fopen(path, "wb");
+    if (!svg) return XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path);
+    fprintf(svg,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
+            "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+            SVG_WIDTH, SVG_HEIGHT);
+    for (int loss = 2; loss <= 8; loss++)
+        fprintf(svg, "<path d=\"M%d %.1fH%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%d</text>\n",
+                SVG_LEFT, demo_svg_y(loss), SVG_RIGHT, SVG_LEFT - 8, demo_svg_y(loss) + 4.0, loss);
+    fprintf(svg,
+            "<text x=\"%d\" y=\"%d\">step 0</text><text x=\"%d\" y=\"%d\" text-anchor=\"end\">%d</text>\n"
+            "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">cross entropy against the text, nats per token, smoothed</text>\n",
+            SVG_LEFT, SVG_BOTTOM + 20, SVG_RIGHT, SVG_BOTTOM + 20, job->steps, (SVG_LEFT + SVG_RIGHT) / 2,
+            SVG_BOTTOM + 20);
+    for (int arm = 0; arm < job->arm_count; arm++) demo_svg_curve(svg, job, arm);
+    fprintf(svg, "</svg>\n");
+    const bool failed = ferror(svg) != 0;
+    return fclose(svg) != 0 || failed ? XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path) : XD_OK;
+}
+
+/* ---- run.json -------------------------------------------------------------------------------------------------------- */
+
+static void demo_run_number(xd_json_writer *w, const char *key, double value) {
+    xd_json_write_key(w, key);
+    xd_json_write_double(w, value);
+}
+
+static void demo_run_int(xd_json_writer *w, const char *key, int64_t value) {
+    xd_json_write_key(w, key);
+    xd_json_write_int64(w, value);
+}
+
+static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
+    xd_json_write_object(w);
+    xd_json_write_key(w, "name");
+    xd_json_write_string(w, job->arms[arm].name);
+    demo_run_number(w, "soft_weight", job->arms[arm].soft_weight);
+    demo_run_number(w, "hard_weight", job->arms[arm].hard_weight);
+    demo_run_number(w, "learning_rate", job->arms[arm].learning_rate);
+    xd_json_write_key(w, "heldout_bits_per_byte");
+    xd_json_write_array(w);
+    for (int s = 0; s < job->seeds; s++)
+        xd_json_write_double(w, job->results[s * job->arm_count + arm].bits_per_byte);
+    xd_json_write_end(w);
+    demo_run_number(w, "seconds", job->results[arm].seconds);
+    xd_json_write_end(w);
+}
+
+static xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *directory) {
+    char path[512];
+    const char *text = NULL;
+    size_t bytes = 0;
+    xd_json_writer w = xd_json_writer_create(ctx);
+    w.indent = 2;
+    xd_json_write_object(&w);
+    xd_json_write_key(&w, "mesh");
+    xd_json_write_object(&w);
+    demo_run_int(&w, "dp", job->dp);
+    demo_run_int(&w, "cp", job->cp);
+    demo_run_int(&w, "tp", job->tp);
+    xd_json_write_end(&w);
+    demo_run_int(&w, "steps", job->steps);
+    demo_run_int(&w, "batch", DEMO_BATCH);
+    demo_run_int(&w, "row", DEMO_ROW);
+    demo_run_int(&w, "seed", (int64_t)job->seed);
+    demo_run_int(&w, "seeds", job->seeds);
+    demo_run_int(&w, "layers", job->config->layers);
+    demo_run_int(&w, "hidden", job->config->hidden);
+    if (job->teacher_result) demo_run_number(&w, "teacher_bits_per_byte", job->teacher_result->bits_per_byte);
+    xd_json_write_key(&w, "arms");
+    xd_json_write_array(&w);
+    for (int arm = 0; arm < job->arm_count; arm++) demo_run_arm_json(&w, job, arm);
+    xd_json_write_end(&w);
+    xd_json_write_end(&w);
+    snprintf(path, sizeof path, "%s/run.json", directory);
+    xd_result result = xd_json_writer_finish(&w, &text, &bytes);
+    if (result == XD_OK) result = xd_file_save(ctx, path, text, bytes);
+    xd_json_writer_destroy(&w);
+    return result;
+}
+
+xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory) {
+    demo_table(job);
+    XDI_TRY(demo_write_svg(ctx, job, directory));
+    return demo_write_run(ctx, job, directory);
+}

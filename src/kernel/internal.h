@@ -1,0 +1,36 @@
+#ifndef XDI_KERNEL_INTERNAL_H
+#define XDI_KERNEL_INTERNAL_H
+
+#include <math.h>
+
+#include "base/half.h"
+#include "base/internal.h"
+#include "kernel/loss.h"
+
+/* Elements of logits and gradients; f32 is the common case. */
+static inline double xdi_loss_load(const xd_rows *x, int64_t row, int64_t column) {
+    const int64_t i = row * (x->stride ? x->stride : x->cols) + column;
+    if (x->dtype == XD_DTYPE_F32) return (double)((const float *)x->data)[i];
+    return xd_load_f64(x->data, x->dtype, i);
+}
+
+static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column, double value) {
+    const int64_t i = row * (x->stride ? x->stride : x->cols) + column;
+    if (x->dtype == XD_DTYPE_F32) ((float *)x->data)[i] = (float)value;
+    else xd_store_f64(x->data, x->dtype, i, value);
+}
+
+/* x - reference, where a shard of only -infinity has -infinity as its reference. */
+static inline double xdi_loss_minus(double x, double reference) {
+    return reference == -INFINITY ? -INFINITY : x - reference;
+}
+
+/* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the row has a
+ * NaN or +infinity. */
+XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
+
+/* loss_cpu.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when they are
+ * close. */
+XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
+
+#endif

@@ -1,0 +1,446 @@
+/* Averages: schedules, bits, the state machine, names, buffers, ties, loading and publishing, bad input. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+
+static xd_ctx *ema_ctx(void) {
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    return ctx;
+}
+
+static xd_param ema_param(const char *name, void *value, xd_dtype dtype, int64_t count) {
+    xd_param p;
+    memset(&p, 0, sizeof p);
+    p.name = name;
+    p.value = value;
+    p.dtype = dtype;
+    p.count = count;
+    return p;
+}
+
+static xd_ema_desc ema_desc(double decay) {
+    xd_ema_desc d;
+    memset(&d, 0, sizeof d);
+    d.decay = decay;
+    return d;
+}
+
+static float ema_f32(const xd_ema *ema, int64_t index) {
+    return ((const float *)xd_ema_view(ema, index).value)[0];
+}
+
+static void ema_fill(float *values, int n, uint32_t seed) {
+    for (int i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        values[i] = (float)((double)(seed >> 8) / 8388608.0 - 1.0);
+    }
+}
+
+static double ema_decay(xd_ema_desc desc, int64_t iteration) {
+    xd_ctx *ctx = ema_ctx();
+    double decay = -1.0;
+    CHECK(xd_ema_decay(ctx, &desc, iteration, &decay) == XD_OK);
+    xd_ctx_destroy(ctx);
+    return decay;
+}
+
+XD_TEST(schedules_give_the_published_decays) {
+    xd_ema_desc power = ema_desc(0.0), half = ema_desc(0.0), ramp = ema_desc(0.0);
+    power.schedule = XD_EMA_POWER;
+    half.schedule = XD_EMA_HALFLIFE;
+    ramp.schedule = XD_EMA_RAMP;
+    CHECK(ema_decay(ema_desc(0.0), 5) == 0.9999);
+    CHECK(ema_decay(power, 0) == 0.0 && ema_decay(power, 1) == 0.0);
+    CHECK_NEAR(ema_decay(power, 2), 3.894852164105202e-06, 1e-20);
+    CHECK_NEAR(ema_decay(power, 10), 0.1505698073120877, 2e-16);
+    CHECK_NEAR(ema_decay(power, 100), 0.8347654136933328, 1e-15);
+    CHECK_NEAR(ema_decay(power, 100000), 0.9998203152467342, 1e-15);
+    CHECK(ema_decay(half, 0) == 0.0 && ema_decay(half, 1) == 9.5367431640625e-07 && ema_decay(half, 20) == 0.5);
+    half.batch_size = 128;
+    CHECK_NEAR(ema_decay(half, 1000), 0.9862327044933592, 1e-15);
+    CHECK_NEAR(ema_decay(half, 78125), 0.9998225700643298, 1e-15);
+    half.disable_rampup = true;
+    CHECK_NEAR(ema_decay(half, 1), 0.9998225700643298, 1e-15);
+    CHECK_NEAR(ema_decay(ramp, 1), 2.0 / 11.0, 1e-16);
+    CHECK(ema_decay(ramp, 1000000) == 0.9999);
+}
+
+/* The shadow after each of n updates from `from` towards `to`. */
+static void ema_sequence(float from, float to, double decay, const float *expected, int n) {
+    xd_ctx *ctx = ema_ctx();
+    float value = from;
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    const xd_ema_desc desc = ema_desc(decay);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+    CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK); /* copies */
+    value = to;
+    for (int i = 0; i < n; i++) {
+        CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
+        CHECK_NEAR(ema_f32(ema, 0), expected[i], 0.0);
+    }
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+/* Hexadecimal floats, which C++11 does not have, as integers times powers of two. */
+XD_TEST(averages_have_the_published_bits) {
+    const float first[5] = { ldexpf(0x199999a, -28), ldexpf(0x1851eb8, -27), ldexpf(0x1158106, -26),
+                             ldexpf(0x1602752, -26), ldexpf(0x1a35696, -26) };
+    const float slow[3] = { ldexpf(0x100068e, -24), ldexpf(0x1000d1c, -24), ldexpf(0x10013aa, -24) };
+    const float large[1] = { ldexpf(0x1b33334, -24) };
+    ema_sequence(0.0f, 1.0f, 0.9, first, 5);
+    ema_sequence(1.0f, 2.0f, 0.9999, slow, 3);
+    ema_sequence(1.0f, 2.0f, 0.3, large, 1);
+}
+
+XD_TEST(a_bf16_shadow_rounds_once_and_may_stand_still) {
+    xd_ctx *ctx = ema_ctx();
+    for (int k = 0; k < 2; k++) {
+        float value = 1.0f;
+        const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+        xd_ema_desc desc = ema_desc(k ? 0.999 : 0.9);
+        desc.dtype = XD_DTYPE_BF16;
+        xd_ema *ema = NULL;
+        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
+        value = 2.0f;
+        CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
+        CHECK(xd_load_f64(xd_ema_view(ema, 0).value, XD_DTYPE_BF16, 0) == (k ? 1.0 : 1.1015625));
+        xd_ema_destroy(ema);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(weights_zero_and_one_keep_or_take_the_value_to_the_bit) {
+    xd_ctx *ctx = ema_ctx();
+    for (int k = 0; k < 2; k++) {
+        float value = 0.1f;
+        const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+        const xd_ema_desc desc = ema_desc(k ? XD_ZERO : 1.0);
+        xd_ema *ema = NULL;
+        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
+        value = 12345.678f;
+        CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
+        CHECK(ema_f32(ema, 0) == (k ? 12345.678f : 0.1f));
+        xd_ema_destroy(ema);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+/* One shadow at decay 0.5, live values 1 at creation; each step sets a live value and calls with an iteration. */
+typedef struct ema_row {
+    int64_t iteration;
+    float live, shadow;
+    bool initialized;
+} ema_row;
+
+static void ema_machine(int64_t start, bool from_current, const ema_row *rows, int n) {
+    xd_ctx *ctx = ema_ctx();
+    float value = 1.0f;
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ema_desc desc = ema_desc(0.5);
+    desc.start_iteration = start;
+    desc.init_from_current = from_current;
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+    CHECK(ema_f32(ema, 0) == 1.0f); /* publishing before the first copy gives the weights of creation */
+    for (int i = 0; i < n; i++) {
+        value = rows[i].live;
+        CHECK(xd_ema_update(ema, rows[i].iteration, NULL) == XD_OK);
+        CHECK_NEAR(ema_f32(ema, 0), rows[i].shadow, 0.0);
+        CHECK_EQ_INT(xd_ema_get_record(ema).initialized, rows[i].initialized);
+    }
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_first_update_that_counts_copies) {
+    static const ema_row counted[] = { { XD_EMA_NEXT, 2.0f, 2.0f, true }, { XD_EMA_NEXT, 4.0f, 3.0f, true } };
+    static const ema_row zero[] = { { 0, 2.0f, 2.0f, true }, { 1, 4.0f, 3.0f, true } };
+    static const ema_row late[] = { { 1, 2.0f, 1.0f, false }, { 99, 3.0f, 1.0f, false }, { 100, 4.0f, 4.0f, true },
+                                    { 101, 8.0f, 6.0f, true } };
+    static const ema_row skipped[] = { { 99, 2.0f, 1.0f, false }, { 150, 3.0f, 3.0f, true }, { 151, 5.0f, 4.0f, true } };
+    ema_machine(0, false, counted, 2);
+    ema_machine(0, false, zero, 2);
+    ema_machine(100, false, late, 4);
+    ema_machine(100, false, skipped, 3);
+}
+
+XD_TEST(the_start_iteration_copies_again_and_order_is_free) {
+    static const ema_row again[] = { { 5, 2.0f, 2.0f, true }, { 6, 4.0f, 3.0f, true }, { 5, 7.0f, 7.0f, true } };
+    static const ema_row backwards[] = { { 9, 2.0f, 2.0f, true }, { 7, 4.0f, 3.0f, true }, { 3, 9.0f, 3.0f, true } };
+    static const ema_row current[] = { { 1, 3.0f, 2.0f, true }, { 2, 4.0f, 3.0f, true } };
+    ema_machine(5, false, again, 3);
+    ema_machine(5, false, backwards, 3);
+    ema_machine(0, true, current, 2);
+}
+
+XD_TEST(a_status_with_a_finding_stops_update_and_counter) {
+    xd_ctx *ctx = ema_ctx();
+    float value = 1.0f;
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    xd_status status;
+    memset(&status, 0, sizeof status);
+    status.not_finite = 1;
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    value = 2.0f;
+    CHECK(xd_ema_update(ema, XD_EMA_NEXT, &status) == XD_OK);
+    CHECK(ema_f32(ema, 0) == 1.0f);
+    CHECK_EQ_INT(xd_ema_get_record(ema).iteration, 0);
+    CHECK(xd_ema_update(ema, -2, NULL) == XD_ERROR_ARGUMENT);
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_average_of_a_shard_is_the_shard_of_the_average) {
+    enum { N = 1000, RANKS = 8, STEPS = 4 };
+    static const int lengths[4] = { 1, 7, 8, N };
+    float whole[N], pieces[N];
+    xd_ctx *ctx = ema_ctx();
+    for (int l = 0; l < 4; l++) {
+        const int n = lengths[l], chunk = (n + RANKS - 1) / RANKS;
+        const xd_param one = ema_param("w", whole, XD_DTYPE_F32, n);
+        const xd_ema_desc desc = ema_desc(0.7);
+        xd_param shard[RANKS];
+        xd_ema *all = NULL, *part[RANKS];
+        ema_fill(whole, n, 1u);
+        memcpy(pieces, whole, sizeof(float) * (size_t)n);
+        CHECK(xd_ema_create(ctx, &one, 1, &desc, &all) == XD_OK);
+        for (int r = 0; r < RANKS; r++) {
+            const int begin = r * chunk < n ? r * chunk : n, end = begin + chunk < n ? begin + chunk : n;
+            shard[r] = ema_param("w", end > begin ? pieces + begin : NULL, XD_DTYPE_F32, end - begin);
+            CHECK(xd_ema_create(ctx, &shard[r], 1, &desc, &part[r]) == XD_OK);
+        }
+        for (int t = 0; t < STEPS; t++) {
+            ema_fill(whole, n, 10u + (uint32_t)t);
+            memcpy(pieces, whole, sizeof(float) * (size_t)n);
+            CHECK(xd_ema_update(all, XD_EMA_NEXT, NULL) == XD_OK);
+            for (int r = 0; r < RANKS; r++) CHECK(xd_ema_update(part[r], XD_EMA_NEXT, NULL) == XD_OK);
+        }
+        const float *expected = (const float *)xd_ema_view(all, 0).value;
+        for (int r = 0, at = 0; r < RANKS; r++) {
+            const xd_param view = xd_ema_view(part[r], 0);
+            CHECK(memcmp(view.value, expected + at, (size_t)view.count * sizeof(float)) == 0);
+            at += (int)view.count;
+            xd_ema_destroy(part[r]);
+        }
+        xd_ema_destroy(all);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+/* A float stored in one dtype, then in another, as double. */
+static double ema_through(float value, xd_dtype first, xd_dtype second) {
+    float cell[1]; /* one element of any of the dtypes */
+    xd_store_f64(cell, first, 0, (double)value);
+    const double stored = xd_load_f64(cell, first, 0);
+    xd_store_f64(cell, second, 0, stored);
+    return xd_load_f64(cell, second, 0);
+}
+
+XD_TEST(every_pair_of_dtypes_agrees_with_double_arithmetic_rounded_once) {
+    enum { N = 257 };
+    static const xd_dtype dtypes[3] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    float start[N], next[N], live[N];
+    xd_ctx *ctx = ema_ctx();
+    ema_fill(start, N, 5u);
+    ema_fill(next, N, 6u);
+    for (int k = 0; k < 9; k++) {
+        const xd_dtype from = dtypes[k / 3], to = dtypes[k % 3];
+        const xd_param param = ema_param("w", live, from, N);
+        xd_ema_desc desc = ema_desc(0.9);
+        desc.dtype = to;
+        xd_ema *ema = NULL;
+        for (int i = 0; i < N; i++) xd_store_f64(live, from, i, (double)start[i]);
+        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
+        for (int i = 0; i < N; i++) xd_store_f64(live, from, i, (double)next[i]);
+        CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
+        for (int i = 0; i < N; i++) {
+            const double a = ema_through(start[i], from, to), b = ema_through(next[i], from, to);
+            const double expected = ema_through((float)(a + (1.0 - 0.9) * (b - a)), XD_DTYPE_F32, to);
+            CHECK_NEAR(xd_load_f64(xd_ema_view(ema, 0).value, to, i), expected, to == XD_DTYPE_F32 ? 1.2e-7 : 0.0);
+        }
+        xd_ema_destroy(ema);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(buffers_are_copied_as_they_are) {
+    int64_t counter = (INT64_C(1) << 53) + 1; /* no double holds it */
+    uint8_t flag = 1;
+    uint16_t half = xd_f16_from_f32(0.1f);
+    xd_ctx *ctx = ema_ctx();
+    xd_param params[3];
+    params[0] = ema_param("counter", &counter, XD_DTYPE_I64, 1);
+    params[1] = ema_param("flag", &flag, XD_DTYPE_BOOL, 1);
+    params[2] = ema_param("half", &half, XD_DTYPE_F16, 1);
+    for (int i = 0; i < 3; i++) params[i].buffer = true;
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, params, 3, NULL, &ema) == XD_OK);
+    CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
+    counter += 2;
+    flag = 0;
+    half = xd_f16_from_f32(7.0f);
+    CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
+    CHECK(memcmp(xd_ema_view(ema, 0).value, &counter, sizeof counter) == 0);
+    CHECK(memcmp(xd_ema_view(ema, 1).value, &flag, sizeof flag) == 0);
+    CHECK(memcmp(xd_ema_view(ema, 2).value, &half, sizeof half) == 0);
+    xd_ema_destroy(ema);
+    params[0].buffer = false;
+    ema = NULL;
+    CHECK(xd_ema_create(ctx, params, 3, NULL, &ema) == XD_ERROR_DTYPE);
+    CHECK(ema == NULL);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(names_lose_their_wrappers_and_may_not_collide) {
+    float a = 1.0f, b = 2.0f, target = 0.0f;
+    xd_ctx *ctx = ema_ctx();
+    xd_param params[2];
+    params[0] = ema_param("module._orig_mod.layer._checkpoint_wrapped_module.w", &a, XD_DTYPE_F32, 1);
+    params[1] = ema_param("layer.b", &b, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
+    CHECK_EQ_STR(xd_ema_view(ema, 0).name, "layer.w");
+    const xd_param out = ema_param("_fsdp_wrapped_module.layer.w", &target, XD_DTYPE_F32, 1);
+    xd_ema_match match;
+    CHECK(xd_ema_copy_to(ema, &out, 1, true, &match) == XD_OK);
+    CHECK(match.matched == 1 && match.missing_in_target == 1 && target == 1.0f);
+    xd_ema_destroy(ema);
+    params[1].name = "layer.w";
+    ema = NULL;
+    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "layer.w") != NULL);
+    CHECK(ema == NULL);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(tied_parameters_share_a_shadow_and_both_names_receive_it) {
+    float value[2] = { 1.0f, 2.0f }, first[2] = { 0.0f, 0.0f }, second[2] = { 0.0f, 0.0f };
+    xd_ctx *ctx = ema_ctx();
+    xd_param params[2], targets[2];
+    params[0] = ema_param("embedding", value, XD_DTYPE_F32, 2);
+    params[1] = ema_param("head", value, XD_DTYPE_F32, 2);
+    targets[0] = ema_param("embedding", first, XD_DTYPE_F32, 2);
+    targets[1] = ema_param("head", second, XD_DTYPE_F32, 2);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
+    CHECK_EQ_INT(xd_ema_count(ema), 1);
+    CHECK(xd_ema_copy_to(ema, targets, 2, false, NULL) == XD_OK);
+    CHECK(memcmp(first, value, sizeof value) == 0 && memcmp(second, value, sizeof value) == 0);
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_strict_load_refuses_what_does_not_fit_and_writes_nothing) {
+    static const int64_t tall[2] = { 2, 1 }, flat[2] = { 1, 2 };
+    float a[2] = { 1.0f, 2.0f }, b = 3.0f, saved[2] = { 8.0f, 9.0f };
+    xd_ctx *ctx = ema_ctx();
+    xd_param params[2], sources[3];
+    params[0] = ema_param("a", a, XD_DTYPE_F32, 2);
+    params[0].shape = tall;
+    params[0].dims = 2;
+    params[1] = ema_param("b", &b, XD_DTYPE_F32, 1);
+    sources[0] = ema_param("a", saved, XD_DTYPE_F32, 2);
+    sources[1] = ema_param("b", saved, XD_DTYPE_F32, 1);
+    sources[2] = ema_param("c", saved, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    xd_ema_match match;
+    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
+    CHECK(xd_ema_load(ema, sources, 3, NULL, false, &match) == XD_ERROR_UNEXPECTED);
+    CHECK_EQ_STR(match.names, "c");
+    CHECK(xd_ema_load(ema, sources, 1, NULL, false, &match) == XD_ERROR_MISSING);
+    CHECK_EQ_STR(match.names, "b");
+    sources[0].count = 1; /* one element would spread over two if shapes were not compared */
+    CHECK(xd_ema_load(ema, sources, 2, NULL, false, &match) == XD_ERROR_SHAPE);
+    CHECK(xd_ema_load(ema, sources, 2, NULL, true, &match) == XD_ERROR_SHAPE);
+    sources[0].count = 2;
+    sources[0].shape = flat;
+    sources[0].dims = 2;
+    CHECK(xd_ema_load(ema, sources, 2, NULL, false, &match) == XD_ERROR_SHAPE);
+    CHECK(memcmp(xd_ema_view(ema, 0).value, a, sizeof a) == 0 && ema_f32(ema, 1) == 3.0f);
+    CHECK(!xd_ema_get_record(ema).initialized);
+    sources[0].shape = tall;
+    CHECK(xd_ema_load(ema, sources, 1, NULL, true, &match) == XD_OK);
+    CHECK(match.matched == 1 && match.missing_in_target == 1);
+    CHECK(!xd_ema_get_record(ema).initialized); /* b was not restored */
+    CHECK(xd_ema_load(ema, sources, 2, NULL, false, NULL) == XD_OK);
+    CHECK(ema_f32(ema, 1) == 8.0f && xd_ema_get_record(ema).initialized);
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
+    enum { N = 50 };
+    float value[N], kept[N];
+    xd_ctx *ctx = ema_ctx();
+    const xd_param param = ema_param("w", value, XD_DTYPE_F32, N);
+    xd_ema *through = NULL, *first = NULL, *resumed = NULL;
+    ema_fill(value, N, 1u);
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &through) == XD_OK);
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &first) == XD_OK);
+    for (uint32_t t = 0; t < 6; t++) {
+        ema_fill(value, N, 20u + t);
+        if (t == 3) {
+            CHECK(xd_ema_create(ctx, &param, 1, NULL, &resumed) == XD_OK);
+            const xd_param saved = ema_param("w", kept, XD_DTYPE_F32, N);
+            xd_ema_record record = xd_ema_get_record(first);
+            CHECK(xd_ema_copy_to(first, &saved, 1, false, NULL) == XD_OK);
+            CHECK(xd_ema_load(resumed, &saved, 1, &record, false, NULL) == XD_OK);
+            record.format_version = 2;
+            CHECK(xd_ema_load(resumed, &saved, 1, &record, false, NULL) == XD_ERROR_FORMAT);
+        }
+        CHECK(xd_ema_update(through, XD_EMA_NEXT, NULL) == XD_OK);
+        CHECK(xd_ema_update(resumed ? resumed : first, XD_EMA_NEXT, NULL) == XD_OK);
+    }
+    CHECK(memcmp(xd_ema_view(through, 0).value, xd_ema_view(resumed, 0).value, sizeof value) == 0);
+    CHECK_EQ_INT(xd_ema_get_record(resumed).iteration, 6);
+    xd_ema_destroy(resumed);
+    xd_ema_destroy(first);
+    xd_ema_destroy(through);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_final_error_stays_below_the_dead_zone) {
+    float value = 0.0f;
+    xd_ctx *ctx = ema_ctx();
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
+    value = 1.0f;
+    for (int64_t i = 2; i <= 200000; i++) CHECK(xd_ema_update(ema, i, NULL) == XD_OK);
+    CHECK_NEAR(ema_f32(ema, 0), 1.0, ldexp(1.0, -24) / (1.0 - 0.9999));
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(numbers_out_of_range_are_refused) {
+    xd_ctx *ctx = ema_ctx();
+    xd_ema *ema = NULL;
+    for (int k = 0; k < 9; k++) {
+        xd_ema_desc desc = ema_desc(0.0);
+        if (k == 0) desc.decay = 1.5;
+        if (k == 1) desc.decay = (double)NAN;
+        if (k == 2) desc.gamma = -1.5;
+        if (k == 3) desc.halflife_kimg = -1.0;
+        if (k == 4) desc.rampup_ratio = -0.1;
+        if (k == 5) desc.batch_size = -1;
+        if (k == 6) desc.start_iteration = -1;
+        if (k == 7) desc.schedule = (xd_ema_schedule)7;
+        if (k == 8) desc.decay = -0.1;
+        CHECK(xd_ema_create(ctx, NULL, 0, &desc, &ema) == XD_ERROR_ARGUMENT);
+    }
+    float value = 0.0f;
+    xd_param param = ema_param(NULL, &value, XD_DTYPE_F32, 1);
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_ARGUMENT);
+    CHECK(ema == NULL);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST_MAIN()

@@ -1,0 +1,241 @@
+/* What every rank gets when one of them does the wrong thing: it stays away, leaves, comes late, passes something else
+ * than the others, or has no memory. Ranks are threads, and time is a counter of ours: no test sleeps. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+
+#include <stdlib.h>
+
+enum { RANKS = 4, ODD = 2, COUNT = 3000 /* the long path */, SHORT = 3 };
+
+/* A clock that goes a millisecond ahead each time somebody looks. */
+static uint64_t ticks;
+
+static double tick(void *user) {
+    (void)user;
+    return 1e-3 * (double)__atomic_add_fetch(&ticks, 1, __ATOMIC_RELAXED);
+}
+
+typedef enum fault { MISSING, LEAVES, WRONG_COUNT, WRONG_DTYPE, WRONG_OPERATION, BAD_ARGUMENT, LATE, FAULTS } fault;
+
+typedef struct scene {
+    int kind; /* xd_collective_kind, BARRIER to SCATTER */
+    fault fault;
+    int64_t count;
+    uint32_t finished; /* ranks whose call has returned; atomic */
+} scene;
+
+static xd_result call(xd_comm *world, const scene *s, bool odd, float *send, float *recv) {
+    const int n = xd_comm_size(world);
+    int64_t counts[RANKS], own[RANKS];
+    for (int r = 0; r < n; r++) counts[r] = own[r] = s->count;
+    if (odd && s->fault == WRONG_COUNT) counts[1] = s->count - 1;
+    if (odd && s->fault == BAD_ARGUMENT) counts[1] = -5;
+    const int64_t count = odd && s->fault == BAD_ARGUMENT ? -5 : counts[odd ? 1 : 0];
+    const xd_dtype dtype = odd && s->fault == WRONG_DTYPE ? XD_DTYPE_I32 : XD_DTYPE_F32;
+    const bool other = odd && s->fault == WRONG_OPERATION;
+    const xd_reduce_op op = other ? XD_MAX : XD_SUM;
+    const int root = other ? 1 : 0;
+    switch (s->kind) {
+    case XD_COLLECTIVE_BARRIER: return other ? xd_broadcast(world, recv, 1, dtype, 0) : xd_barrier(world);
+    case XD_COLLECTIVE_BROADCAST: return xd_broadcast(world, recv, count, dtype, root);
+    case XD_COLLECTIVE_ALL_REDUCE: return xd_all_reduce(world, send, recv, count, dtype, op);
+    case XD_COLLECTIVE_REDUCE_SCATTER: return xd_reduce_scatter(world, send, recv, counts, dtype, op);
+    case XD_COLLECTIVE_ALL_GATHER:
+        return other ? xd_barrier(world) : xd_all_gather(world, send, recv, counts, dtype);
+    case XD_COLLECTIVE_ALL_TO_ALL:
+        return other ? xd_barrier(world) : xd_all_to_all(world, send, counts, recv, own, dtype);
+    case XD_COLLECTIVE_GATHER: return xd_gather(world, send, recv, counts, dtype, root);
+    default: return xd_scatter(world, send, recv, counts, dtype, root);
+    }
+}
+
+static void wait_for(const uint32_t *counter, uint32_t value) {
+    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) {}
+}
+
+static void check_culprit(xd_comm *world, int culprit) {
+    const xd_error *error = xd_last_error(xd_comm_ctx(world));
+    char name[16];
+    snprintf(name, sizeof name, "rank %d", culprit);
+    CHECK_EQ_INT(error->culprit, culprit);
+    CHECK(strstr(error->message, name) != NULL);
+}
+
+static void survivor(xd_comm *world, const scene *s, xd_result got) {
+    const bool untouched = s->fault != MISSING && s->fault != LEAVES && s->fault != LATE;
+    static const xd_result want[FAULTS] = { XD_ERROR_TIMEOUT,  XD_ERROR_PEER, XD_ERROR_MISMATCH, XD_ERROR_MISMATCH,
+                                            XD_ERROR_MISMATCH, XD_ERROR_PEER, XD_ERROR_TIMEOUT };
+    CHECK_EQ_INT(got, want[s->fault]);
+    check_culprit(world, ODD);
+    /* A refused call leaves the group whole, a broken group stays broken. */
+    CHECK_EQ_INT(xd_barrier(world), untouched ? XD_OK : XD_ERROR_PEER);
+    if (!untouched) check_culprit(world, ODD);
+}
+
+static xd_result fault_rank(xd_comm *world, void *argument) {
+    scene *s = (scene *)argument;
+    const bool odd = xd_comm_rank(world) == ODD;
+    float *send = (float *)calloc(RANKS * COUNT, sizeof *send), *recv = (float *)calloc(RANKS * COUNT, sizeof *recv);
+    xd_result got = XD_OK;
+    CHECK(xd_barrier(world) == XD_OK); /* the first call has the longer deadline */
+    if (odd && (s->fault == MISSING || s->fault == LATE)) wait_for(&s->finished, RANKS - 1);
+    if (!odd || (s->fault != MISSING && s->fault != LEAVES)) got = call(world, s, odd, send, recv);
+    for (int i = 0; i < RANKS * COUNT; i += 97) CHECK(recv[i] == 0.0f);
+    __atomic_add_fetch(&s->finished, 1, __ATOMIC_RELEASE);
+    if (!odd) survivor(world, s, got);
+    else if (s->fault == LATE) CHECK_EQ_INT(got, XD_ERROR_PEER);
+    else if (s->fault == BAD_ARGUMENT) CHECK_EQ_INT(got, XD_ERROR_ARGUMENT);
+    else if (s->fault >= WRONG_COUNT) CHECK_EQ_INT(got, XD_ERROR_MISMATCH);
+    if (odd && s->fault >= WRONG_COUNT && s->fault <= BAD_ARGUMENT) CHECK(xd_barrier(world) == XD_OK);
+    free(recv);
+    free(send);
+    return XD_OK;
+}
+
+static bool applies(int kind, fault f) {
+    const bool has_counts = kind != XD_COLLECTIVE_BARRIER;
+    return has_counts || (f != WRONG_COUNT && f != WRONG_DTYPE && f != BAD_ARGUMENT);
+}
+
+static void play(fault f) {
+    const xd_ctx_desc desc = { .clock = { tick, NULL }, .timeout_seconds = 2, .init_timeout_seconds = 1e9 };
+    for (int kind = XD_COLLECTIVE_BARRIER; kind <= XD_COLLECTIVE_SCATTER; kind++)
+        for (int size = 0; size < 2; size++) {
+            scene s = { kind, f, size ? COUNT : SHORT, 0 };
+            if (!applies(kind, f)) continue;
+            /* The clock may go fast while a rank is held up: only the tests that want the deadline have a short one. */
+            xd_ctx_desc d = desc;
+            if (f != MISSING && f != LATE) d.timeout_seconds = 1e9;
+            CHECK_EQ_INT(xd_run_threads(RANKS, &d, fault_rank, &s, NULL), XD_OK);
+        }
+}
+
+XD_TEST(a_missing_rank_is_named_by_a_timeout_on_every_other) { play(MISSING); }
+XD_TEST(a_rank_that_leaves_is_named_by_every_other) { play(LEAVES); }
+XD_TEST(a_wrong_count_is_found_before_data_moves) { play(WRONG_COUNT); }
+XD_TEST(a_wrong_dtype_is_found_before_data_moves) { play(WRONG_DTYPE); }
+XD_TEST(a_wrong_operation_or_root_is_found_before_data_moves) { play(WRONG_OPERATION); }
+XD_TEST(a_bad_argument_on_one_rank_is_an_error_on_all) { play(BAD_ARGUMENT); }
+XD_TEST(a_rank_after_the_deadline_gets_an_error_too) { play(LATE); }
+
+static xd_result message_rank(xd_comm *world, void *argument) {
+    (void)argument;
+    const int rank = xd_comm_rank(world);
+    float a[16] = { 0 }, b[16] = { 0 };
+    CHECK(xd_all_reduce(world, a, b, rank >= 2 ? 12 : 8, XD_DTYPE_F32, XD_SUM) == XD_ERROR_MISMATCH);
+    CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
+                 "all_reduce: ranks 2,3 passed count 12, rank 0 passed count 8");
+    const int64_t counts[RANKS] = { 1, 1, rank == 3 ? 2 : 1, 1 };
+    CHECK(xd_all_gather(world, a, b, counts, XD_DTYPE_F32) == XD_ERROR_MISMATCH);
+    CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
+                 "all_gather: rank 3 passed counts[2] = 2, rank 0 passed 1");
+    CHECK(xd_agree(world, rank == 1 ? XDI_FAIL(xd_comm_ctx(world), XD_ERROR_IO, "disk on fire") : XD_OK) ==
+          (rank == 1 ? XD_ERROR_IO : XD_ERROR_PEER));
+    if (rank != 1)
+        CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message, "agree: rank 1 failed with ERROR_IO: disk on fire");
+    return xd_barrier(world);
+}
+
+XD_TEST(messages_name_the_ranks_that_differ_and_both_numbers) {
+    CHECK_EQ_INT(xd_run_threads(RANKS, NULL, message_rank, NULL, NULL), XD_OK);
+}
+
+static xd_result late_rank(xd_comm *world, void *argument) {
+    (void)argument;
+    if (xd_comm_rank(world) == ODD)
+        for (int i = 0; i < 50; i++) tick(NULL);
+    return xd_barrier(world);
+}
+
+XD_TEST(a_late_rank_within_the_deadline_is_a_success) {
+    const xd_ctx_desc desc = { .clock = { tick, NULL }, .timeout_seconds = 1e9, .init_timeout_seconds = 1e9 };
+    CHECK_EQ_INT(xd_run_threads(RANKS, &desc, late_rank, NULL, NULL), XD_OK);
+}
+
+static xd_result culprit_rank(xd_comm *world, void *argument) {
+    xd_comm *half = NULL;
+    XDI_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
+    xd_result result = XD_OK;
+    if (xd_comm_rank(world) == ODD) result = XDI_FAIL(xd_comm_ctx(world), XD_ERROR_DATA, "the seventh label");
+    else while (result == XD_OK) result = xd_barrier(argument ? half : world); /* until the group breaks */
+    if (xd_comm_rank(world) != ODD) {
+        CHECK_EQ_INT(result, XD_ERROR_PEER);
+        check_culprit(world, ODD);
+    }
+    xd_comm_destroy(half);
+    return result;
+}
+
+XD_TEST(the_runner_reports_the_culprit_and_sub_groups_break_with_the_world) {
+    static int use_half = 1;
+    for (int half = 0; half < 2; half++) {
+        xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
+        CHECK_EQ_INT(xd_run_threads(RANKS, NULL, culprit_rank, half ? &use_half : NULL, &error), XD_ERROR_DATA);
+        CHECK_EQ_INT(error.rank, ODD);
+        CHECK_EQ_STR(error.message, "the seventh label");
+    }
+}
+
+static xd_result pair_rank(xd_comm *world, void *argument) {
+    float x[4] = { 0 };
+    const int rank = xd_comm_rank(world);
+    const bool sends = argument != NULL;
+    if (rank == ODD) return XD_OK; /* leaves while rank 1 waits for it */
+    if (rank == 1) {
+        CHECK_EQ_INT(sends ? xd_send(world, x, 4, XD_DTYPE_F32, ODD) : xd_recv(world, x, 4, XD_DTYPE_F32, ODD),
+                     XD_ERROR_PEER);
+        check_culprit(world, ODD);
+    }
+    return XD_OK;
+}
+
+XD_TEST(send_and_receive_notice_that_the_other_rank_left) {
+    static int yes;
+    CHECK_EQ_INT(xd_run_threads(RANKS, NULL, pair_rank, NULL, NULL), XD_OK);
+    CHECK_EQ_INT(xd_run_threads(RANKS, NULL, pair_rank, &yes, NULL), XD_OK);
+}
+
+/* ---- memory ---- */
+
+typedef struct ration {
+    int64_t left, alive; /* allocations until one fails; blocks not yet released; atomic */
+} ration;
+
+static void *ration_allocate(void *user, size_t bytes) {
+    ration *r = (ration *)user;
+    if (__atomic_fetch_sub(&r->left, 1, __ATOMIC_RELAXED) == 0) return NULL;
+    __atomic_add_fetch(&r->alive, 1, __ATOMIC_RELAXED);
+    return malloc(bytes);
+}
+
+static void ration_release(void *user, void *memory) {
+    ration *r = (ration *)user;
+    __atomic_sub_fetch(&r->alive, 1, __ATOMIC_RELAXED);
+    free(memory);
+}
+
+static xd_result memory_rank(xd_comm *world, void *argument) {
+    (void)argument;
+    xd_comm *half = NULL;
+    XDI_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
+    const xd_result result = xd_barrier(half);
+    xd_comm_destroy(half);
+    return result;
+}
+
+XD_TEST(memory_may_run_out_at_any_point_without_a_hang_or_a_leak) {
+    bool all_granted = false;
+    int64_t point = 0;
+    for (; !all_granted && point < 1000; point++) {
+        ration r = { point, 0 };
+        const xd_ctx_desc desc = { .allocator = { ration_allocate, ration_release, &r }, .timeout_seconds = 20 };
+        const xd_result result = xd_run_threads(RANKS, &desc, memory_rank, NULL, NULL);
+        all_granted = r.left >= 0;
+        CHECK_EQ_INT(result, all_granted ? XD_OK : XD_ERROR_MEMORY);
+        CHECK_EQ_INT(r.alive, 0);
+    }
+    CHECK(all_granted && point > 20);
+}
+
+XD_TEST_MAIN()

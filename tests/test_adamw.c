@@ -96,7 +96,8 @@ static uint64_t adamw_run(xd_optimizer_kind kind, float gradient_scale) {
         adamw_fill(gradient, N, 100u + t, 0.25f);
         CHECK(xd_optimizer_step(optimizer, &step, NULL) == XD_OK);
     }
-    const uint64_t hash = adamw_hash(value, N) ^ adamw_hash(xd_optimizer_get_state(optimizer, 0).exp_avg, N) * 3u;
+    const uint64_t hash =
+        adamw_hash(value, N) ^ adamw_hash(xd_optimizer_get_state(optimizer, 0).exp_avg, N) * 3u;
     xd_optimizer_destroy(optimizer);
     xd_ctx_destroy(ctx);
     return hash;
@@ -294,7 +295,7 @@ XD_TEST(numbers_out_of_range_are_refused_before_anything_is_made) {
         if (k == 3) desc.eps = (double)NAN;
         if (k == 4) desc.weight_decay = -1e-3;
         if (k == 5) desc.momentum = (double)INFINITY;
-        if (k == 6) desc.kind = (xd_optimizer_kind)9;
+        if (k == 6) desc.kind = (xd_optimizer_kind)3;
         if (k == 7) desc.param_count = 1;
         CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_ERROR_ARGUMENT);
         CHECK(optimizer == NULL);

@@ -1,4 +1,5 @@
-/* Gradient norms and clipping: one rank, many ranks, uneven and empty shards, replicas, extremes, non-finite values. */
+/* Gradient norms and clipping: one rank, many ranks, uneven and empty shards, replicas, extremes, non-finite
+ * values. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
@@ -69,13 +70,14 @@ XD_TEST(the_largest_and_the_smallest_floats_neither_overflow_nor_vanish) {
     }
 }
 
-/* Half a unit in the last place, with and without something below it, decides the rounding of the exact sum. */
+/* Half a unit in the last place, with and without something below it, decides the rounding of the exact sum.
+ */
 XD_TEST(the_exact_sum_is_rounded_once_to_nearest_even) {
     int64_t limbs[XD_NORM_LIMBS];
     memset(limbs, 0, sizeof limbs);
-    limbs[10] = 1;                 /* 2^0 */
+    limbs[10] = 1; /* 2^0 */
     limbs[9] = 0;
-    limbs[8] = INT64_C(1) << 11;   /* 2^-53: a tie */
+    limbs[8] = INT64_C(1) << 11; /* 2^-53: a tie */
     CHECK(xd_norm_limbs_value(limbs) == 1.0);
     limbs[0] = 1;
     CHECK(xd_norm_limbs_value(limbs) == 1.0 + ldexp(1.0, -52));
@@ -92,7 +94,7 @@ typedef struct clip_job {
     float gradient[CLIP_N];
     int cut[CLIP_RANKS + 1]; /* rank r holds [cut[r], cut[r + 1]) */
     xd_norm_type type;
-    bool narrow;             /* bf16 gradients */
+    bool narrow; /* bf16 gradients */
     xd_gradient_norm result[CLIP_RANKS];
 } clip_job;
 
@@ -127,7 +129,8 @@ static double clip_world(clip_job *job, int ranks, xd_reduction reduction) {
     for (int r = 0; r <= ranks; r++) job->cut[r] = r == ranks ? CLIP_N : CLIP_N * r * r / (ranks * ranks);
     if (ranks > 2) job->cut[1] = job->cut[2];
     CHECK(xd_run_threads(ranks, &desc, clip_rank, job, NULL) == XD_OK);
-    for (int r = 1; r < ranks; r++) CHECK(memcmp(&job->result[r].norm, &job->result[0].norm, sizeof(double)) == 0);
+    for (int r = 1; r < ranks; r++)
+        CHECK(memcmp(&job->result[r].norm, &job->result[0].norm, sizeof(double)) == 0);
     return job->result[0].norm;
 }
 
@@ -182,7 +185,8 @@ XD_TEST(one_bad_element_is_known_to_every_rank) {
             clip_job_fill(&job, (xd_norm_type)type);
             job.gradient[200] = -INFINITY;
             CHECK(isinf(clip_world(&job, 3, reduction)));
-            for (int r = 0; r < 3; r++) CHECK(job.result[r].not_finite == 1 && job.result[r].coefficient == 1.0f);
+            for (int r = 0; r < 3; r++)
+                CHECK(job.result[r].not_finite == 1 && job.result[r].coefficient == 1.0f);
             job.gradient[100] = NAN;
             clip_world(&job, 3, reduction);
             for (int r = 0; r < 3; r++) CHECK(isnan(job.result[r].norm) && job.result[r].not_finite == 2);

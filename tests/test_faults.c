@@ -4,6 +4,7 @@
 #include "xdistill.h"
 #include "xd_test.h"
 
+#include <sched.h>
 #include <stdlib.h>
 
 enum { RANKS = 4, ODD = 2, COUNT = 3000 /* the long path */, SHORT = 3 };
@@ -51,13 +52,13 @@ static xd_result call(xd_comm *world, const scene *s, bool odd, float *send, flo
 }
 
 static void wait_for(const uint32_t *counter, uint32_t value) {
-    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) {}
+    while (__atomic_load_n(counter, __ATOMIC_ACQUIRE) < value) sched_yield();
 }
 
-static void check_culprit(xd_comm *world, int culprit) {
+static void check_culprit(xd_comm *world, int named, int culprit) {
     const xd_error *error = xd_last_error(xd_comm_ctx(world));
     char name[16];
-    snprintf(name, sizeof name, "rank %d", culprit);
+    snprintf(name, sizeof name, "rank %d", named);
     CHECK_EQ_INT(error->culprit, culprit);
     CHECK(strstr(error->message, name) != NULL);
 }
@@ -67,10 +68,12 @@ static void survivor(xd_comm *world, const scene *s, xd_result got) {
     static const xd_result want[FAULTS] = { XD_ERROR_TIMEOUT,  XD_ERROR_PEER, XD_ERROR_MISMATCH, XD_ERROR_MISMATCH,
                                             XD_ERROR_MISMATCH, XD_ERROR_PEER, XD_ERROR_TIMEOUT };
     CHECK_EQ_INT(got, want[s->fault]);
-    check_culprit(world, ODD);
+    /* Two ranks disagree on a count of an all_to_all: nobody knows which of them is wrong, both are named. */
+    const bool open = s->kind == XD_COLLECTIVE_ALL_TO_ALL && s->fault == WRONG_COUNT;
+    check_culprit(world, ODD, open ? -1 : ODD);
     /* A refused call leaves the group whole, a broken group stays broken. */
     CHECK_EQ_INT(xd_barrier(world), untouched ? XD_OK : XD_ERROR_PEER);
-    if (!untouched) check_culprit(world, ODD);
+    if (!untouched) check_culprit(world, ODD, ODD);
 }
 
 static xd_result fault_rank(xd_comm *world, void *argument) {
@@ -161,7 +164,7 @@ static xd_result culprit_rank(xd_comm *world, void *argument) {
     else while (result == XD_OK) result = xd_barrier(argument ? half : world); /* until the group breaks */
     if (xd_comm_rank(world) != ODD) {
         CHECK_EQ_INT(result, XD_ERROR_PEER);
-        check_culprit(world, ODD);
+        check_culprit(world, ODD, ODD);
     }
     xd_comm_destroy(half);
     return result;
@@ -185,7 +188,7 @@ static xd_result pair_rank(xd_comm *world, void *argument) {
     if (rank == 1) {
         CHECK_EQ_INT(sends ? xd_send(world, x, 4, XD_DTYPE_F32, ODD) : xd_recv(world, x, 4, XD_DTYPE_F32, ODD),
                      XD_ERROR_PEER);
-        check_culprit(world, ODD);
+        check_culprit(world, ODD, ODD);
     }
     return XD_OK;
 }

@@ -1,4 +1,5 @@
-/* test_nn.c - the small transformer of examples/nn: matrix product, gradients, and every split equal to one rank. */
+/* test_nn.c - the small transformer of examples/nn: matrix product, gradients, and every split equal to one
+ * rank. */
 #include "xd_test.h"
 
 #include <pthread.h>
@@ -9,7 +10,7 @@
 #include "../examples/nn/nn_layers.c"
 #include "../examples/nn/nn_transformer.c"
 
-/* ---- help ------------------------------------------------------------------------------------------------------- */
+/* ---- help ---- */
 
 /* A repeatable number in (-1, 1). */
 static float noise(uint64_t stream, uint64_t index) {
@@ -31,9 +32,10 @@ static double distance(int64_t count, const float *a, const float *b) {
     return most / scale;
 }
 
-/* ---- matrix product --------------------------------------------------------------------------------------------- */
+/* ---- matrix product ---- */
 
-static void check_product(nn_cpu_level level, int m, int n, int k, bool turn_a, bool turn_b, bool accumulate) {
+static void check_product(nn_cpu_level level, int m, int n, int k, bool turn_a, bool turn_b,
+                          bool accumulate) {
     float *a = floats((int64_t)m * k), *b = floats((int64_t)k * n);
     float *out = floats((int64_t)m * (n + 3)), *expected = floats((int64_t)m * (n + 3));
     for (int i = 0; i < m * k; i++) a[i] = noise(1, (uint64_t)i);
@@ -50,7 +52,8 @@ static void check_product(nn_cpu_level level, int m, int n, int k, bool turn_a, 
             expected[i * (n + 3) + j] = (float)sum;
         }
     nn_matmul_at(level, left, right, out, n + 3, accumulate);
-    CHECK_NEAR(distance((int64_t)m * (n + 3), expected, out), 0.0, 2e-6); /* the gap columns stay what they were */
+    CHECK_NEAR(distance((int64_t)m * (n + 3), expected, out), 0.0,
+               2e-6); /* the gap columns stay what they were */
     free(a), free(b), free(out), free(expected);
 }
 
@@ -76,7 +79,7 @@ XD_TEST(matmul_gives_a_row_the_same_bits_whatever_rows_are_beside_it) {
     free(a), free(b), free(all), free(one);
 }
 
-/* ---- a tiny model ----------------------------------------------------------------------------------------------- */
+/* ---- a tiny model ---- */
 
 enum { SEQUENCES = 2, POSITIONS = 9, VOCAB = 23 };
 
@@ -95,7 +98,8 @@ static nn_config tiny_config(bool tied) {
     return c;
 }
 
-/* One run of forward and backward. The loss is a fixed random weighting of the logits, so every logit counts. */
+/* One run of forward and backward. The loss is a fixed random weighting of the logits, so every logit counts.
+ */
 typedef struct tiny_run {
     nn_model model;
     nn_batch batch;
@@ -112,8 +116,8 @@ static float tiny_d_logit(int sequence, int position, int column) {
 }
 
 /* `count` positions of every sequence, listed in `list`, on the ranks of the two groups. */
-static void tiny_start(tiny_run *t, bool tied, const nn_group *tp, const nn_group *cp, int count, const int32_t *list,
-                       int32_t *ids) {
+static void tiny_start(tiny_run *t, bool tied, const nn_group *tp, const nn_group *cp, int count,
+                       const int32_t *list, int32_t *ids) {
     const nn_config config = tiny_config(tied);
     memset(t, 0, sizeof *t);
     CHECK(nn_model_init(&config, tp, cp, &t->model) == NULL);
@@ -142,11 +146,13 @@ static void tiny_step(tiny_run *t) {
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) {
             const int i = r % t->batch.positions;
-            t->d_logits[r * columns + c] = tiny_d_logit(
-                r / t->batch.positions, t->batch.position ? t->batch.position[i] : i, t->model.share.vocab_begin + c);
+            t->d_logits[r * columns + c] =
+                tiny_d_logit(r / t->batch.positions, t->batch.position ? t->batch.position[i] : i,
+                             t->model.share.vocab_begin + c);
         }
     t->code = nn_forward(&t->model, t->weights, &t->batch, true, t->workspace, t->logits);
-    if (!t->code) t->code = nn_backward(&t->model, t->weights, &t->batch, t->workspace, t->d_logits, t->gradient);
+    if (!t->code)
+        t->code = nn_backward(&t->model, t->weights, &t->batch, t->workspace, t->d_logits, t->gradient);
 }
 
 static void tiny_end(tiny_run *t) {
@@ -154,7 +160,7 @@ static void tiny_end(tiny_run *t) {
     nn_model_free(&t->model);
 }
 
-/* ---- gradients against finite differences ------------------------------------------------------------------------ */
+/* ---- gradients against finite differences ---- */
 
 /* The loss of the tiny model with `step` times a random direction added to one weight. */
 static double moved_loss(tiny_run *t, const nn_param *p, double step) {
@@ -234,7 +240,7 @@ XD_TEST(bad_configurations_are_named) {
     CHECK(model.params == NULL);
 }
 
-/* ---- ranks as threads, in the plainest way ------------------------------------------------------------------------ */
+/* ---- ranks as threads, in the plainest way ---- */
 
 enum { MOST = 4 };
 
@@ -288,7 +294,7 @@ static int meet_and_gather(void *user, const float *send, float *received, const
     return 0;
 }
 
-/* ---- every split equals one rank ---------------------------------------------------------------------------------- */
+/* ---- every split equals one rank ---- */
 
 /* Positions of each context-parallel rank: uneven, out of order, ends together with middles. */
 static const int32_t split_positions[3][POSITIONS] = { { 0, 8, 1, 7 }, { 2, 6, 5, 3, 4 }, { 0 } };
@@ -322,7 +328,8 @@ static void compare_gradients(const split_rank *me, const tiny_run *t, const flo
         double most = 0.0, scale = 0.0;
         for (int r = 0; r < part->rows; r++)
             for (int c = 0; c < part->cols; c++) {
-                const int64_t at = full->offset + (int64_t)(part->row_begin + r) * full->cols + part->col_begin + c;
+                const int64_t at =
+                    full->offset + (int64_t)(part->row_begin + r) * full->cols + part->col_begin + c;
                 const float expected = me->whole->gradient[at];
                 const float got = gradient[part->offset + (int64_t)r * part->cols + c];
                 most = fmax(most, fabs((double)expected - (double)got));
@@ -343,8 +350,8 @@ static void *run_split_rank(void *argument) {
     const int32_t *counts = split_counts[me->cp_size - 1];
     for (int r = 0, n = 0; r < me->cp_size && me->cp_size > 1; n += counts[r++])
         memcpy(all + n, split_positions[r], (size_t)counts[r] * sizeof *all);
-    tiny_start(&t, me->tied, &tp, &cp, counts[me->cp_rank], me->cp_size > 1 ? split_positions[me->cp_rank] : NULL,
-               ids);
+    tiny_start(&t, me->tied, &tp, &cp, counts[me->cp_rank],
+               me->cp_size > 1 ? split_positions[me->cp_rank] : NULL, ids);
     t.batch.cp_count = counts;
     t.batch.cp_position = all;
     tiny_step(&t);
@@ -371,8 +378,14 @@ static void check_split(int tp_size, int cp_size, bool tied) {
         cp_place[i].size = cp_size;
     }
     for (int r = 0; r < tp_size * cp_size; r++) {
-        const split_rank rank = { &whole,   &tp_place[r / tp_size], &cp_place[r % tp_size], tp_size, r % tp_size, cp_size,
-                                  r / tp_size, tied };
+        const split_rank rank = { &whole,
+                                  &tp_place[r / tp_size],
+                                  &cp_place[r % tp_size],
+                                  tp_size,
+                                  r % tp_size,
+                                  cp_size,
+                                  r / tp_size,
+                                  tied };
         ranks[r] = rank;
         CHECK_EQ_INT(pthread_create(&threads[r], NULL, run_split_rank, &ranks[r]), 0);
     }

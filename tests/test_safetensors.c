@@ -66,8 +66,8 @@ static int bench_resize(void *user, intptr_t file, uint64_t bytes) {
 }
 
 static int bench_sync(void *user, intptr_t file) {
-    bench *b = (bench *)user;
-    return fails(b, true) ? 5 : b->real.sync(NULL, file);
+    (void)file; /* the disk's speed is not what is tested */
+    return fails((bench *)user, true) ? 5 : 0;
 }
 
 static int bench_close(void *user, intptr_t file) {
@@ -96,7 +96,8 @@ static int bench_rename(void *user, const char *from, const char *to) {
 }
 
 static int bench_sync_directory(void *user, const char *path) {
-    return ((bench *)user)->real.sync_directory(NULL, path);
+    (void)path;
+    return fails((bench *)user, true) ? 5 : 0;
 }
 
 static int bench_remove(void *user, const char *path) {

@@ -3,8 +3,9 @@
  *   cc -std=c99 -O2 tools/bpe_train.c examples/demo/bpe_split.c -o build/bpe_train
  *   build/bpe_train TEXT VOCABULARY_SIZE tokenizer.json
  *
- * Entry 0 is <|endoftext|>, entries 1..256 are the bytes, every later entry joins two earlier ones: the pair that occurs
- * most often inside pieces of the text, the pair of lowest ids among equals. Same text, same file. */
+ * Entry 0 is <|endoftext|>, entries 1..256 are the bytes, every later entry joins two earlier ones: the pair
+ * that occurs most often inside pieces of the text, the pair of lowest ids among equals. Same text, same
+ * file. */
 #include "../examples/demo/bpe_split.h"
 
 #include <stdbool.h>
@@ -58,7 +59,7 @@ static uint8_t *read_file(const char *path, size_t *length) {
     return data;
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- words ---- */
 
 static uint32_t hash_bytes(const uint8_t *text, size_t length) {
     uint32_t h = 2166136261u;
@@ -88,7 +89,7 @@ static void count_words(trainer *t, const uint8_t *text, size_t length) {
     }
 }
 
-/* ---- merges ----------------------------------------------------------------------------------------------------- */
+/* ---- merges ---- */
 
 static uint32_t *pair_count(trainer *t, int left, int right) {
     return &t->pairs[(size_t)left * MOST_ENTRIES + (size_t)right];
@@ -130,7 +131,8 @@ static void merge_word(word *w, const int pair[2], int entry) {
     w->size = size;
 }
 
-static void spell(trainer *t, int entry, const uint8_t *a, uint32_t a_length, const uint8_t *b, uint32_t b_length) {
+static void spell(trainer *t, int entry, const uint8_t *a, uint32_t a_length, const uint8_t *b,
+                  uint32_t b_length) {
     t->spelling_length[entry] = a_length + b_length;
     t->spelling[entry] = (uint8_t *)room(a_length + b_length, 1);
     memcpy(t->spelling[entry], a, a_length);
@@ -141,7 +143,8 @@ static void add_merge(trainer *t, const int pair[2]) {
     const int entry = t->entries++;
     t->merges[entry][0] = (uint16_t)pair[0];
     t->merges[entry][1] = (uint16_t)pair[1];
-    spell(t, entry, t->spelling[pair[0]], t->spelling_length[pair[0]], t->spelling[pair[1]], t->spelling_length[pair[1]]);
+    spell(t, entry, t->spelling[pair[0]], t->spelling_length[pair[0]], t->spelling[pair[1]],
+          t->spelling_length[pair[1]]);
     for (uint32_t i = 0; i < SLOTS; i++) {
         word *w = &t->words[i];
         if (!w->text || !word_has(w, pair)) continue;
@@ -163,7 +166,7 @@ static void train(trainer *t, int size) {
     while (t->entries < size && best_pair(t, pair)) add_merge(t, pair);
 }
 
-/* ---- the file --------------------------------------------------------------------------------------------------- */
+/* ---- the file ---- */
 
 /* An entry's bytes as the characters of a JSON string. All of them are below U+0800. */
 static void write_spelling(FILE *out, const trainer *t, int entry) {
@@ -210,20 +213,22 @@ static bool write_tokenizer(const trainer *t, const char *path) {
     if (!out) return false;
     fprintf(out,
             "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n"
-            "  \"added_tokens\": [\n    { \"id\": 0, \"content\": \"%s\", \"single_word\": false, \"lstrip\": false, "
+            "  \"added_tokens\": [\n    { \"id\": 0, \"content\": \"%s\", \"single_word\": false, "
+            "\"lstrip\": false, "
             "\"rstrip\": false, \"normalized\": false, \"special\": true }\n  ],\n  \"normalizer\": null,\n"
             "  \"pre_tokenizer\": {\n    \"type\": \"Sequence\",\n    \"pretokenizers\": [\n"
             "      { \"type\": \"Split\", \"pattern\": { \"Regex\": \"",
             end_of_text);
     write_escaped(out, BPE_SPLIT_PATTERN);
-    fprintf(out, "\" }, \"behavior\": \"Isolated\", \"invert\": false },\n"
-                 "      { \"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
-                 "\"use_regex\": false }\n    ]\n  },\n  \"post_processor\": null,\n"
-                 "  \"decoder\": { \"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
-                 "\"use_regex\": false },\n"
-                 "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-                 "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n"
-                 "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n");
+    fprintf(out,
+            "\" }, \"behavior\": \"Isolated\", \"invert\": false },\n"
+            "      { \"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
+            "\"use_regex\": false }\n    ]\n  },\n  \"post_processor\": null,\n"
+            "  \"decoder\": { \"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
+            "\"use_regex\": false },\n"
+            "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
+            "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n"
+            "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n");
     write_model(out, t);
     fprintf(out, "  }\n}\n");
     const bool written = !ferror(out);
@@ -233,7 +238,8 @@ static bool write_tokenizer(const trainer *t, const char *path) {
 int main(int argc, char **argv) {
     if (argc != 4) stop("usage: bpe_train TEXT VOCABULARY_SIZE", "tokenizer.json");
     const int size = atoi(argv[2]);
-    if (size < FIRST_MERGE || size > MOST_ENTRIES) stop("the vocabulary must have 257 to 2048 entries, not", argv[2]);
+    if (size < FIRST_MERGE || size > MOST_ENTRIES)
+        stop("the vocabulary must have 257 to 2048 entries, not", argv[2]);
 
     size_t length = 0;
     uint8_t *text = read_file(argv[1], &length);

@@ -26,9 +26,10 @@ struct bpe {
     int32_t byte_id[256];
 };
 
-/* ---- pieces of the file ----------------------------------------------------------------------------------------- */
+/* ---- pieces of the file ---- */
 
-/* The next code point of valid UTF-8 below U+0800, which is all a spelling may hold; -1 for anything above. */
+/* The next code point of valid UTF-8 below U+0800, which is all a spelling may hold; -1 for anything above.
+ */
 static int32_t bpe_next_character(const char **at) {
     const uint8_t *s = (const uint8_t *)*at;
     if (s[0] < 0x80) {
@@ -59,15 +60,17 @@ static bool bpe_is_string(const xd_json *value, const char *expected) {
     return text && strcmp(text, expected) == 0;
 }
 
-/* The file must cut text as bpe_split.c does: a sequence of that split and ByteLevel without one of its own. */
+/* The file must cut text as bpe_split.c does: a sequence of that split and ByteLevel without one of its own.
+ */
 static xd_result bpe_check_split(xd_ctx *ctx, const xd_json *root) {
     const xd_json *list = xd_json_find(xd_json_find(root, "pre_tokenizer"), "pretokenizers");
     const xd_json *split = xd_json_at(list, 0), *bytes = xd_json_at(list, 1);
     bool own_split = true, prefix = true;
     (void)xd_json_bool(xd_json_find(bytes, "use_regex"), &own_split);
     (void)xd_json_bool(xd_json_find(bytes, "add_prefix_space"), &prefix);
-    if (!bpe_is_string(xd_json_find(split, "type"), "Split") || !bpe_is_string(xd_json_find(bytes, "type"), "ByteLevel") ||
-        xd_json_count(list) != 2 || own_split || prefix)
+    if (!bpe_is_string(xd_json_find(split, "type"), "Split") ||
+        !bpe_is_string(xd_json_find(bytes, "type"), "ByteLevel") || xd_json_count(list) != 2 || own_split ||
+        prefix)
         return BPE_FAIL(ctx, "pre_tokenizer is not Split followed by a plain ByteLevel");
     if (!bpe_is_string(xd_json_find(xd_json_find(split, "pattern"), "Regex"), BPE_SPLIT_PATTERN))
         return BPE_FAIL(ctx, "pre_tokenizer has a split pattern that is not built in");
@@ -76,7 +79,7 @@ static xd_result bpe_check_split(xd_ctx *ctx, const xd_json *root) {
     return XD_OK;
 }
 
-/* ---- entries ---------------------------------------------------------------------------------------------------- */
+/* ---- entries ---- */
 
 /* The entry of a member's id, not yet taken; NULL when the id is wrong. */
 static bpe_entry *bpe_new_entry(bpe *b, const xd_json *id_value) {
@@ -86,13 +89,15 @@ static bpe_entry *bpe_new_entry(bpe *b, const xd_json *id_value) {
     return &b->entries[id];
 }
 
-/* Added tokens are spelled as they are, not as bytes. One that is in the vocabulary as well is the same entry. */
+/* Added tokens are spelled as they are, not as bytes. One that is in the vocabulary as well is the same
+ * entry. */
 static xd_result bpe_read_added(xd_ctx *ctx, bpe *b, const xd_json *added, uint8_t **room) {
     for (const xd_json *item = xd_json_first(added); item; item = xd_json_next(item)) {
         size_t bytes = 0;
         const char *text = xd_json_string(xd_json_find(item, "content"), &bytes);
         bpe_entry *entry = text && bytes ? bpe_new_entry(b, xd_json_find(item, "id")) : NULL;
-        if (!entry) return BPE_FAIL(ctx, "added token at byte %zu has a bad content or id", xd_json_offset(item));
+        if (!entry)
+            return BPE_FAIL(ctx, "added token at byte %zu has a bad content or id", xd_json_offset(item));
         memcpy(*room, text, bytes);
         entry->bytes = *room;
         entry->length = (uint32_t)bytes;
@@ -128,7 +133,7 @@ static xd_result bpe_read_vocabulary(xd_ctx *ctx, bpe *b, const xd_json *vocab, 
     return XD_OK;
 }
 
-/* ---- merges ----------------------------------------------------------------------------------------------------- */
+/* ---- merges ---- */
 
 static bpe_merge *bpe_slot(const bpe *b, int32_t left, int32_t right) {
     const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
@@ -185,7 +190,7 @@ static xd_result bpe_read_merges(xd_ctx *ctx, bpe *b, const xd_json *vocab, cons
     return XD_OK;
 }
 
-/* ---- loading ---------------------------------------------------------------------------------------------------- */
+/* ---- loading ---- */
 
 /* Bytes that all spellings together can take: never more than their characters do. */
 static size_t bpe_spelling_room(const xd_json *vocab, const xd_json *added) {
@@ -215,7 +220,8 @@ static xd_result bpe_fill(xd_ctx *ctx, bpe *b, const xd_json *root) {
         return BPE_FAIL(ctx, "the model is not BPE with a vocab and merges");
     XDI_TRY(bpe_check_split(ctx, root));
     b->size = bpe_count_entries(vocab, added);
-    for (b->slots = 16; b->slots < 2 * xd_json_count(merges); b->slots *= 2) {}
+    for (b->slots = 16; b->slots < 2 * xd_json_count(merges); b->slots *= 2) {
+    }
     b->entries = (bpe_entry *)xd_allocate(ctx, ((size_t)b->size + 1) * sizeof *b->entries);
     b->spellings = (uint8_t *)xd_allocate(ctx, bpe_spelling_room(vocab, added) + 1);
     b->merges = (bpe_merge *)xd_allocate(ctx, b->slots * sizeof *b->merges);
@@ -234,11 +240,14 @@ xd_result bpe_load(xd_ctx *ctx, const char *path, bpe **out) {
     xd_json *root = NULL;
     XDI_TRY(xd_json_load(ctx, NULL, path, &root));
     bpe *b = (bpe *)xd_allocate(ctx, sizeof *b);
-    xd_result result = b ? bpe_fill(ctx, b, root)
-                         : xd_fail(ctx, XD_ERROR_MEMORY, __FILE__, __LINE__, __func__, "no room for a vocabulary");
+    xd_result result =
+        b ? bpe_fill(ctx, b, root)
+          : xd_fail(ctx, XD_ERROR_MEMORY, __FILE__, __LINE__, __func__, "no room for a vocabulary");
     xd_json_destroy(ctx, root);
-    if (result == XD_OK) *out = b;
-    else bpe_destroy(ctx, b);
+    if (result == XD_OK)
+        *out = b;
+    else
+        bpe_destroy(ctx, b);
     return result;
 }
 
@@ -269,9 +278,10 @@ const uint8_t *bpe_spelling(const bpe *vocabulary, int32_t id, size_t *bytes) {
     return vocabulary->entries[id].bytes;
 }
 
-/* ---- encoding --------------------------------------------------------------------------------------------------- */
+/* ---- encoding ---- */
 
-/* Merges `count` byte entries in place, the lowest rank first, leftmost first among equals; returns how many remain. */
+/* Merges `count` byte entries in place, the lowest rank first, leftmost first among equals; returns how many
+ * remain. */
 static int64_t bpe_merge_piece(const bpe *b, int32_t *ids, int64_t count) {
     for (;;) {
         const bpe_merge *best = NULL;

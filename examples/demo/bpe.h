@@ -25,8 +25,8 @@ int bpe_size(const bpe *vocabulary);
 /* The id of an added token such as "<|endoftext|>", or -1. */
 int32_t bpe_special(const bpe *vocabulary, const char *token);
 
-/* ids = the entries of `text`; returns how many. ids must have room for `bytes` of them. Added tokens written out in the
- * text become their ids. Time grows with the square of the longest piece. */
+/* ids = the entries of `text`; returns how many. ids must have room for `bytes` of them. Added tokens written
+ * out in the text become their ids. Time grows with the square of the longest piece. */
 int64_t bpe_encode(const bpe *vocabulary, const char *text, size_t bytes, int32_t *ids);
 
 /* The bytes of one entry, not NUL-terminated; an added token is spelled out. NULL for an id out of range. */

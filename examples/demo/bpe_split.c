@@ -16,7 +16,9 @@ static size_t bpe_contraction(const uint8_t *text, size_t length) {
     if (length < 2 || text[0] != '\'') return 0;
     if (strchr("sdmt", text[1]) && text[1]) return 2;
     if (length < 3) return 0;
-    return memcmp(text + 1, "ll", 2) == 0 || memcmp(text + 1, "ve", 2) == 0 || memcmp(text + 1, "re", 2) == 0 ? 3 : 0;
+    return memcmp(text + 1, "ll", 2) == 0 || memcmp(text + 1, "ve", 2) == 0 || memcmp(text + 1, "re", 2) == 0
+               ? 3
+               : 0;
 }
 
 /* Bytes from `text` on that are of the class of the first one. */
@@ -33,7 +35,8 @@ size_t bpe_piece_length(const uint8_t *text, size_t length) {
     if (contraction) return contraction;
     if (bpe_class_of(text[0]) != BPE_SPACE) return bpe_run(text, length);
     /* One blank belongs to the word after it. */
-    if (text[0] == ' ' && length > 1 && bpe_class_of(text[1]) != BPE_SPACE) return 1 + bpe_run(text + 1, length - 1);
+    if (text[0] == ' ' && length > 1 && bpe_class_of(text[1]) != BPE_SPACE)
+        return 1 + bpe_run(text + 1, length - 1);
     /* A longer run leaves its last character to what follows, unless nothing follows. */
     const size_t run = bpe_run(text, length);
     return run > 1 && run < length ? run - 1 : run;

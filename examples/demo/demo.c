@@ -4,9 +4,10 @@
  *   build/demo --ranks 4 --mesh dp=2,tp=2 --steps 100 --seed 7
  *   SEEDS=3 make demo                  mean and spread over three seeds
  *
- * Two students of the same size start from the same weights and read the same rows of the King James text: one learns from
- * the text alone, the other from 0.9 times the KL divergence to the teacher's next-token distributions plus 0.1 times the
- * text. Then all three models are measured on chapters that none of them has seen. Ranks are threads of this process.
+ * Two students of the same size start from the same weights and read the same rows of the King James text:
+ * one learns from the text alone, the other from 0.9 times the KL divergence to the teacher's next-token
+ * distributions plus 0.1 times the text. Then all three models are measured on chapters that none of them has
+ * seen. Ranks are threads of this process.
  *
  * Writes out/metrics.jsonl, out/loss.svg, out/run.json and out/student/, a Hugging Face model directory.
  *
@@ -30,14 +31,17 @@ typedef struct demo_options {
     const char *out;
 } demo_options;
 
-/* ---- options --------------------------------------------------------------------------------------------------------- */
+/* ---- options
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static int demo_usage(const char *problem, const char *detail) {
-    fprintf(stderr,
-            "demo: %s%s\n"
-            "usage: demo [--ranks N] [--mesh dp=N,cp=N,tp=N] [--steps N] [--seed N] [--data DIR] [--out DIR]\n"
-            "            [--train-teacher TEXT]\n",
-            problem, detail);
+    fprintf(
+        stderr,
+        "demo: %s%s\n"
+        "usage: demo [--ranks N] [--mesh dp=N,cp=N,tp=N] [--steps N] [--seed N] [--data DIR] [--out DIR]\n"
+        "            [--train-teacher TEXT]\n",
+        problem, detail);
     return 2;
 }
 
@@ -69,13 +73,20 @@ static bool demo_parse_mesh(const char *text, demo_options *o) {
 
 static bool demo_parse_one(const char *name, const char *value, demo_options *o) {
     long number = 0;
-    if (strcmp(name, "--ranks") == 0 && demo_number(value, 1, 64, &number)) o->ranks = (int)number;
-    else if (strcmp(name, "--steps") == 0 && demo_number(value, 1, 1000000, &number)) o->steps = (int)number;
-    else if (strcmp(name, "--seed") == 0 && demo_number(value, 0, 1000000000, &number)) o->seed = (uint64_t)number;
-    else if (strcmp(name, "--data") == 0) o->data = value;
-    else if (strcmp(name, "--out") == 0) o->out = value;
-    else if (strcmp(name, "--train-teacher") == 0) o->teacher_text = value;
-    else return strcmp(name, "--mesh") == 0 && demo_parse_mesh(value, o);
+    if (strcmp(name, "--ranks") == 0 && demo_number(value, 1, 64, &number))
+        o->ranks = (int)number;
+    else if (strcmp(name, "--steps") == 0 && demo_number(value, 1, 1000000, &number))
+        o->steps = (int)number;
+    else if (strcmp(name, "--seed") == 0 && demo_number(value, 0, 1000000000, &number))
+        o->seed = (uint64_t)number;
+    else if (strcmp(name, "--data") == 0)
+        o->data = value;
+    else if (strcmp(name, "--out") == 0)
+        o->out = value;
+    else if (strcmp(name, "--train-teacher") == 0)
+        o->teacher_text = value;
+    else
+        return strcmp(name, "--mesh") == 0 && demo_parse_mesh(value, o);
     return true;
 }
 
@@ -100,12 +111,16 @@ static int demo_parse(int argc, char **argv, demo_options *o) {
         o->cp = o->tp = 1;
     }
     if (o->ranks == 0) o->ranks = o->dp * o->cp * o->tp;
-    if (o->ranks != o->dp * o->cp * o->tp) return demo_usage("the mesh does not have as many ranks as --ranks", "");
-    if (o->dp > DEMO_BATCH || o->cp > DEMO_ROW) return demo_usage("an axis of the mesh is longer than what it splits", "");
+    if (o->ranks != o->dp * o->cp * o->tp)
+        return demo_usage("the mesh does not have as many ranks as --ranks", "");
+    if (o->dp > DEMO_BATCH || o->cp > DEMO_ROW)
+        return demo_usage("an axis of the mesh is longer than what it splits", "");
     return 0;
 }
 
-/* ---- the job --------------------------------------------------------------------------------------------------------- */
+/* ---- the job
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static nn_config demo_config(int vocab, bool teacher) {
     nn_config c;
@@ -122,7 +137,8 @@ static nn_config demo_config(int vocab, bool teacher) {
     return c;
 }
 
-static const demo_arm demo_student_arms[] = { { "text alone", 0.0, 1.0, 3e-3 }, { "distilled", 0.9, 0.1, 3e-3 } };
+static const demo_arm demo_student_arms[] = { { "text alone", 0.0, 1.0, 3e-3 },
+                                              { "distilled", 0.9, 0.1, 3e-3 } };
 static const demo_arm demo_teacher_arm = { "teacher", 0.0, 1.0, 2e-3 };
 
 /* Everything main owns. */
@@ -148,7 +164,8 @@ static xd_result demo_load(demo_world *w, const demo_options *o) {
     XDI_TRY(demo_text_load(w->ctx, w->vocabulary, path, &w->heldout));
     snprintf(path, sizeof path, "%s/kjv_student.txt", o->data);
     XDI_TRY(demo_text_load(w->ctx, w->vocabulary, o->teacher_text ? o->teacher_text : path, &w->text));
-    if (!o->teacher_text) XDI_TRY(demo_model_load(w->ctx, w->teacher_directory, &w->teacher, &w->teacher_weights));
+    if (!o->teacher_text)
+        XDI_TRY(demo_model_load(w->ctx, w->teacher_directory, &w->teacher, &w->teacher_weights));
     w->config = demo_config(bpe_size(w->vocabulary), o->teacher_text != NULL);
     return demo_report_open(w->ctx, o->out, &w->report);
 }
@@ -215,7 +232,8 @@ int main(int argc, char **argv) {
     memset(&world, 0, sizeof world);
     if (xd_ctx_create(NULL, &world.ctx) != XD_OK) return 1;
     const xd_result result = demo_work(&world, &options);
-    if (result != XD_OK) fprintf(stderr, "demo: %s: %s\n", xd_result_name(result), xd_last_error(world.ctx)->message);
+    if (result != XD_OK)
+        fprintf(stderr, "demo: %s: %s\n", xd_result_name(result), xd_last_error(world.ctx)->message);
     demo_free(&world);
     return result != XD_OK;
 }

@@ -11,7 +11,7 @@ extern "C" {
 
 enum { DEMO_ROW = 128, DEMO_BATCH = 16, DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8 };
 
-/* ---- texts ------------------------------------------------------------------------------------------------------ */
+/* ---- texts ---- */
 
 /* A text as ids; read only once loaded, so all ranks share it. */
 typedef struct demo_text {
@@ -23,33 +23,34 @@ typedef struct demo_text {
 xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, demo_text *out);
 void demo_text_free(xd_ctx *ctx, demo_text *text);
 
-/* The start of row `row` of the batch of step `step`: a place with DEMO_ROW tokens and one more after it. The same on
- * every mesh. */
+/* The start of row `row` of the batch of step `step`: a place with DEMO_ROW tokens and one more after it. The
+ * same on every mesh. */
 int64_t demo_row_start(const demo_text *text, uint64_t seed, int step, int row);
 
 /* A repeatable number in [0, 1). */
 double demo_random(uint64_t seed, uint64_t stream, uint64_t counter);
 
-/* ---- model directories ------------------------------------------------------------------------------------------ */
+/* ---- model directories ---- */
 
-/* Reads config.json and model.safetensors of a Hugging Face Llama directory into a whole model. *weights is freed with
- * xd_release, the model with nn_model_free. */
+/* Reads config.json and model.safetensors of a Hugging Face Llama directory into a whole model. *weights is
+ * freed with xd_release, the model with nn_model_free. */
 xd_result demo_model_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights);
 
-/* Writes a directory that `transformers` opens: config.json, generation_config.json, model.safetensors (bf16),
- * tokenizer.json (a copy of `tokenizer`) and tokenizer_config.json. `weights` are rounded to what the file holds. */
+/* Writes a directory that `transformers` opens: config.json, generation_config.json, model.safetensors
+ * (bf16), tokenizer.json (a copy of `tokenizer`) and tokenizer_config.json. `weights` are rounded to what the
+ * file holds. */
 xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
                           const char *tokenizer, int32_t end_of_text);
 
 /* This rank's part of whole weights. */
 void demo_take_share(const nn_model *whole, const float *whole_weights, const nn_model *part, float *weights);
 
-/* The inverse on rank 0 of the tensor-parallel group: whole weights from everybody's parts. Collective over tp, which
- * may be NULL; `whole_weights` is written on its rank 0 only. */
+/* The inverse on rank 0 of the tensor-parallel group: whole weights from everybody's parts. Collective over
+ * tp, which may be NULL; `whole_weights` is written on its rank 0 only. */
 xd_result demo_gather_shares(xd_ctx *ctx, xd_comm *tp, const nn_model *part, const float *weights,
                              const nn_model *whole, float *whole_weights);
 
-/* ---- training --------------------------------------------------------------------------------------------------- */
+/* ---- training ---- */
 
 /* One training run: from random weights to a model, a figure and a sample. */
 typedef struct demo_arm {
@@ -89,7 +90,7 @@ typedef struct demo_job {
 /* What each rank runs; `job` is a demo_job. */
 xd_result demo_run_rank(xd_comm *world, void *job);
 
-/* ---- report ----------------------------------------------------------------------------------------------------- */
+/* ---- report ---- */
 
 /* Progress on the terminal and out/metrics.jsonl. */
 typedef struct demo_report demo_report;

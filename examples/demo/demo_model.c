@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- config.json ------------------------------------------------------------------------------------------------- */
+/* ---- config.json ---- */
 
 static bool demo_int(const xd_json *root, const char *key, int *out) {
     int64_t value = 0;
@@ -112,7 +112,7 @@ static void demo_write_tokenizer(xd_json_writer *w) {
     demo_write_bool(w, "clean_up_tokenization_spaces", false);
 }
 
-/* ---- model.safetensors -------------------------------------------------------------------------------------------- */
+/* ---- model.safetensors ---- */
 
 /* Writes every weight as bf16; `bits` has room for the largest. */
 static xd_result demo_tensors_write(xd_safetensors_writer *writer, const nn_model *m, const float *weights,
@@ -147,8 +147,10 @@ static xd_result demo_tensors_save(xd_ctx *ctx, const char *path, const nn_model
     desc.entry_count = m->param_count;
     if (result == XD_OK) result = xd_safetensors_create(ctx, path, &desc, &writer);
     if (result == XD_OK) result = demo_tensors_write(writer, m, weights, bits);
-    if (result == XD_OK) result = xd_safetensors_commit(writer);
-    else xd_safetensors_abort(writer);
+    if (result == XD_OK)
+        result = xd_safetensors_commit(writer);
+    else
+        xd_safetensors_abort(writer);
     xd_release(ctx, entries);
     xd_release(ctx, shapes);
     xd_release(ctx, bits);
@@ -163,8 +165,8 @@ static xd_result demo_tensor_read(xd_ctx *ctx, const xd_safetensors *file, const
     if (info->dtype != XD_DTYPE_BF16)
         return XDI_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
     if (info->ndim != p->dims || info->shape[0] != p->rows || (p->dims == 2 && info->shape[1] != p->cols))
-        return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration", p->name,
-                        p->rows, p->cols);
+        return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration",
+                        p->name, p->rows, p->cols);
     const uint8_t *bytes = (const uint8_t *)xd_safetensors_data(file, index);
     for (int64_t i = 0; i < count; i++) {
         uint16_t bits;
@@ -184,7 +186,7 @@ static xd_result demo_tensors_load(xd_ctx *ctx, const char *path, const nn_model
     return result;
 }
 
-/* ---- directories -------------------------------------------------------------------------------------------------- */
+/* ---- directories ---- */
 
 static void demo_path(char out[512], const char *directory, const char *name) {
     snprintf(out, 512, "%s/%s", directory, name);
@@ -243,7 +245,8 @@ static xd_result demo_copy(xd_ctx *ctx, const char *from, const char *to) {
 xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights,
                           const char *tokenizer, int32_t end_of_text) {
     char path[512];
-    for (int64_t i = 0; i < model->float_count; i++) weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
+    for (int64_t i = 0; i < model->float_count; i++)
+        weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (files->make_directory(files->user, directory) != 0)
         return XDI_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
@@ -262,7 +265,7 @@ xd_result demo_model_save(xd_ctx *ctx, const char *directory, const nn_model *mo
     return demo_tensors_save(ctx, path, model, weights);
 }
 
-/* ---- shares -------------------------------------------------------------------------------------------------------- */
+/* ---- shares ---- */
 
 /* Copies a weight's part out of the whole (or back, when `back`). */
 static void demo_copy_part(float *whole, const nn_param *full, float *part, const nn_param *p, bool back) {
@@ -273,10 +276,11 @@ static void demo_copy_part(float *whole, const nn_param *full, float *part, cons
     }
 }
 
-void demo_take_share(const nn_model *whole, const float *whole_weights, const nn_model *part, float *weights) {
+void demo_take_share(const nn_model *whole, const float *whole_weights, const nn_model *part,
+                     float *weights) {
     for (int i = 0; i < part->param_count; i++)
-        demo_copy_part((float *)whole_weights, &whole->params[i], weights + part->params[i].offset, &part->params[i],
-                       false);
+        demo_copy_part((float *)whole_weights, &whole->params[i], weights + part->params[i].offset,
+                       &part->params[i], false);
 }
 
 /* All ranks' buffers one after the other; where each rank's begins follows from the model's shape alone. */
@@ -291,7 +295,8 @@ static xd_result demo_place_shares(xd_ctx *ctx, const nn_model *whole, int ranks
         const char *problem = nn_model_init(&whole->config, &group, NULL, &part);
         if (problem) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "rank %d's share: %s", r, problem);
         for (int i = 0; i < part.param_count; i++)
-            demo_copy_part(whole_weights, &whole->params[i], gathered + part.params[i].offset, &part.params[i], true);
+            demo_copy_part(whole_weights, &whole->params[i], gathered + part.params[i].offset,
+                           &part.params[i], true);
         gathered += part.float_count;
         nn_model_free(&part);
     }
@@ -311,7 +316,8 @@ xd_result demo_gather_shares(xd_ctx *ctx, xd_comm *tp, const nn_model *part, con
     XDI_TRY(xd_all_reduce(tp, counts, counts, ranks, XD_DTYPE_I64, XD_SUM));
     for (int r = 0; r < ranks; r++) total += counts[r];
     float *gathered = (float *)xd_allocate(ctx, (size_t)total * sizeof *gathered);
-    xd_result result = gathered ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld weights", (long long)total);
+    xd_result result =
+        gathered ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld weights", (long long)total);
     result = xd_agree(tp, result);
     if (result == XD_OK) result = xd_gather(tp, weights, gathered, counts, XD_DTYPE_F32, 0);
     if (result == XD_OK && rank == 0) result = demo_place_shares(ctx, whole, ranks, gathered, whole_weights);

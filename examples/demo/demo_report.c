@@ -1,4 +1,5 @@
-/* demo_report.c - what the demonstration tells: a progress line, metrics.jsonl, a table, loss.svg and run.json. */
+/* demo_report.c - what the demonstration tells: a progress line, metrics.jsonl, a table, loss.svg and
+ * run.json. */
 #include "demo.h"
 
 #include <math.h>
@@ -41,23 +42,25 @@ static void demo_progress(const demo_report *report, const demo_step *s) {
     const int eta = (int)(per_step * left + 0.5);
     const bool last = left == 0;
     if (!report->terminal && !last && done % 50 != 0) return;
-    printf("%sstep %d/%d | %s, seed %llu | loss %.3f kd %.3f ce %.3f | gnorm %.2f | lr %.1e | %.1fk tok/s | eta %d:%02d%s",
-           report->terminal ? "\r" : "", done, s->steps, s->arm, (unsigned long long)s->seed, s->loss, s->soft, s->hard,
-           s->gradient_norm, s->learning_rate, DEMO_BATCH * DEMO_ROW / per_step / 1000.0, eta / 60, eta % 60,
-           report->terminal && !last ? "   " : "\n");
+    printf("%sstep %d/%d | %s, seed %llu | loss %.3f kd %.3f ce %.3f | gnorm %.2f | lr %.1e | %.1fk tok/s | "
+           "eta %d:%02d%s",
+           report->terminal ? "\r" : "", done, s->steps, s->arm, (unsigned long long)s->seed, s->loss,
+           s->soft, s->hard, s->gradient_norm, s->learning_rate, DEMO_BATCH * DEMO_ROW / per_step / 1000.0,
+           eta / 60, eta % 60, report->terminal && !last ? "   " : "\n");
     fflush(stdout);
 }
 
 void demo_report_step(demo_report *report, const demo_step *s) {
     fprintf(report->metrics,
-            "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.9g, \"kd\": %.9g, \"ce\": %.9g, "
+            "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.9g, \"kd\": %.9g, "
+            "\"ce\": %.9g, "
             "\"gradient_norm\": %.9g, \"learning_rate\": %.9g}\n",
-            s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard, s->gradient_norm,
-            s->learning_rate);
+            s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard,
+            s->gradient_norm, s->learning_rate);
     demo_progress(report, s);
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------ */
+/* ---- the table ---- */
 
 /* Mean, and largest minus smallest, of an arm over the seeds. */
 static void demo_over_seeds(const demo_job *job, int arm, double *mean, double *spread) {
@@ -76,8 +79,10 @@ static void demo_over_seeds(const demo_job *job, int arm, double *mean, double *
 static void demo_print_sample(const char *name, const char *sample) {
     printf("\n%s:\n  ", name);
     for (const char *c = sample; *c; c++) {
-        if (*c == '\n') printf(" / ");
-        else putchar(*c);
+        if (*c == '\n')
+            printf(" / ");
+        else
+            putchar(*c);
     }
     putchar('\n');
 }
@@ -93,15 +98,18 @@ static void demo_table(const demo_job *job) {
         demo_over_seeds(job, arm, &mean, &spread);
         const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
         printf("%-14s %12lld %18.4f ", job->arms[arm].name, problem ? 0 : (long long)whole.float_count, mean);
-        if (job->seeds > 1) printf("%10.4f\n", spread);
-        else printf("%10s\n", "one seed");
+        if (job->seeds > 1)
+            printf("%10.4f\n", spread);
+        else
+            printf("%10s\n", "one seed");
         nn_model_free(&whole);
     }
     if (job->teacher_result) demo_print_sample("teacher", job->teacher_result->sample);
-    for (int arm = 0; arm < job->arm_count; arm++) demo_print_sample(job->arms[arm].name, job->results[arm].sample);
+    for (int arm = 0; arm < job->arm_count; arm++)
+        demo_print_sample(job->arms[arm].name, job->results[arm].sample);
 }
 
-/* ---- loss.svg -------------------------------------------------------------------------------------------------------- */
+/* ---- loss.svg ---- */
 
 enum { SVG_WIDTH = 720, SVG_HEIGHT = 400, SVG_LEFT = 60, SVG_TOP = 20, SVG_RIGHT = 700, SVG_BOTTOM = 360 };
 
@@ -120,7 +128,8 @@ static double demo_svg_y(double loss) {
 static void demo_svg_curve(FILE *svg, const demo_job *job, int arm) {
     const float *losses = job->results[arm].losses;
     double smooth = (double)losses[0];
-    fprintf(svg, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.5\" points=\"", demo_colors[arm % 3]);
+    fprintf(svg, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.5\" points=\"",
+            demo_colors[arm % 3]);
     for (int i = 0; i < job->steps; i++) {
         smooth += 0.2 * ((double)losses[i] - smooth);
         fprintf(svg, "%.1f,%.1f ", demo_svg_x(i, job->steps), demo_svg_y(smooth));
@@ -139,11 +148,14 @@ static xd_result demo_write_svg(xd_ctx *ctx, const demo_job *job, const char *di
             "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             SVG_WIDTH, SVG_HEIGHT);
     for (int loss = 2; loss <= 8; loss++)
-        fprintf(svg, "<path d=\"M%d %.1fH%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%d</text>\n",
+        fprintf(svg,
+                "<path d=\"M%d %.1fH%d\" stroke=\"#ddd\"/><text x=\"%d\" y=\"%.1f\" "
+                "text-anchor=\"end\">%d</text>\n",
                 SVG_LEFT, demo_svg_y(loss), SVG_RIGHT, SVG_LEFT - 8, demo_svg_y(loss) + 4.0, loss);
     fprintf(svg,
             "<text x=\"%d\" y=\"%d\">step 0</text><text x=\"%d\" y=\"%d\" text-anchor=\"end\">%d</text>\n"
-            "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">cross entropy against the text, nats per token, smoothed</text>\n",
+            "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">cross entropy against the text, nats per token, "
+            "smoothed</text>\n",
             SVG_LEFT, SVG_BOTTOM + 20, SVG_RIGHT, SVG_BOTTOM + 20, job->steps, (SVG_LEFT + SVG_RIGHT) / 2,
             SVG_BOTTOM + 20);
     for (int arm = 0; arm < job->arm_count; arm++) demo_svg_curve(svg, job, arm);
@@ -152,7 +164,7 @@ static xd_result demo_write_svg(xd_ctx *ctx, const demo_job *job, const char *di
     return fclose(svg) != 0 || failed ? XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path) : XD_OK;
 }
 
-/* ---- run.json -------------------------------------------------------------------------------------------------------- */
+/* ---- run.json ---- */
 
 static void demo_run_number(xd_json_writer *w, const char *key, double value) {
     xd_json_write_key(w, key);

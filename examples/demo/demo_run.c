@@ -1,7 +1,7 @@
 /* demo_run.c - what each rank does: train the arms, measure the held-out text, write a sample.
  *
- * The mesh has three axes. "dp" splits the rows of a batch, "cp" the positions of a row, "tp" the weights and the
- * vocabulary. All a rank must know beyond one rank's program is here:
+ * The mesh has three axes. "dp" splits the rows of a batch, "cp" the positions of a row, "tp" the weights and
+ * the vocabulary. All a rank must know beyond one rank's program is here:
  *
  *   - the loss takes the vocabulary's group (inside xd_vocab) and the group of all positions ("dp,cp");
  *   - gradients are summed over "dp,cp", because the loss is the mean over the whole batch already;
@@ -36,7 +36,7 @@ typedef struct demo_rank {
     xd_optimizer *optimizer;
 } demo_rank;
 
-/* ---- set-up ------------------------------------------------------------------------------------------------------- */
+/* ---- set-up ---- */
 
 static int demo_sum(void *user, float *x, int64_t count) {
     return (int)xd_all_reduce((xd_comm *)user, x, x, count, XD_DTYPE_F32, XD_SUM);
@@ -122,7 +122,8 @@ static xd_result demo_make_buffers(demo_rank *r) {
     bool failed = false;
     r->first_sequence = demo_cut(DEMO_BATCH, r->dp_rank, job->dp);
     r->batch.sequences = demo_cut(DEMO_BATCH, r->dp_rank + 1, job->dp) - r->first_sequence;
-    r->batch.positions = demo_cut(DEMO_ROW, r->cp_rank + 1, job->cp) - demo_cut(DEMO_ROW, r->cp_rank, job->cp);
+    r->batch.positions =
+        demo_cut(DEMO_ROW, r->cp_rank + 1, job->cp) - demo_cut(DEMO_ROW, r->cp_rank, job->cp);
     const int64_t rows = (int64_t)r->batch.sequences * r->batch.positions;
     r->position = (int32_t *)demo_room(r, r->batch.positions, sizeof(int32_t), &failed);
     r->cp_count = (int32_t *)demo_room(r, job->cp, sizeof(int32_t), &failed);
@@ -133,8 +134,9 @@ static xd_result demo_make_buffers(demo_rank *r) {
     r->gradient = (float *)demo_room(r, r->model.float_count, sizeof(float), &failed);
     r->logits = (float *)demo_room(r, rows * r->model.share.vocab_count, sizeof(float), &failed);
     r->params = (xd_param *)demo_room(r, r->model.param_count, sizeof(xd_param), &failed);
-    if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the model's %lld weights",
-                                (long long)r->model.float_count);
+    if (failed)
+        return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the model's %lld weights",
+                        (long long)r->model.float_count);
     demo_place_positions(r);
     r->workspace =
         (float *)demo_room(r, nn_workspace_floats(&r->model, &r->batch, true), sizeof(float), &failed);
@@ -160,14 +162,17 @@ static void demo_list_params(demo_rank *r) {
         out->dtype = XD_DTYPE_F32;
         out->count = nn_param_count(p);
         out->no_decay = !nn_param_decays(p);
-        out->replica = p->dims == 1 && r->tp_rank > 0; /* norms: every tensor-parallel rank holds them whole */
+        out->replica =
+            p->dims == 1 && r->tp_rank > 0; /* norms: every tensor-parallel rank holds them whole */
     }
 }
 
 static void demo_close(demo_rank *r) {
-    void *buffers[] = { r->ids, r->position, r->cp_count, r->cp_position, r->labels, r->weights, r->gradient,
-                        r->teacher_weights, r->workspace, r->teacher_workspace, r->logits, r->teacher_logits,
-                        r->loss_workspace, r->params };
+    void *buffers[] = {
+        r->ids,     r->position,       r->cp_count,        r->cp_position, r->labels,
+        r->weights, r->gradient,       r->teacher_weights, r->workspace,   r->teacher_workspace,
+        r->logits,  r->teacher_logits, r->loss_workspace,  r->params
+    };
     xd_optimizer_destroy(r->optimizer);
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) xd_release(r->ctx, buffers[i]);
     xd_vocab_destroy(r->vocab);
@@ -176,7 +181,7 @@ static void demo_close(demo_rank *r) {
     xd_mesh_destroy(r->mesh);
 }
 
-/* ---- the loss ------------------------------------------------------------------------------------------------------ */
+/* ---- the loss ---- */
 
 static xd_rows demo_rows(const demo_rank *r, float *logits) {
     xd_rows rows;
@@ -212,7 +217,7 @@ static xd_result demo_make_loss_workspace(demo_rank *r) {
     return failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the loss") : XD_OK;
 }
 
-/* ---- one step ------------------------------------------------------------------------------------------------------ */
+/* ---- one step ---- */
 
 /* A failed communication comes back from the model as the code it left with. */
 static xd_result demo_code(int code) {
@@ -319,10 +324,10 @@ static xd_result demo_train(demo_rank *r, const demo_arm *arm, uint64_t seed, de
     return XD_OK;
 }
 
-/* ---- held-out text --------------------------------------------------------------------------------------------------- */
+/* ---- held-out text ---- */
 
-/* Row `row` of the held-out text begins at row * DEMO_ROW; a token is predicted once, from what precedes it in its row.
- * What lies past the end does not count. */
+/* Row `row` of the held-out text begins at row * DEMO_ROW; a token is predicted once, from what precedes it
+ * in its row. What lies past the end does not count. */
 static void demo_read_heldout(demo_rank *r, int64_t first_row) {
     const demo_text *text = r->job->heldout;
     int64_t at = 0;
@@ -351,7 +356,9 @@ static xd_result demo_evaluate(demo_rank *r, const nn_model *model, const float 
     return XD_OK;
 }
 
-/* ---- a sample ---------------------------------------------------------------------------------------------------------- */
+/* ---- a sample
+ * ----------------------------------------------------------------------------------------------------------
+ */
 
 /* An entry drawn from softmax(logits / 0.8). */
 static int32_t demo_draw(const float *logits, int count, double uniform) {
@@ -375,8 +382,8 @@ static void demo_append(const bpe *vocabulary, int32_t id, char sample[DEMO_SAMP
     sample[length + bytes] = 0;
 }
 
-/* One rank with whole weights continues a fixed beginning. The whole text is run again for every token: at this size
- * that costs less than the code to keep keys and values would. */
+/* One rank with whole weights continues a fixed beginning. The whole text is run again for every token: at
+ * this size that costs less than the code to keep keys and values would. */
 static xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const float *weights, uint64_t seed,
                                    char sample[DEMO_SAMPLE]) {
     static const char beginning[] = "And it came to pass";
@@ -389,14 +396,16 @@ static xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const fl
     batch.positions = LENGTH;
     batch.ids = ids;
     const int vocab = whole->config.vocab;
-    float *workspace = (float *)demo_room(r, nn_workspace_floats(whole, &batch, false), sizeof(float), &failed);
+    float *workspace =
+        (float *)demo_room(r, nn_workspace_floats(whole, &batch, false), sizeof(float), &failed);
     float *logits = (float *)demo_room(r, (int64_t)LENGTH * vocab, sizeof(float), &failed);
     snprintf(sample, DEMO_SAMPLE, "%s", beginning);
     int count = failed ? LENGTH : (int)bpe_encode(r->job->vocabulary, beginning, strlen(beginning), ids);
     for (; count < LENGTH; count++) {
         batch.positions = count;
         (void)nn_forward(whole, weights, &batch, false, workspace, logits); /* one rank: nothing can fail */
-        ids[count] = demo_draw(logits + (int64_t)(count - 1) * vocab, vocab, demo_random(seed, 2, (uint64_t)count));
+        ids[count] =
+            demo_draw(logits + (int64_t)(count - 1) * vocab, vocab, demo_random(seed, 2, (uint64_t)count));
         demo_append(r->job->vocabulary, ids[count], sample);
     }
     xd_release(r->ctx, workspace);
@@ -404,14 +413,16 @@ static xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const fl
     return failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for a sample") : XD_OK;
 }
 
-/* The trained model whole on rank 0: rounded to bf16 as the file will hold it when it is saved, a sample from it. */
+/* The trained model whole on rank 0: rounded to bf16 as the file will hold it when it is saved, a sample from
+ * it. */
 static xd_result demo_finish_whole(demo_rank *r, uint64_t seed, bool save, demo_result *result) {
     const demo_job *job = r->job;
     nn_model whole;
     bool failed = false;
     const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
     float *weights = problem ? NULL : (float *)demo_room(r, whole.float_count, sizeof(float), &failed);
-    xd_result status = problem || failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the whole model") : XD_OK;
+    xd_result status =
+        problem || failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the whole model") : XD_OK;
     status = xd_agree(r->world, status);
     if (status == XD_OK) status = demo_gather_shares(r->ctx, r->tp, &r->model, r->weights, &whole, weights);
     if (status == XD_OK && xd_comm_rank(r->world) == 0) {
@@ -425,7 +436,7 @@ static xd_result demo_finish_whole(demo_rank *r, uint64_t seed, bool save, demo_
     return xd_agree(r->world, status);
 }
 
-/* ---- the whole program of a rank ---------------------------------------------------------------------------------------- */
+/* ---- the whole program of a rank ---- */
 
 static xd_result demo_run_arm(demo_rank *r, int seed_index, int arm_index) {
     const demo_job *job = r->job;

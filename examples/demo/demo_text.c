@@ -13,8 +13,8 @@ xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, d
     if (!ids) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the %zu bytes of %s", bytes, path);
     if (count < DEMO_ROW + 2) {
         xd_release(ctx, ids);
-        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %lld tokens, at least %d are needed", path, (long long)count,
-                        DEMO_ROW + 2);
+        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %lld tokens, at least %d are needed", path,
+                        (long long)count, DEMO_ROW + 2);
     }
     (void)bpe_spelling(vocabulary, ids[0], &first);
     out->ids = ids;

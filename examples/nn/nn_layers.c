@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stddef.h>
 
-/* ---- RMSNorm ---------------------------------------------------------------------------------------------------- */
+/* ---- RMSNorm ---- */
 
 void nn_rmsnorm(int64_t rows, int64_t width, float eps, const float *x, const float *weight, float *y,
                 float *inverse_rms) {
@@ -19,8 +19,8 @@ void nn_rmsnorm(int64_t rows, int64_t width, float eps, const float *x, const fl
 }
 
 /* With n = x * s, s = 1/rms:  d_x = s * (w d_y - n * mean(n w d_y)),  d_w = sum over rows of n d_y. */
-void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const float *weight, const float *inverse_rms,
-                         const float *d_y, float *d_x, float *d_weight) {
+void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const float *weight,
+                         const float *inverse_rms, const float *d_y, float *d_x, float *d_weight) {
     for (int64_t r = 0; r < rows; r++, x += width, d_y += width, d_x += width) {
         const float scale = inverse_rms[r];
         double dot = 0.0;
@@ -34,7 +34,7 @@ void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const floa
     }
 }
 
-/* ---- SwiGLU ----------------------------------------------------------------------------------------------------- */
+/* ---- SwiGLU ---- */
 
 static float nn_sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
@@ -53,9 +53,10 @@ void nn_swiglu_backward(int64_t count, const float *gate, const float *up, const
     }
 }
 
-/* ---- rotary positions ------------------------------------------------------------------------------------------- */
+/* ---- rotary positions ---- */
 
-void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine, float *sine) {
+void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine,
+                   float *sine) {
     const int half = head_dim / 2;
     for (int t = 0; t < positions; t++)
         for (int i = 0; i < half; i++) {
@@ -80,7 +81,7 @@ void nn_rope(int64_t rows, int positions, int heads, int head_dim, const float *
     }
 }
 
-/* ---- attention -------------------------------------------------------------------------------------------------- */
+/* ---- attention ---- */
 
 static int32_t nn_position(const int32_t *list, int index) {
     return list ? list[index] : index;

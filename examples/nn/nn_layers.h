@@ -1,7 +1,8 @@
-/* nn_layers.h - the operations of the transformer that are not matrix products, forward and backward, each a plain loop.
+/* nn_layers.h - the operations of the transformer that are not matrix products, forward and backward, each a
+ * plain loop.
  *
- * Rows are tokens. In every backward function `d_x` is the gradient of the loss with respect to x. "+=" marks what is
- * added to, "=" what is overwritten. */
+ * Rows are tokens. In every backward function `d_x` is the gradient of the loss with respect to x. "+=" marks
+ * what is added to, "=" what is overwritten. */
 #ifndef NN_LAYERS_H
 #define NN_LAYERS_H
 
@@ -17,8 +18,8 @@ void nn_rmsnorm(int64_t rows, int64_t width, float eps, const float *x, const fl
                 float *inverse_rms);
 
 /* d_x += ..., d_weight += ... */
-void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const float *weight, const float *inverse_rms,
-                         const float *d_y, float *d_x, float *d_weight);
+void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const float *weight,
+                         const float *inverse_rms, const float *d_y, float *d_x, float *d_weight);
 
 /* out = silu(gate) * up, element by element, silu(g) = g / (1 + exp(-g)). */
 void nn_swiglu(int64_t count, const float *gate, const float *up, float *out);
@@ -27,11 +28,14 @@ void nn_swiglu(int64_t count, const float *gate, const float *up, float *out);
 void nn_swiglu_backward(int64_t count, const float *gate, const float *up, const float *d_out, float *d_gate,
                         float *d_up);
 
-/* cosine, sine [positions, head_dim / 2] of position * theta^(-2 i / head_dim). position NULL = 0, 1, 2, ... */
-void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine, float *sine);
+/* cosine, sine [positions, head_dim / 2] of position * theta^(-2 i / head_dim). position NULL = 0, 1, 2, ...
+ */
+void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine,
+                   float *sine);
 
-/* Turns every head of every row in place: (first half, second half) of a head are the two coordinates of its planes.
- *   x [sequences * positions, heads * head_dim]; `direction` +1 forward, -1 for gradients (the inverse rotation) */
+/* Turns every head of every row in place: (first half, second half) of a head are the two coordinates of its
+ * planes. x [sequences * positions, heads * head_dim]; `direction` +1 forward, -1 for gradients (the inverse
+ * rotation) */
 void nn_rope(int64_t rows, int positions, int heads, int head_dim, const float *cosine, const float *sine,
              float direction, float *x);
 

@@ -1,46 +1,50 @@
 /* nn_matmul.c - a blocked matrix product.
  *
- * A processor multiplies much faster than it reads memory. So the product is cut into tiles of `rows` x `cols` numbers that
- * stay in registers while k runs; what a tile reads is first copied ("packed") into the order in which it is read:
+ * A processor multiplies much faster than it reads memory. So the product is cut into tiles of `rows` x
+ * `cols` numbers that stay in registers while k runs; what a tile reads is first copied ("packed") into the
+ * order in which it is read:
  *
- *     for each block of NN_BLOCK_N columns and NN_BLOCK_K terms:    pack that block of b   (stays in the L2 cache)
- *         for each group of `rows` rows:                            pack those rows of a   (stays in the L1 cache)
- *             for each group of `cols` columns:                     one tile = one call of the kernel
+ *     for each block of NN_BLOCK_N columns and NN_BLOCK_K terms:
+ *         pack that block of b                                     (it stays in the L2 cache)
+ *         for each group of `rows` rows:
+ *             pack those rows of a                                 (they stay in the L1 cache)
+ *             for each group of `cols` columns:                    one tile = one call of the kernel
  *
- * Packing pads with zeros, so a kernel never sees an odd size. The kernels differ in the tile's size and in the
- * instructions; everything else is shared. */
+ * Packing pads with zeros, so a kernel never sees an odd size. The kernels differ in the tile's size and in
+ * the instructions; everything else is shared. */
 #include "nn_matmul.h"
 
 #include <string.h>
 
 #ifdef NN_USE_BLAS
-#include <cblas.h>
+#    include <cblas.h>
 #endif
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-#define NN_HAVE_X86 1
-#include <immintrin.h>
+#    define NN_HAVE_X86 1
+#    include <immintrin.h>
 #else
-#define NN_HAVE_X86 0
+#    define NN_HAVE_X86 0
 #endif
 
-/* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by itself, gcc at -O3;
- * at -O2 gcc must be asked. */
+/* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
+ * itself, gcc at -O3; at -O2 gcc must be asked. */
 #if defined(__GNUC__) && !defined(__clang__)
-#define NN_UNROLL _Pragma("GCC unroll 8")
+#    define NN_UNROLL _Pragma("GCC unroll 8")
 #else
-#define NN_UNROLL
+#    define NN_UNROLL
 #endif
 
 enum {
-    NN_BLOCK_K = 256,    /* terms a packed block covers */
-    NN_BLOCK_N = 512,    /* columns a packed block covers; a multiple of every kernel's `cols` */
-    NN_MOST_ROWS = 8,    /* the largest tile of any kernel */
+    NN_BLOCK_K = 256, /* terms a packed block covers */
+    NN_BLOCK_N = 512, /* columns a packed block covers; a multiple of every kernel's `cols` */
+    NN_MOST_ROWS = 8, /* the largest tile of any kernel */
     NN_MOST_COLS = 32
 };
 
 /* tile[rows, cols] (+)= sum over p < k of a[p * rows + i] * b[p * cols + j]. */
-typedef void (*nn_tile_fn)(int64_t k, const float *a, const float *b, float *tile, int64_t stride, bool accumulate);
+typedef void (*nn_tile_fn)(int64_t k, const float *a, const float *b, float *tile, int64_t stride,
+                           bool accumulate);
 
 typedef struct nn_kernel {
     nn_tile_fn run;
@@ -70,30 +74,27 @@ nn_view nn_transpose(nn_view matrix) {
     return view;
 }
 
-/* ---- kernels ---------------------------------------------------------------------------------------------------- */
+/* ---- kernels ---- */
 
 /* 4 x 8 sums: as many as fit the sixteen registers of the plainest 64-bit processor. */
 static void nn_tile_portable(int64_t k, const float *a, const float *b, float *tile, int64_t stride,
                              bool accumulate) {
     float sum[4][8] = { { 0 } };
-    for (int64_t p = 0; p < k; p++, a += 4, b += 8)
-        NN_UNROLL
-        for (int i = 0; i < 4; i++)
-            NN_UNROLL
-            for (int j = 0; j < 8; j++) sum[i][j] += a[i] * b[j];
+    for (int64_t p = 0; p < k; p++, a += 4, b += 8) NN_UNROLL
+    for (int i = 0; i < 4; i++) NN_UNROLL
+    for (int j = 0; j < 8; j++) sum[i][j] += a[i] * b[j];
     NN_UNROLL
-    for (int i = 0; i < 4; i++)
-        NN_UNROLL
-        for (int j = 0; j < 8; j++) {
-            float *out = tile + i * stride + j;
-            *out = accumulate ? *out + sum[i][j] : sum[i][j];
-        }
+    for (int i = 0; i < 4; i++) NN_UNROLL
+    for (int j = 0; j < 8; j++) {
+        float *out = tile + i * stride + j;
+        *out = accumulate ? *out + sum[i][j] : sum[i][j];
+    }
 }
 
 #if NN_HAVE_X86
 /* 6 x 16: twelve sums of eight lanes, two for b and one for a leave one of the sixteen registers free. */
-__attribute__((target("avx2,fma"))) static void nn_tile_avx2(int64_t k, const float *a, const float *b, float *tile,
-                                                             int64_t stride, bool accumulate) {
+__attribute__((target("avx2,fma"))) static void nn_tile_avx2(int64_t k, const float *a, const float *b,
+                                                             float *tile, int64_t stride, bool accumulate) {
     __m256 sum[6][2];
     NN_UNROLL
     for (int i = 0; i < 6; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
@@ -107,17 +108,16 @@ __attribute__((target("avx2,fma"))) static void nn_tile_avx2(int64_t k, const fl
         }
     }
     NN_UNROLL
-    for (int i = 0; i < 6; i++)
-        NN_UNROLL
-        for (int j = 0; j < 2; j++) {
-            float *out = tile + i * stride + 8 * j;
-            _mm256_storeu_ps(out, accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), sum[i][j]) : sum[i][j]);
-        }
+    for (int i = 0; i < 6; i++) NN_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 8 * j;
+        _mm256_storeu_ps(out, accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
 }
 
 /* 8 x 32: sixteen sums of sixteen lanes. */
-__attribute__((target("avx512f"))) static void nn_tile_avx512(int64_t k, const float *a, const float *b, float *tile,
-                                                              int64_t stride, bool accumulate) {
+__attribute__((target("avx512f"))) static void nn_tile_avx512(int64_t k, const float *a, const float *b,
+                                                              float *tile, int64_t stride, bool accumulate) {
     __m512 sum[8][2];
     NN_UNROLL
     for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
@@ -131,12 +131,11 @@ __attribute__((target("avx512f"))) static void nn_tile_avx512(int64_t k, const f
         }
     }
     NN_UNROLL
-    for (int i = 0; i < 8; i++)
-        NN_UNROLL
-        for (int j = 0; j < 2; j++) {
-            float *out = tile + i * stride + 16 * j;
-            _mm512_storeu_ps(out, accumulate ? _mm512_add_ps(_mm512_loadu_ps(out), sum[i][j]) : sum[i][j]);
-        }
+    for (int i = 0; i < 8; i++) NN_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 16 * j;
+        _mm512_storeu_ps(out, accumulate ? _mm512_add_ps(_mm512_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
 }
 #endif
 
@@ -167,16 +166,16 @@ static nn_kernel nn_kernel_of(nn_cpu_level level) {
     return kernel;
 }
 
-/* ---- packing ---------------------------------------------------------------------------------------------------- */
+/* ---- packing ---- */
 
 static int64_t nn_smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* Copies `lines` <= width lines of `terms` numbers into packed[p * width + line], zeros where a line is missing. A "line"
- * is a row of a or a column of b: both are packed by this one function. `line_stride` leads from line to line,
- * `term_stride` along k. Lines that lie side by side are copied eight at a time, all others one after the other, so that
- * memory is read in its own order. */
+/* Copies `lines` <= width lines of `terms` numbers into packed[p * width + line], zeros where a line is
+ * missing. A "line" is a row of a or a column of b: both are packed by this one function. `line_stride` leads
+ * from line to line, `term_stride` along k. Lines that lie side by side are copied eight at a time, all
+ * others one after the other, so that memory is read in its own order. */
 static void nn_pack(const float *data, int64_t lines, int64_t terms, int64_t line_stride, int64_t term_stride,
                     int64_t width, float *packed) {
     int64_t line = 0;
@@ -186,10 +185,11 @@ static void nn_pack(const float *data, int64_t lines, int64_t terms, int64_t lin
         for (int64_t p = 0; p < terms; p++)
             memcpy(packed + p * width + line, data + p * term_stride + line, 8 * sizeof *packed);
     for (; line < lines; line++)
-        for (int64_t p = 0; p < terms; p++) packed[p * width + line] = data[line * line_stride + p * term_stride];
+        for (int64_t p = 0; p < terms; p++)
+            packed[p * width + line] = data[line * line_stride + p * term_stride];
 }
 
-/* ---- the product ------------------------------------------------------------------------------------------------ */
+/* ---- the product ---- */
 
 /* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
 static void nn_edge_tile(const nn_kernel *kernel, int64_t k, const float *a, const float *b, float *out,
@@ -203,7 +203,8 @@ static void nn_edge_tile(const nn_kernel *kernel, int64_t k, const float *a, con
         }
 }
 
-/* out[m, n] (+)= a[m, k] * b[k, n] for one block of b, which is packed already: k <= NN_BLOCK_K, n <= NN_BLOCK_N. */
+/* out[m, n] (+)= a[m, k] * b[k, n] for one block of b, which is packed already: k <= NN_BLOCK_K, n <=
+ * NN_BLOCK_N. */
 static void nn_block_product(const nn_kernel *kernel, nn_view a, const float *packed_b, int64_t n, float *out,
                              int64_t out_stride, bool accumulate) {
     float packed_a[NN_BLOCK_K * NN_MOST_ROWS];
@@ -237,8 +238,8 @@ void nn_matmul_at(nn_cpu_level level, nn_view a, nn_view b, float *out, int64_t 
             part.data = a.data + k0 * a.col_stride;
             part.cols = k;
             for (int64_t j = 0; j < n; j += kernel.cols)
-                nn_pack(b.data + k0 * b.row_stride + (n0 + j) * b.col_stride, nn_smaller(kernel.cols, n - j), k,
-                        b.col_stride, b.row_stride, kernel.cols, packed_b + j * k);
+                nn_pack(b.data + k0 * b.row_stride + (n0 + j) * b.col_stride, nn_smaller(kernel.cols, n - j),
+                        k, b.col_stride, b.row_stride, kernel.cols, packed_b + j * k);
             nn_block_product(&kernel, part, packed_b, n, out + n0, out_stride, accumulate || k0 > 0);
         }
     }
@@ -247,12 +248,14 @@ void nn_matmul_at(nn_cpu_level level, nn_view a, nn_view b, float *out, int64_t 
 #ifdef NN_USE_BLAS
 void nn_matmul(nn_view a, nn_view b, float *out, int64_t out_stride, bool accumulate) {
     const bool a_plain = a.col_stride == 1, b_plain = b.col_stride == 1;
-    if (a.rows == 0 || b.cols == 0 || a.cols == 0 || (!a_plain && a.row_stride != 1) || (!b_plain && b.row_stride != 1)) {
+    if (a.rows == 0 || b.cols == 0 || a.cols == 0 || (!a_plain && a.row_stride != 1) ||
+        (!b_plain && b.row_stride != 1)) {
         nn_matmul_at(nn_cpu_best(), a, b, out, out_stride, accumulate);
         return;
     }
-    cblas_sgemm(CblasRowMajor, a_plain ? CblasNoTrans : CblasTrans, b_plain ? CblasNoTrans : CblasTrans, (int)a.rows,
-                (int)b.cols, (int)a.cols, 1.0f, a.data, (int)(a_plain ? a.row_stride : a.col_stride), b.data,
+    cblas_sgemm(CblasRowMajor, a_plain ? CblasNoTrans : CblasTrans, b_plain ? CblasNoTrans : CblasTrans,
+                (int)a.rows, (int)b.cols, (int)a.cols, 1.0f, a.data,
+                (int)(a_plain ? a.row_stride : a.col_stride), b.data,
                 (int)(b_plain ? b.row_stride : b.col_stride), accumulate ? 1.0f : 0.0f, out, (int)out_stride);
 }
 #else

@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* A matrix somewhere in memory, read only. Element (r, c) is data[r * row_stride + c * col_stride], so a transposed
- * matrix is the same memory with the two strides exchanged. */
+/* A matrix somewhere in memory, read only. Element (r, c) is data[r * row_stride + c * col_stride], so a
+ * transposed matrix is the same memory with the two strides exchanged. */
 typedef struct nn_view {
     const float *data;
     int64_t rows, cols;
@@ -37,9 +37,9 @@ nn_cpu_level nn_cpu_best(void);
  *   a    [m, k], b [k, n]: views, any strides
  *   out  [m, n], row after row, `out_stride` floats from one row to the next; must not overlap a or b
  *
- * Uses no heap: about 0.6 MB of stack. An element's sum runs over k in an order that depends on k alone, so a row of the
- * result has the same bits whichever rows are computed with it. Single-threaded: the ranks are the parallelism.
- * With NN_USE_BLAS defined it calls cblas_sgemm instead (link a BLAS). */
+ * Uses no heap: about 0.6 MB of stack. An element's sum runs over k in an order that depends on k alone, so a
+ * row of the result has the same bits whichever rows are computed with it. Single-threaded: the ranks are the
+ * parallelism. With NN_USE_BLAS defined it calls cblas_sgemm instead (link a BLAS). */
 void nn_matmul(nn_view a, nn_view b, float *out, int64_t out_stride, bool accumulate);
 
 /* The same with a chosen kernel, for tests; `level` must not exceed nn_cpu_best(). */

@@ -10,7 +10,8 @@ enum { NN_PARAMS_PER_LAYER = 9, NN_PARAMS_OUTSIDE = 3 };
 
 static const char *nn_config_problem(const nn_config *c) {
     if (c->vocab <= 0 || c->hidden <= 0 || c->layers <= 0 || c->ffn <= 0) return "a size is not positive";
-    if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads != 0) return "heads is not a multiple of kv_heads";
+    if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads != 0)
+        return "heads is not a multiple of kv_heads";
     if (c->head_dim <= 0 || c->head_dim % 2 != 0) return "head_dim is not even";
     if (!(c->rope_theta > 0.0f) || !(c->norm_eps > 0.0f)) return "rope_theta or norm_eps is not positive";
     return NULL;
@@ -23,8 +24,10 @@ static void nn_range(int total, const nn_group *group, int *begin, int *count) {
     *count = each + (group->rank < more ? 1 : 0);
 }
 
-/* Appends one weight and returns where it lies. Rows or columns are split, never both; a whole dimension has begin 0. */
-static int64_t nn_add(nn_model *m, const char *name, const int full[2], const int begin[2], const int count[2]) {
+/* Appends one weight and returns where it lies. Rows or columns are split, never both; a whole dimension has
+ * begin 0. */
+static int64_t nn_add(nn_model *m, const char *name, const int full[2], const int begin[2],
+                      const int count[2]) {
     nn_param *p = &m->params[m->param_count++];
     snprintf(p->name, sizeof p->name, "%s", name);
     p->dims = full[1] ? 2 : 1;
@@ -106,8 +109,10 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
     m.config = *config;
     m.tp = nn_group_or_alone(tp);
     m.cp = nn_group_or_alone(cp);
-    if (m.tp.size > NN_MOST_RANKS || m.cp.size > NN_MOST_RANKS) return "a group has more than NN_MOST_RANKS ranks";
-    m.params = (nn_param *)calloc((size_t)(config->layers * NN_PARAMS_PER_LAYER + NN_PARAMS_OUTSIDE), sizeof *m.params);
+    if (m.tp.size > NN_MOST_RANKS || m.cp.size > NN_MOST_RANKS)
+        return "a group has more than NN_MOST_RANKS ranks";
+    m.params = (nn_param *)calloc((size_t)(config->layers * NN_PARAMS_PER_LAYER + NN_PARAMS_OUTSIDE),
+                                  sizeof *m.params);
     m.layers = (nn_layer *)calloc((size_t)config->layers, sizeof *m.layers);
     if (!m.params || !m.layers) {
         nn_model_free(&m);
@@ -150,7 +155,7 @@ int nn_param_find(const nn_model *model, const char *name) {
     return -1;
 }
 
-/* ---- starting weights ------------------------------------------------------------------------------------------- */
+/* ---- starting weights ---- */
 
 /* splitmix64: a counter in, 64 well-mixed bits out. */
 static uint64_t nn_mix(uint64_t x) {
@@ -178,7 +183,8 @@ void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights) {
     const float plain = 0.02f, residual = 0.02f / sqrtf(2.0f * (float)model->config.layers);
     for (int i = 0; i < model->param_count; i++) {
         const nn_param *p = &model->params[i];
-        const bool writes_residual = nn_ends_with(p->name, "o_proj.weight") || nn_ends_with(p->name, "down_proj.weight");
+        const bool writes_residual =
+            nn_ends_with(p->name, "o_proj.weight") || nn_ends_with(p->name, "down_proj.weight");
         const float deviation = writes_residual ? residual : plain;
         const uint64_t key = nn_mix(seed + nn_mix((uint64_t)i));
         float *w = weights + p->offset;

@@ -1,8 +1,9 @@
 /* nn_model.h - a small decoder-only transformer of the Llama type: what its weights are and where they lie.
  *
- * Names, shapes and orientation ([out, in]) are those of a Hugging Face Llama directory, so a file of these weights is a
- * file any other program reads. All weights of a rank lie one after another in one buffer of floats, and so do their
- * gradients: an optimizer sees one long vector, a checkpoint sees a table of names. */
+ * Names, shapes and orientation ([out, in]) are those of a Hugging Face Llama directory, so a file of these
+ * weights is a file any other program reads. All weights of a rank lie one after another in one buffer of
+ * floats, and so do their gradients: an optimizer sees one long vector, a checkpoint sees a table of names.
+ */
 #ifndef NN_MODEL_H
 #define NN_MODEL_H
 
@@ -18,20 +19,21 @@ enum { NN_MOST_RANKS = 64 };
 
 /* The numbers of a config.json. Everything is required. */
 typedef struct nn_config {
-    int vocab;     /* entries of the vocabulary */
-    int hidden;    /* width of the residual stream */
+    int vocab;  /* entries of the vocabulary */
+    int hidden; /* width of the residual stream */
     int layers;
-    int heads;     /* query heads; a multiple of kv_heads */
-    int kv_heads;  /* key and value heads, each shared by heads / kv_heads query heads */
-    int head_dim;  /* even */
-    int ffn;       /* inner width of the feed-forward part */
+    int heads;        /* query heads; a multiple of kv_heads */
+    int kv_heads;     /* key and value heads, each shared by heads / kv_heads query heads */
+    int head_dim;     /* even */
+    int ffn;          /* inner width of the feed-forward part */
     float rope_theta; /* base of the rotary angles, usually 10000 */
     float norm_eps;
     bool tied; /* the head is the embedding; there is no lm_head.weight */
 } nn_config;
 
-/* A group of ranks that share a model (tensor-parallel) or a sequence (context-parallel). Zero = one rank alone; the
- * functions are then never called. They return 0, or a code that nn_forward and nn_backward hand on. */
+/* A group of ranks that share a model (tensor-parallel) or a sequence (context-parallel). Zero = one rank
+ * alone; the functions are then never called. They return 0, or a code that nn_forward and nn_backward hand
+ * on. */
 typedef struct nn_group {
     int size, rank;
     void *user;
@@ -41,8 +43,8 @@ typedef struct nn_group {
     int (*all_gather_v)(void *user, const float *send, float *received, const int64_t *counts);
 } nn_group;
 
-/* What one tensor-parallel rank holds: whole key/value heads with their query heads, a range of the feed-forward width and
- * a range of the vocabulary. Ranges may be uneven, and empty. */
+/* What one tensor-parallel rank holds: whole key/value heads with their query heads, a range of the
+ * feed-forward width and a range of the vocabulary. Ranges may be uneven, and empty. */
 typedef struct nn_share {
     int kv_begin, kv_count;
     int ffn_begin, ffn_count;
@@ -85,9 +87,9 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
 
 void nn_model_free(nn_model *model);
 
-/* Random starting weights, normal with standard deviation 0.02 (less for the two projections that write into the residual
- * stream, norms start at one). A weight depends on the seed, its name's place in the table and its position in the whole
- * tensor, so every split of the model starts from the same numbers. */
+/* Random starting weights, normal with standard deviation 0.02 (less for the two projections that write into
+ * the residual stream, norms start at one). A weight depends on the seed, its name's place in the table and
+ * its position in the whole tensor, so every split of the model starts from the same numbers. */
 void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights);
 
 /* Floats of a weight that are held here. */

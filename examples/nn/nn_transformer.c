@@ -4,9 +4,10 @@
  *     for each layer:   x = x + attention(norm(x));    x = x + feed_forward(norm(x))
  *     logits = head(norm(x))
  *
- * Tensor-parallel: every rank computes a part of what is added to x, and the parts are summed: two sums a layer forward,
- * and two backward, where a norm's gradient gathers what the ranks know about it. Context-parallel: a rank has the queries of
- * its own positions and the keys and values of all, so keys and values are gathered, and their gradients summed. */
+ * Tensor-parallel: every rank computes a part of what is added to x, and the parts are summed: two sums a
+ * layer forward, and two backward, where a norm's gradient gathers what the ranks know about it.
+ * Context-parallel: a rank has the queries of its own positions and the keys and values of all, so keys and
+ * values are gathered, and their gradients summed. */
 #include "nn_transformer.h"
 #include "nn_layers.h"
 #include "nn_matmul.h"
@@ -21,7 +22,7 @@
         if (code_) return code_;  \
     } while (0)
 
-/* ---- the workspace ---------------------------------------------------------------------------------------------- */
+/* ---- the workspace ---- */
 
 /* The sizes everything is made of. */
 typedef struct nn_sizes {
@@ -33,8 +34,8 @@ typedef struct nn_sizes {
 
 /* What one layer keeps for its backward pass. */
 typedef struct nn_kept {
-    float *x, *input_rms, *attn_in;  /* the layer's input, and its norm */
-    float *q, *k, *v, *probs, *heads; /* heads = what the attention heads put out */
+    float *x, *input_rms, *attn_in;    /* the layer's input, and its norm */
+    float *q, *k, *v, *probs, *heads;  /* heads = what the attention heads put out */
     float *middle, *post_rms, *ffn_in; /* x after attention, and its norm */
     float *gate, *up, *act;
 } nn_kept;
@@ -42,11 +43,11 @@ typedef struct nn_kept {
 /* What is needed once, not once a layer. */
 typedef struct nn_space {
     nn_sizes size;
-    float *layers;      /* the nn_kept of layer 0 */
-    int64_t layer_step; /* floats from one layer's to the next; 0 when the layers share it */
+    float *layers;                    /* the nn_kept of layer 0 */
+    int64_t layer_step;               /* floats from one layer's to the next; 0 when the layers share it */
     float *last, *last_rms, *head_in; /* the last layer's output, and its norm */
     float *cosine, *sine;
-    float *part; /* [rows, hidden]: this rank's part of a sum */
+    float *part;                   /* [rows, hidden]: this rank's part of a sum */
     float *local_kv, *gathered_kv; /* context-parallel: own keys or values, everybody's in rank order */
     /* backward only */
     float *d_x, *d_q, *d_k, *d_v, *d_heads, *d_scores, *d_gate, *d_up, *d_act;
@@ -54,8 +55,8 @@ typedef struct nn_space {
     int64_t total; /* floats of all this */
 } nn_space;
 
-/* Takes `count` floats off a buffer; with base NULL only the offset moves: the planning run. Rounded up to whole cache
- * lines. */
+/* Takes `count` floats off a buffer; with base NULL only the offset moves: the planning run. Rounded up to
+ * whole cache lines. */
 static float *nn_take(float *base, int64_t *offset, int64_t count) {
     float *taken = base ? base + *offset : NULL;
     *offset += (count + 15) / 16 * 16;
@@ -151,7 +152,7 @@ int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool t
     return nn_plan(model, batch, training, NULL).total;
 }
 
-/* ---- pieces ----------------------------------------------------------------------------------------------------- */
+/* ---- pieces ---- */
 
 static int nn_sum(const nn_group *group, float *x, int64_t count) {
     return group->size == 1 ? 0 : group->all_reduce_sum(group->user, x, count);
@@ -174,7 +175,8 @@ static void nn_add_to(int64_t count, const float *a, const float *b, float *out)
 }
 
 /* Each rank knows some rows of the embedding; the sum over the ranks knows all. */
-static int nn_embed(const nn_model *model, const float *table, const nn_batch *batch, const nn_space *w, float *x) {
+static int nn_embed(const nn_model *model, const float *table, const nn_batch *batch, const nn_space *w,
+                    float *x) {
     const int64_t hidden = w->size.hidden;
     for (int64_t r = 0; r < w->size.rows; r++) {
         const int64_t row = (int64_t)batch->ids[r] - model->share.vocab_begin;
@@ -186,7 +188,8 @@ static int nn_embed(const nn_model *model, const float *table, const nn_batch *b
     return nn_sum(&model->tp, x, w->size.rows * hidden);
 }
 
-static void nn_embed_backward(const nn_model *model, const nn_batch *batch, const nn_space *w, float *d_table) {
+static void nn_embed_backward(const nn_model *model, const nn_batch *batch, const nn_space *w,
+                              float *d_table) {
     const int64_t hidden = w->size.hidden;
     for (int64_t r = 0; r < w->size.rows; r++) {
         const int64_t row = (int64_t)batch->ids[r] - model->share.vocab_begin;
@@ -195,7 +198,7 @@ static void nn_embed_backward(const nn_model *model, const nn_batch *batch, cons
     }
 }
 
-/* ---- keys and values over the sequence axis ---------------------------------------------------------------------- */
+/* ---- keys and values over the sequence axis ---- */
 
 /* From rank order [rank][sequence][that rank's positions] to [sequence][all positions, rank after rank]. */
 static void nn_arrange(const nn_model *model, const nn_batch *batch, const nn_space *w, const float *gathered,
@@ -219,8 +222,8 @@ static int nn_project_kv(const nn_model *model, const nn_batch *batch, const nn_
     float *local = gathers ? w->local_kv : out;
     nn_linear(s->rows, s->hidden, s->kv_width, x, weight, local);
     if (rotate)
-        nn_rope(s->rows, batch->positions, model->share.kv_count, model->config.head_dim, w->cosine, w->sine, 1.0f,
-                local);
+        nn_rope(s->rows, batch->positions, model->share.kv_count, model->config.head_dim, w->cosine, w->sine,
+                1.0f, local);
     if (!gathers) return 0;
 
     int64_t counts[NN_MOST_RANKS];
@@ -231,7 +234,8 @@ static int nn_project_kv(const nn_model *model, const nn_batch *batch, const nn_
     return 0;
 }
 
-/* The gradients of all keys (or values), summed over the ranks; then the rows of this rank's own positions. */
+/* The gradients of all keys (or values), summed over the ranks; then the rows of this rank's own positions.
+ */
 static int nn_collect_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, float *d_all,
                          float *d_local) {
     const int64_t width = w->size.kv_width;
@@ -240,14 +244,15 @@ static int nn_collect_kv(const nn_model *model, const nn_batch *batch, const nn_
     NN_TRY(model->cp.all_reduce_sum(model->cp.user, d_all, w->size.key_rows * width));
     for (int r = 0; r < model->cp.rank; r++) first += batch->cp_count[r];
     for (int s = 0; s < batch->sequences; s++)
-        memcpy(d_local + s * (int64_t)batch->positions * width, d_all + (s * (int64_t)w->size.keys + first) * width,
+        memcpy(d_local + s * (int64_t)batch->positions * width,
+               d_all + (s * (int64_t)w->size.keys + first) * width,
                (size_t)(batch->positions * width) * sizeof *d_local);
     return 0;
 }
 
 /* Sequence number `sequence` of a layer, as nn_layers.h wants it. */
-static nn_attention nn_attention_of(const nn_model *model, const nn_batch *batch, const nn_space *w, const nn_kept *a,
-                                    int sequence) {
+static nn_attention nn_attention_of(const nn_model *model, const nn_batch *batch, const nn_space *w,
+                                    const nn_kept *a, int sequence) {
     const nn_sizes *s = &w->size;
     nn_attention view;
     view.kv_heads = model->share.kv_count;
@@ -264,15 +269,16 @@ static nn_attention nn_attention_of(const nn_model *model, const nn_batch *batch
     return view;
 }
 
-/* ---- forward ---------------------------------------------------------------------------------------------------- */
+/* ---- forward ---- */
 
-static int nn_attention_block(const nn_model *model, const float *weights, const nn_layer *at, const nn_batch *batch,
-                              const nn_space *w, const nn_kept *a) {
+static int nn_attention_block(const nn_model *model, const float *weights, const nn_layer *at,
+                              const nn_batch *batch, const nn_space *w, const nn_kept *a) {
     const nn_sizes *s = &w->size;
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->x, weights + at->input_norm, a->attn_in, a->input_rms);
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->x, weights + at->input_norm, a->attn_in,
+               a->input_rms);
     nn_linear(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, a->q);
-    nn_rope(s->rows, batch->positions, (int)(s->q_width / model->config.head_dim), model->config.head_dim, w->cosine,
-            w->sine, 1.0f, a->q);
+    nn_rope(s->rows, batch->positions, (int)(s->q_width / model->config.head_dim), model->config.head_dim,
+            w->cosine, w->sine, 1.0f, a->q);
     NN_TRY(nn_project_kv(model, batch, w, a->attn_in, weights + at->k, true, a->k));
     NN_TRY(nn_project_kv(model, batch, w, a->attn_in, weights + at->v, false, a->v));
     for (int i = 0; i < batch->sequences; i++) {
@@ -288,7 +294,8 @@ static int nn_attention_block(const nn_model *model, const float *weights, const
 static int nn_ffn_block(const nn_model *model, const float *weights, const nn_layer *at, const nn_space *w,
                         const nn_kept *a, float *out) {
     const nn_sizes *s = &w->size;
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->middle, weights + at->post_norm, a->ffn_in, a->post_rms);
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->middle, weights + at->post_norm, a->ffn_in,
+               a->post_rms);
     nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->gate, a->gate);
     nn_linear(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, a->up);
     nn_swiglu(s->rows * s->ffn, a->gate, a->up, a->act);
@@ -298,12 +305,13 @@ static int nn_ffn_block(const nn_model *model, const float *weights, const nn_la
     return 0;
 }
 
-int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training, float *workspace,
-               float *logits) {
+int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
+               float *workspace, float *logits) {
     const nn_space w = nn_plan(model, batch, training, workspace);
     const nn_sizes *s = &w.size;
     const int layers = model->config.layers;
-    nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta, w.cosine, w.sine);
+    nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta,
+                  w.cosine, w.sine);
     NN_TRY(nn_embed(model, weights + model->embed, batch, &w, nn_layer_space(model, &w, 0).x));
     for (int i = 0; i < layers; i++) {
         const nn_kept a = nn_layer_space(model, &w, i);
@@ -311,23 +319,26 @@ int nn_forward(const nn_model *model, const float *weights, const nn_batch *batc
         NN_TRY(nn_attention_block(model, weights, &model->layers[i], batch, &w, &a));
         NN_TRY(nn_ffn_block(model, weights, &model->layers[i], &w, &a, out));
     }
-    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, weights + model->norm, w.head_in, w.last_rms);
+    nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, w.last, weights + model->norm, w.head_in,
+               w.last_rms);
     nn_linear(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head, logits);
     return 0;
 }
 
-/* ---- backward --------------------------------------------------------------------------------------------------- */
+/* ---- backward ---- */
 
-/* In: w->d_x = the gradient of the block's output, out: of its input. What flows around the block stays in d_x; what flows
- * through it is gathered in w->part, summed over the ranks, and goes through the norm. */
+/* In: w->d_x = the gradient of the block's output, out: of its input. What flows around the block stays in
+ * d_x; what flows through it is gathered in w->part, summed over the ranks, and goes through the norm. */
 static int nn_ffn_backward(const nn_model *model, const float *weights, const nn_layer *at, const nn_space *w,
                            const nn_kept *a, float *d) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, weights + at->down, w->d_x, w->d_act, false, d + at->down);
+    nn_linear_backward(s->rows, s->ffn, s->hidden, a->act, weights + at->down, w->d_x, w->d_act, false,
+                       d + at->down);
     nn_swiglu_backward(s->rows * s->ffn, a->gate, a->up, w->d_act, w->d_gate, w->d_up);
     nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->gate, w->d_gate, w->part, false,
                        d + at->gate);
-    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, w->d_up, w->part, true, d + at->up);
+    nn_linear_backward(s->rows, s->hidden, s->ffn, a->ffn_in, weights + at->up, w->d_up, w->part, true,
+                       d + at->up);
     NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
     nn_rmsnorm_backward(s->rows, s->hidden, a->middle, weights + at->post_norm, a->post_rms, w->part, w->d_x,
                         d + at->post_norm);
@@ -335,19 +346,23 @@ static int nn_ffn_backward(const nn_model *model, const float *weights, const nn
 }
 
 /* w->d_heads -> w->d_q, w->d_local_k, w->d_local_v, turned back to where the projections left them. */
-static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const nn_space *w, const nn_kept *a) {
+static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const nn_space *w,
+                             const nn_kept *a) {
     const nn_sizes *s = &w->size;
     const int head_dim = model->config.head_dim;
     memset(w->d_k, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *w->d_k);
     memset(w->d_v, 0, (size_t)(s->key_rows * s->kv_width) * sizeof *w->d_v);
     for (int i = 0; i < batch->sequences; i++) {
         const nn_attention view = nn_attention_of(model, batch, w, a, i);
-        const int64_t q_at = i * (int64_t)batch->positions * s->q_width, kv_at = i * (int64_t)s->keys * s->kv_width;
-        nn_attention_backward(&view, w->d_heads + q_at, w->d_q + q_at, w->d_k + kv_at, w->d_v + kv_at, w->d_scores);
+        const int64_t q_at = i * (int64_t)batch->positions * s->q_width,
+                      kv_at = i * (int64_t)s->keys * s->kv_width;
+        nn_attention_backward(&view, w->d_heads + q_at, w->d_q + q_at, w->d_k + kv_at, w->d_v + kv_at,
+                              w->d_scores);
     }
     NN_TRY(nn_collect_kv(model, batch, w, w->d_k, w->d_local_k));
     NN_TRY(nn_collect_kv(model, batch, w, w->d_v, w->d_local_v));
-    nn_rope(s->rows, batch->positions, (int)(s->q_width / head_dim), head_dim, w->cosine, w->sine, -1.0f, w->d_q);
+    nn_rope(s->rows, batch->positions, (int)(s->q_width / head_dim), head_dim, w->cosine, w->sine, -1.0f,
+            w->d_q);
     nn_rope(s->rows, batch->positions, (int)(s->kv_width / head_dim), head_dim, w->cosine, w->sine, -1.0f,
             w->d_local_k);
     return 0;
@@ -356,13 +371,15 @@ static int nn_heads_backward(const nn_model *model, const nn_batch *batch, const
 static int nn_attention_block_backward(const nn_model *model, const float *weights, const nn_layer *at,
                                        const nn_batch *batch, const nn_space *w, const nn_kept *a, float *d) {
     const nn_sizes *s = &w->size;
-    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, weights + at->o, w->d_x, w->d_heads, false, d + at->o);
+    nn_linear_backward(s->rows, s->q_width, s->hidden, a->heads, weights + at->o, w->d_x, w->d_heads, false,
+                       d + at->o);
     NN_TRY(nn_heads_backward(model, batch, w, a));
-    nn_linear_backward(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, w->d_q, w->part, false, d + at->q);
-    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->k, w->d_local_k, w->part, true,
-                       d + at->k);
-    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->v, w->d_local_v, w->part, true,
-                       d + at->v);
+    nn_linear_backward(s->rows, s->hidden, s->q_width, a->attn_in, weights + at->q, w->d_q, w->part, false,
+                       d + at->q);
+    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->k, w->d_local_k, w->part,
+                       true, d + at->k);
+    nn_linear_backward(s->rows, s->hidden, s->kv_width, a->attn_in, weights + at->v, w->d_local_v, w->part,
+                       true, d + at->v);
     NN_TRY(nn_sum(&model->tp, w->part, s->rows * s->hidden));
     nn_rmsnorm_backward(s->rows, s->hidden, a->x, weights + at->input_norm, a->input_rms, w->part, w->d_x,
                         d + at->input_norm);
@@ -373,8 +390,8 @@ int nn_backward(const nn_model *model, const float *weights, const nn_batch *bat
                 const float *d_logits, float *d_weights) {
     const nn_space w = nn_plan(model, batch, true, workspace);
     const nn_sizes *s = &w.size;
-    nn_linear_backward(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head, d_logits, w.part,
-                       false, d_weights + model->head);
+    nn_linear_backward(s->rows, s->hidden, model->share.vocab_count, w.head_in, weights + model->head,
+                       d_logits, w.part, false, d_weights + model->head);
     NN_TRY(nn_sum(&model->tp, w.part, s->rows * s->hidden));
     memset(w.d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w.d_x);
     nn_rmsnorm_backward(s->rows, s->hidden, w.last, weights + model->norm, w.last_rms, w.part, w.d_x,

@@ -9,8 +9,8 @@
  *     ...  any loss: logits -> d_logits  ...
  *     nn_backward(&model, weights, &batch, workspace, d_logits, gradients);
  *
- * Nothing is allocated inside. With a tensor-parallel group, logits are this rank's columns of the vocabulary; with a
- * context-parallel group, ids and logits are this rank's positions of every sequence. */
+ * Nothing is allocated inside. With a tensor-parallel group, logits are this rank's columns of the
+ * vocabulary; with a context-parallel group, ids and logits are this rank's positions of every sequence. */
 #ifndef NN_TRANSFORMER_H
 #define NN_TRANSFORMER_H
 
@@ -31,8 +31,8 @@ typedef struct nn_batch {
     const int32_t *cp_position; /* [sum of cp_count] */
 } nn_batch;
 
-/* Floats of workspace. When `training`, everything the backward pass reads is kept; else the layers share their room.
- * Does not look at batch->ids. */
+/* Floats of workspace. When `training`, everything the backward pass reads is kept; else the layers share
+ * their room. Does not look at batch->ids. */
 int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool training);
 
 /* logits [sequences * positions, share.vocab_count] = what follows each position.
@@ -42,11 +42,11 @@ int64_t nn_workspace_floats(const nn_model *model, const nn_batch *batch, bool t
  *   workspace  written; nn_backward reads it
  *
  * Collective over tp and cp. Returns 0 or the code of the communication that failed. */
-int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training, float *workspace,
-               float *logits);
+int nn_forward(const nn_model *model, const float *weights, const nn_batch *batch, bool training,
+               float *workspace, float *logits);
 
-/* d_weights [float_count] += the gradient, given d_logits = the gradient of the loss with respect to the logits. Uses
- * the workspace as nn_forward left it, once.
+/* d_weights [float_count] += the gradient, given d_logits = the gradient of the loss with respect to the
+ * logits. Uses the workspace as nn_forward left it, once.
  *
  * What the data ranks and the context-parallel ranks add to d_weights must be summed by the caller; over the
  * tensor-parallel group every gradient is complete. Collective over tp and cp; returns as nn_forward. */

@@ -358,9 +358,9 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
         for (int r = 0; r < n; r++) {
             const int peer = (r + k) % n;
             if (comm->all[r].count != comm->all[peer].extra)
-                return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, world[peer],
-                                        "all_to_all: rank %d sends count %" PRIu64 " to rank %d, which passed count %" PRIu64,
-                                        world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
+                return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH,
+                                "all_to_all: rank %d sends count %" PRIu64 ", but rank %d receives count %" PRIu64,
+                                world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
         }
     }
     return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
@@ -471,10 +471,10 @@ static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
 }
 
 static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
-    XDI_REQUIRE(comm->ctx, comm->broken == XD_OK, XD_ERROR_PEER,
-                "%s: the group is broken: rank %d caused %s in an earlier call",
-                xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
-    return XD_OK;
+    if (comm->broken == XD_OK) return XD_OK;
+    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
+                            "%s: the group is broken: rank %d caused %s in an earlier call",
+                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
 /* Two ranks only: the transport compares what both passed. */
@@ -498,8 +498,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
-    const xd_result whole = xdi_comm_whole(comm, &c);
-    if (whole != XD_OK) return whole;
+    XDI_TRY(xdi_comm_whole(comm, &c));
     if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;

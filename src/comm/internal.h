@@ -17,4 +17,10 @@ XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin
 /* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
+/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL after the last. */
+XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
+
+/* topology.c: letters, digits and '_', not too long. */
+XD_PRIVATE bool xdi_topology_name_is_valid(const char *name);
+
 #endif

@@ -32,7 +32,7 @@ typedef struct xdi_threads_page {
     const void *data;      /* record.send, or payload below */
     int64_t *offsets;      /* [size], where the piece for each rank begins in data */
     bool is_short;
-    unsigned char payload[XDI_THREADS_INLINE];
+    uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
 } xdi_threads_page;
 
 typedef struct xdi_threads_group xdi_threads_group;

@@ -1,6 +1,6 @@
 #include <string.h>
 
-static bool xdi_topology_name_is_valid(const char *name) {
+XD_PRIVATE bool xdi_topology_name_is_valid(const char *name) {
     const size_t length = strlen(name);
     if (length == 0 || length >= XD_AXIS_NAME_MAX) return false;
     for (size_t i = 0; i < length; i++) {
@@ -82,8 +82,7 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
     return XD_OK;
 }
 
-/* Cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL after the last one. */
-static size_t xdi_topology_next(const char **list, const char **name) {
+XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name) {
     *name = *list;
     const size_t length = strcspn(*list, ",-");
     *list = (*list)[length] ? *list + length + 1 : NULL;

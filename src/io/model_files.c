@@ -200,7 +200,7 @@ static xd_result xdi_model_split(xd_model_writer *w, const xd_model_writer_desc 
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
         XDI_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], &bytes));
-        if (i > w->first[w->shards - 1] && (filled >= limit || bytes > limit - filled)) {
+        if (i > w->first[w->shards - 1] && (bytes > limit || filled > limit - bytes)) {
             w->first[w->shards++] = i;
             filled = 0;
         }

@@ -74,8 +74,11 @@ static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *r
 
 static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
     (void)launch;
-    for (int64_t r = 0; r < a->student.rows; r++)
-        xdi_loss_whole_reference(a, r, a->references + r * XD_LOSS_REFERENCES);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double ref[XD_LOSS_REFERENCES]; /* one shard reads and writes the same memory */
+        xdi_loss_whole_reference(a, r, ref);
+        memcpy(a->references + r * XD_LOSS_REFERENCES, ref, sizeof ref);
+    }
     return XD_OK;
 }
 

@@ -3,29 +3,29 @@
 
 #include "kernel/table.h"
 
-/* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because a model
- * has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned for their dtype,
- * may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry says otherwise; narrow
- * storage is widened on load and rounded once, to nearest even, on store. Elements are independent of each other, so
- * the result does not depend on how an array is cut; every rounding is explicit, so it does not depend on the
- * compiler's flags either. */
+/* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because
+ * a model has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned
+ * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry
+ * says otherwise; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
+ * independent of each other, so the result does not depend on how an array is cut; every rounding is
+ * explicit, so it does not depend on the compiler's flags either. */
 
-/* One array of an optimizer step. The scalars are per array because the step count is: an array without a gradient in
- * some step falls behind the others. */
+/* One array of an optimizer step. The scalars are per array because the step count is: an array without a
+ * gradient in some step falls behind the others. */
 typedef struct xd_update_array {
-    float *master;           /* [count] parameter in f32 */
-    float *first;            /* [count] Adam: running mean of gradients; SGD: momentum buffer */
-    float *second;           /* [count] Adam: running mean of squared gradients; SGD: not used */
-    void *value;             /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
-    const void *gradient;    /* [count] */
+    float *master; /* [count] parameter in f32 */
+    float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
+    float *second; /* [count] Adam: running mean of squared gradients; SGD: not used */
+    void *value;   /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
+    const void *gradient; /* [count] */
     int64_t count;
     xd_dtype value_dtype;
     xd_dtype gradient_dtype;
-    float decay;             /* AdamW: 1 - learning_rate * weight_decay; otherwise not used */
-    float weight_decay;      /* Adam-L2 and SGD: added to the gradient as weight_decay * parameter */
-    float step_size;         /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
-    float root_correction;   /* Adam: sqrt(1 - beta2^t) */
-    bool fresh;              /* SGD: the first gradient this array gets; it starts the momentum buffer */
+    float decay;           /* AdamW: 1 - learning_rate * weight_decay; otherwise not used */
+    float weight_decay;    /* Adam-L2 and SGD: added to the gradient as weight_decay * parameter */
+    float step_size;       /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
+    float root_correction; /* Adam: sqrt(1 - beta2^t) */
+    bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
 } xd_update_array;
 
 typedef struct xd_update_args {
@@ -53,8 +53,8 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;           /* decay b; the weight is 1 - b, formed in double and rounded once */
-    bool weighted_sum;     /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    double keep;       /* decay b; the weight is 1 - b, formed in double and rounded once */
+    bool weighted_sum; /* fma(1 - b, source, b * target) instead, as CREDIT does */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -71,7 +71,8 @@ typedef struct xd_norm_array {
     const void *data;
     int64_t count;
     xd_dtype dtype;
-    bool replica; /* somebody else adds these elements up; here they are only looked at for NaN and infinities */
+    bool replica; /* somebody else adds these elements up; here they are only looked at for NaN and infinities
+                   */
 } xd_norm_array;
 
 typedef enum xd_norm_type {
@@ -80,8 +81,9 @@ typedef enum xd_norm_type {
     XD_NORM_MAX     /* largest magnitude */
 } xd_norm_type;
 
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of 2^-298 and
- * below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of every split. */
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
+ * every split. */
 #define XD_NORM_LIMBS 20
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
@@ -107,8 +109,8 @@ typedef struct xd_scale_args {
     float factor;
 } xd_scale_args;
 
-/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array whose dtype
- * has no place here; then nothing was written. */
+/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
+ * whose dtype has no place here; then nothing was written. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
     xd_result (*sgd)(const xd_launch *launch, const xd_update_args *args);

@@ -4,8 +4,8 @@
 /* Narrow arrays are widened and rounded back in chunks on the stack; f32 arrays are used where they lie. */
 enum { XDI_UPDATE_CHUNK = 512 };
 
-/* A product that is added to something later would be fused with the addition under -ffp-contract=fast, which changes
- * bits. Passing it through here ends the expression. */
+/* A product that is added to something later would be fused with the addition under -ffp-contract=fast, which
+ * changes bits. Passing it through here ends the expression. */
 static float xdi_update_rounded(float product) {
 #if defined(__GNUC__) && defined(__x86_64__)
     __asm__("" : "+x"(product));
@@ -55,9 +55,11 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
         XDI_REQUIRE(launch->ctx, xdi_update_takes(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k, xd_dtype_name(a->gradient_dtype));
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
         XDI_REQUIRE(launch->ctx, !a->value || xdi_update_takes(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k, xd_dtype_name(a->value_dtype));
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
     }
     return XD_OK;
 }
@@ -74,9 +76,9 @@ static float xdi_update_gradient(const xd_update_args *args, float gradient) {
  *   g   = fma(weight_decay, p, g),  P = p         L2 form
  *   m   = fma(1 - beta1, g - m, m)
  *   v   = fma(1 - beta2, g * g, beta2 * v)
- *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P)                                            */
-static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient, int64_t at,
-                               int64_t n) {
+ *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
+static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                               int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
@@ -95,9 +97,9 @@ static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array
 /* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
  *   g      = gradient * scale,  then fma(weight_decay, p, g)
  *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
- *   p      = fma(-step_size, buffer, p)                                                                         */
-static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient, int64_t at,
-                              int64_t n) {
+ *   p      = fma(-step_size, buffer, p) */
+static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                              int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         const float g = fmaf(a->weight_decay, p, xdi_update_gradient(args, gradient[i]));
@@ -107,11 +109,12 @@ static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array 
     }
 }
 
-typedef void (*xdi_update_chunk_function)(const xd_update_args *, const xd_update_array *, const float *, int64_t,
-                                          int64_t);
+typedef void (*xdi_update_chunk_function)(const xd_update_args *, const xd_update_array *, const float *,
+                                          int64_t, int64_t);
 
 /* Runs a chunk function over every array and writes the narrow copies. */
-static xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args, xdi_update_chunk_function run) {
+static xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                xdi_update_chunk_function run) {
     float widened[XDI_UPDATE_CHUNK];
     XDI_TRY(xdi_update_check(launch, args));
     for (int64_t k = 0; k < args->array_count; k++) {
@@ -133,12 +136,11 @@ static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args
     return xdi_update_run(launch, args, xdi_cpu_sgd_chunk);
 }
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the arithmetic's type
- * (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's dtype first.
- *   d = source - target
- *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
+/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+ * dtype first. d = source - target |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
  *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
- * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once.                                  */
+ * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 static float xdi_cpu_lerp_f32(const xd_lerp_args *args, float target, float source) {
     const float weight = (float)(1.0 - args->keep);
     if (args->weighted_sum) return fmaf(weight, source, (float)args->keep * target);
@@ -172,7 +174,8 @@ static void xdi_cpu_lerp_array(const xd_lerp_args *args, const xd_lerp_array *a)
     for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
         const int64_t n = xdi_update_chunk(a->count, at);
         const float *target = xdi_update_widen(a->target, a->target_dtype, at, n, values);
-        for (int64_t i = 0; i < n; i++) values[i] = xdi_cpu_lerp_f32(args, target[i], xdi_cpu_lerp_source(a, at + i));
+        for (int64_t i = 0; i < n; i++)
+            values[i] = xdi_cpu_lerp_f32(args, target[i], xdi_cpu_lerp_source(a, at + i));
         xdi_update_narrow(values, a->target, a->target_dtype, at, n);
     }
 }
@@ -191,8 +194,8 @@ static xd_result xdi_cpu_lerp(const xd_launch *launch, const xd_lerp_args *args)
 }
 
 static bool xdi_cpu_cast_takes(xd_dtype dtype) {
-    return xdi_update_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
-           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+    return xdi_update_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 ||
+           dtype == XD_DTYPE_I64 || dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
 }
 
 /* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
@@ -261,9 +264,10 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* A chunk of finite and other values. The square of an f32 is exact in double and can neither overflow nor vanish
- * there, so the plain sum needs no scaling. */
-static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n, bool replica, xd_norm_sum *sum) {
+/* A chunk of finite and other values. The square of an f32 is exact in double and can neither overflow nor
+ * vanish there, so the plain sum needs no scaling. */
+static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n, bool replica,
+                             xd_norm_sum *sum) {
     double subtotal = 0.0;
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(x[i])) {
@@ -282,8 +286,8 @@ static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n
     return subtotal;
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array order, which
- * depends on how arrays are cut, or an exact one, which does not.                                                */
+/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
+ * order, which depends on how arrays are cut, or an exact one, which does not. */
 static xd_result xdi_cpu_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
     float widened[XDI_UPDATE_CHUNK];
     for (int64_t k = 0; k < args->array_count; k++)

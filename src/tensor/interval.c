@@ -1,7 +1,6 @@
 #include <string.h>
 
-/* Appends [begin, end), joining it to the last entry when they touch. */
-static int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
+XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
     if (begin >= end) return count;
     if (count > 0 && out[count - 1].end == begin) {
         out[count - 1].end = end;

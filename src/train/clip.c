@@ -11,11 +11,12 @@ static bool xdi_clip_has_gradient(const xd_param *p) {
 static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
     XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
                 "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
-    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT, "norm type %d is unknown",
-                (int)d->type);
-    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT, "clip form %d is unknown",
-                (int)d->form);
-    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number", d->max_norm);
+    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT,
+                "norm type %d is unknown", (int)d->type);
+    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
+                "clip form %d is unknown", (int)d->form);
+    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
+                d->max_norm);
     return XD_OK;
 }
 
@@ -68,9 +69,10 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
-/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts; only then
- * is there a second exchange, which names it. */
-static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine, xd_norm_sum *sum) {
+/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts;
+ * only then is there a second exchange, which names it. */
+static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine,
+                                   xd_norm_sum *sum) {
     int64_t counts[XDI_CLIP_COUNTS];
     counts[XDI_CLIP_NOT_FINITE] = sum->not_finite;
     counts[XDI_CLIP_NAN] = sum->nan;
@@ -103,7 +105,8 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
     out->norm = xdi_clip_norm(&sum, desc->type, exact);
     out->not_finite = sum.not_finite;
-    out->coefficient = desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
+    out->coefficient =
+        desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
     if (desc->status) desc->status->not_finite += sum.not_finite;
     return XD_OK;
 }
@@ -115,12 +118,14 @@ XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm
     return c < 1.0 ? (float)c : 1.0f;
 }
 
-XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count, float coefficient) {
+XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
+                                   float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx);
     for (int64_t i = 0; i < param_count; i++)
-        XDI_REQUIRE(ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
-                    XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
-                    params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
+        XDI_REQUIRE(
+            ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
+            XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
+            params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
     for (int64_t i = 0; i < param_count && coefficient != 1.0f; i++) {
         if (!xdi_clip_has_gradient(&params[i])) continue;
         xd_scale_args args;

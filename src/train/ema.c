@@ -20,7 +20,7 @@ typedef struct xdi_ema_name {
 struct xd_ema {
     xd_ctx *ctx;
     xd_ema_desc desc;
-    const xd_param *params;  /* the caller's */
+    const xd_param *params; /* the caller's */
     int64_t param_count;
     xd_param *created;       /* [param_count]; the list at creation, to notice changes */
     xdi_ema_name *names;     /* [param_count] */
@@ -28,14 +28,14 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps;    /* [param_count]; filled anew in every update */
-    xd_cast_array *casts;    /* [param_count] */
+    xd_lerp_array *lerps; /* [param_count]; filled anew in every update */
+    xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
 };
 
-static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.",
-                                                "module." };
+static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
+                                                "_orig_mod.", "module." };
 
 /* ---- configuration and schedules ---- */
 
@@ -60,14 +60,16 @@ static bool xdi_ema_averages(xd_dtype dtype) {
 static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
     XDI_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
                 "average schedule %d is unknown", (int)d->schedule);
-    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]", d->decay);
-    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT, "gamma %g is below -1 or not finite",
-                d->gamma);
+    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]",
+                d->decay);
+    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
+                "gamma %g is below -1 or not finite", d->gamma);
     XDI_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
                 "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
     XDI_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
                 "rampup_ratio %g is negative or not finite", d->rampup_ratio);
-    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative", (long long)d->batch_size);
+    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
+                (long long)d->batch_size);
     XDI_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
                 (long long)d->start_iteration);
     XDI_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
@@ -123,10 +125,12 @@ static size_t xdi_ema_strip(const xd_ema_desc *d, const char *name, char *out) {
 /* The slot that holds a name, or the free one where it belongs. FNV-1a over the stripped text. */
 static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     uint64_t hash = UINT64_C(14695981039346656037);
-    for (const char *c = stripped; *c; c++) hash = (hash ^ (uint64_t)(unsigned char)*c) * UINT64_C(1099511628211);
+    for (const char *c = stripped; *c; c++)
+        hash = (hash ^ (uint64_t)(unsigned char)*c) * UINT64_C(1099511628211);
     const uint64_t mask = (uint64_t)ema->slot_count - 1;
     uint64_t slot = hash & mask;
-    while (ema->slots[slot] && strcmp(ema->names[ema->slots[slot] - 1].text, stripped) != 0) slot = (slot + 1) & mask;
+    while (ema->slots[slot] && strcmp(ema->names[ema->slots[slot] - 1].text, stripped) != 0)
+        slot = (slot + 1) & mask;
     return (int64_t)slot;
 }
 
@@ -141,16 +145,18 @@ static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, siz
 /* ---- life ---- */
 
 static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
-    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p", (long long)count,
-                (const void *)params);
+    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
+                (long long)count, (const void *)params);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         XDI_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
-                    "parameter %lld has no name, or one of more than %d bytes", (long long)i, XDI_EMA_NAME_ROOM - 1);
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT, "%s: %lld elements at %p",
-                    p->name, (long long)p->count, p->value);
+                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
+                    XDI_EMA_NAME_ROOM - 1);
+        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
         XDI_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
-                    "%s: %s cannot be averaged; buffers say so with the flag", p->name, xd_dtype_name(p->dtype));
+                    "%s: %s cannot be averaged; buffers say so with the flag", p->name,
+                    xd_dtype_name(p->dtype));
     }
     return XD_OK;
 }
@@ -168,7 +174,8 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
 }
 
 /* Lays everything out behind the object itself. Run once without memory for the size, once with it. */
-static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count, xd_ema *ema) {
+static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count,
+                            xd_ema *ema) {
     const size_t n = (size_t)count;
     size_t slots = 2;
     while (slots < 2 * n) slots *= 2;
@@ -211,8 +218,9 @@ static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_para
 static xd_result xdi_ema_index(xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const int64_t slot = xdi_ema_slot(ema, ema->names[i].text);
-        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT, "%s and %s are both \"%s\" without wrappers",
-                    ema->params[ema->slots[slot] - 1].name, ema->params[i].name, ema->names[i].text);
+        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT,
+                    "%s and %s are both \"%s\" without wrappers", ema->params[ema->slots[slot] - 1].name,
+                    ema->params[i].name, ema->names[i].text);
         ema->slots[slot] = i + 1;
     }
     return XD_OK;
@@ -248,8 +256,8 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xdi_ema_lay_out(&plan, &d, params, count, NULL);
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
     if (!ema)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes", (long long)count,
-                        plan.peak);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
+                        (long long)count, plan.peak);
     xd_arena arena = xd_arena_over(ema, plan.peak);
     xdi_ema_lay_out(&arena, &d, params, count, ema);
     ema->ctx = ctx;
@@ -300,13 +308,15 @@ static xd_result xdi_ema_unchanged(const xd_ema *ema) {
         XDI_REQUIRE(ema->ctx,
                     now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
                         now->buffer == then->buffer,
-                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation", ema->names[i].text);
+                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
+                    ema->names[i].text);
     }
     return XD_OK;
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
-    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
+    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
+                (long long)iteration);
     XDI_TRY(xdi_ema_unchanged(ema));
     if (xdi_train_refused(status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
@@ -363,8 +373,8 @@ static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
     return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
 }
 
-/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0: the array is
- * free between updates. */
+/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0:
+ * the array is free between updates. */
 static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
     char room[XDI_EMA_NAME_ROOM];
     memset(match, 0, sizeof *match);
@@ -405,14 +415,15 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
     return XD_OK;
 }
 
-static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading, bool write) {
+static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading,
+                              bool write) {
     const xd_launch launch = xdi_train_launch(ema->ctx);
     char room[XDI_EMA_NAME_ROOM];
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
         if (index < 0) continue;
-        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT, "%s: %lld elements at NULL",
-                    list[i].name, (long long)list[i].count);
+        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
+                    "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
         const xdi_ema_shadow *s = &ema->shadows[index];
         xd_cast_array cast;
         cast.target = loading ? s->value : list[i].value;
@@ -426,11 +437,11 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 }
 
 /* Everything that can be refused is refused before the first element is written. */
-static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient, bool loading,
-                                  xd_ema_match *match) {
+static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
+                                  bool loading, xd_ema_match *match) {
     xd_ema_match found;
-    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p", (long long)count,
-                (const void *)list);
+    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
+                (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
     if (match) *match = found;
     XDI_TRY(xdi_ema_judge(ema, &found, lenient, loading));

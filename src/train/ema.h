@@ -5,9 +5,9 @@
 #include "kernel/table.h"
 #include "train/param.h"
 
-/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of every
- * buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement, uneven and
- * empty shards included; so nothing here communicates. */
+/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
+ * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
+ * uneven and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
@@ -21,18 +21,18 @@ typedef enum xd_ema_schedule {
 
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
-    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
-    double gamma;            /* POWER; at least -1; 0 -> 16.97 */
+    double decay; /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
+    double gamma; /* POWER; at least -1; 0 -> 16.97 */
     double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0; 0 -> 500 */
     double rampup_ratio;     /* HALFLIFE; at least 0; 0 -> 0.05 */
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
     bool init_from_current;  /* average from creation on: without it the first update that counts copies */
-    xd_dtype dtype;          /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
-                              * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
-    bool live_dtype;         /* every shadow in its parameter's own dtype instead */
-    bool compat_credit;      /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
+    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
+                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
+    bool live_dtype; /* every shadow in its parameter's own dtype instead */
+    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
     const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
@@ -59,18 +59,18 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure, defaults filled in. Errors: ARGUMENT, as for xd_ema_create, or a negative iteration. */
+/* The decay at an iteration: pure, defaults filled in. Errors: ARGUMENT, as for xd_ema_create, or a negative
+ * iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
 /* Creates shadows holding the present values.
  *
- *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16, F16 or F64;
- *            buffers of any dtype are copied as they are. Entries with one value pointer are tied: one shadow, under
- *            the first name, and both names find it
- *   desc     NULL -> defaults
+ *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
+ * F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are tied: one
+ * shadow, under the first name, and both names find it desc     NULL -> defaults
  *
- * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped;
- * no name), DTYPE, MEMORY. */
+ * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
+ * stripped; no name), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -86,27 +86,32 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update
  *
  * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation. Nothing is written then. */
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation. Nothing is written then.
+ */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
-/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The view is
- * valid until xd_ema_destroy and changes with every update. An index out of range gives an empty view. */
+/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
+ * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
+ * view. */
 XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
-/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish, evaluate, save.
+/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
+ * evaluate, save.
  *
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
+ * written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists changed.
+/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
+ * changed.
  *
- *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average counts as
- *            initialized when every parameter was filled or the record says so
+ *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average
+ * counts as initialized when every parameter was filled or the record says so
  *
  * Further errors: FORMAT for a record of another version. */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,

@@ -5,7 +5,8 @@
 #include "kernel/table.h"
 #include "train/param.h"
 
-/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
+/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL
+ * is fine. */
 XD_PRIVATE bool xdi_train_refused(const xd_status *status);
 
 /* optimizer.c: a launch on the CPU without workspace. */

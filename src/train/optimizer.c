@@ -4,16 +4,16 @@
 struct xd_optimizer {
     xd_ctx *ctx;
     xd_optimizer_desc desc;
-    xd_optimizer_group *groups;  /* [desc.group_count], defaults filled in; at least one */
-    xd_optimizer_state *states;  /* [desc.param_count] */
-    int64_t *steps;              /* [desc.param_count] */
-    xd_param *created;           /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;    /* [desc.param_count]; filled anew in every step */
+    xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
+    xd_optimizer_state *states; /* [desc.param_count] */
+    int64_t *steps;             /* [desc.param_count] */
+    xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
+    xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
 };
 
 XD_PRIVATE bool xdi_train_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 || status->nothing_counted != 0 ||
-                      status->overflow != 0);
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx) {
@@ -50,21 +50,27 @@ static bool xdi_optimizer_at_least_zero(double value) {
 }
 
 static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT, "optimizer kind %d is unknown",
-                (int)d->kind);
+    XDI_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT,
+                "optimizer kind %d is unknown", (int)d->kind);
     XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->learning_rate), XD_ERROR_ARGUMENT,
                 "learning_rate %g is negative or not finite", d->learning_rate);
-    XDI_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)", d->beta1);
-    XDI_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)", d->beta2);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT, "eps %g is negative or not finite", d->eps);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT, "momentum %g is negative or not finite",
-                d->momentum);
+    XDI_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)",
+                d->beta1);
+    XDI_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)",
+                d->beta2);
+    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT,
+                "eps %g is negative or not finite", d->eps);
+    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT,
+                "momentum %g is negative or not finite", d->momentum);
     XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->weight_decay), XD_ERROR_ARGUMENT,
                 "weight_decay %g is negative or not finite", d->weight_decay);
     for (int i = 0; i < d->group_count; i++) {
         const xd_optimizer_group *g = &d->groups[i];
-        XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(g->learning_rate_scale) && xdi_optimizer_at_least_zero(g->weight_decay),
-                    XD_ERROR_ARGUMENT, "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
+        XDI_REQUIRE(ctx,
+                    xdi_optimizer_at_least_zero(g->learning_rate_scale) &&
+                        xdi_optimizer_at_least_zero(g->weight_decay),
+                    XD_ERROR_ARGUMENT,
+                    "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
                     g->learning_rate_scale, g->weight_decay);
     }
     return XD_OK;
@@ -79,12 +85,12 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
         if (!xdi_optimizer_owns(p)) continue;
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT, "%s: %lld elements at %p", name,
-                    (long long)p->count, p->value);
-        XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE, "%s: parameters are F32, BF16 or F16, not %s", name,
-                    xd_dtype_name(p->dtype));
-        XDI_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT, "%s: group %d, but there are %d", name,
-                    p->group, groups);
+        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
+        XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
+                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
+        XDI_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
+                    "%s: group %d, but there are %d", name, p->group, groups);
     }
     return XD_OK;
 }
@@ -144,7 +150,8 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
         o->created[i] = *p;
         o->states[i].step = &o->steps[i];
         if (o->states[i].master)
-            for (int64_t k = 0; k < p->count; k++) o->states[i].master[k] = (float)xd_load_f64(p->value, p->dtype, k);
+            for (int64_t k = 0; k < p->count; k++)
+                o->states[i].master[k] = (float)xd_load_f64(p->value, p->dtype, k);
     }
 }
 
@@ -245,7 +252,8 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc, bool *skipped) {
+XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
+                                   bool *skipped) {
     const xd_optimizer_desc *d = &optimizer->desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx);
     const xd_optimizer_kernels *kernels = xd_optimizer_kernels_cpu();
@@ -257,7 +265,8 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         XDI_REQUIRE(optimizer->ctx, xdi_optimizer_same(p, &optimizer->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation", p->name ? p->name : "(unnamed)");
+                    "%s: value, dtype, count or flags changed since creation",
+                    p->name ? p->name : "(unnamed)");
         if (p->gradient && xdi_optimizer_owns(p))
             optimizer->updates[args.array_count++] = xdi_optimizer_update(optimizer, i);
     }

@@ -5,8 +5,8 @@
 #include "kernel/table.h"
 #include "train/param.h"
 
-/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same bits
- * however the parameters are cut. Master copies and moments are f32. */
+/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
+ * bits however the parameters are cut. Master copies and moments are f32. */
 typedef struct xd_optimizer xd_optimizer;
 
 typedef enum xd_optimizer_kind {
@@ -25,21 +25,24 @@ typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
-    double learning_rate;   /* 0 -> 1e-3 */
-    double beta1;           /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
-    double beta2;           /* Adam; 0 -> 0.999 */
-    double eps;             /* Adam; 0 -> 1e-8 */
-    double momentum;        /* SGD; 0 -> none */
-    double weight_decay;    /* 0 -> 1e-2 for ADAMW, none for the others */
-    const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one group without changes */
+    double learning_rate; /* 0 -> 1e-3 */
+    double beta1;         /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
+    double beta2;         /* Adam; 0 -> 0.999 */
+    double eps;           /* Adam; 0 -> 1e-8 */
+    double momentum;      /* SGD; 0 -> none */
+    double weight_decay;  /* 0 -> 1e-2 for ADAMW, none for the others */
+    const xd_optimizer_group
+        *groups; /* [group_count], read during creation; NULL -> one group without changes */
     int group_count;
-    bool maximize;          /* climb instead of descend */
+    bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
 /* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer. */
 typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL when the value itself is f32 */
-    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL for parameters never stepped */
+    float *
+        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL when the value itself is f32 */
+    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL for parameters never
+                          stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
 } xd_optimizer_state;
@@ -47,17 +50,17 @@ typedef struct xd_optimizer_state {
 /* Modifiers of one step. */
 typedef struct xd_optimizer_step_desc {
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
-                                  * &norm.coefficient, which equals scaling f32 gradients beforehand to the bit.
-                                  * NULL or 1 -> none */
-    const xd_status *status;     /* when it holds a finding the step does nothing at all; NULL -> always step */
+                                  * &norm.coefficient, which equals scaling f32 gradients beforehand to the
+                                  * bit. NULL or 1 -> none */
+    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
 } xd_optimizer_step_desc;
 
 /* Creates an optimizer; masters start as the present values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
  *
- * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside [0, 1),
- * group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
+ * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
@@ -66,18 +69,20 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
 /* The desc in force, every default filled in. */
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
 
-/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite one. */
+/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
+ * one. */
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
 
-/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value, state and
- * step count. Formulas and rounding order: kernel/optimizer_cpu.c.
+/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
+ * state and step count. Formulas and rounding order: kernel/optimizer_cpu.c.
  *
  *   desc      NULL -> no modifiers
  *   skipped   when not NULL: receives whether desc->status stopped the step
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
  * Errors: STATE when the parameter list changed in more than gradients, DTYPE. Nothing is written then. */
-XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc, bool *skipped);
+XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
+                                   bool *skipped);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
 XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index);

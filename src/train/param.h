@@ -3,13 +3,13 @@
 
 #include "base/dtype.h"
 
-/* A zero where 0 would mean "the default": small enough to act as zero in every formula of optimizers and averages,
- * bit for bit. Example: { .weight_decay = XD_ZERO }. */
+/* A zero where 0 would mean "the default": small enough to act as zero in every formula of optimizers and
+ * averages, bit for bit. Example: { .weight_decay = XD_ZERO }. */
 #define XD_ZERO 1e-300
 
-/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and keep the
- * pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All ranks list the
- * same names in the same order; a rank that holds no element of one lists it with count 0. */
+/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
+ * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
+ * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
@@ -19,12 +19,12 @@ typedef struct xd_param {
     int64_t count;           /* elements here */
     const int64_t *shape;    /* [dims] local shape, compared when averages are loaded; NULL -> flat */
     int dims;
-    int group;               /* index into the optimizer's groups */
-    bool frozen;             /* never stepped, not in norms; averaged like the others */
-    bool buffer;             /* not a parameter: never stepped, not in norms, copied instead of averaged */
-    bool no_decay;           /* no weight decay (biases, norms) */
-    bool replica;            /* another rank holds the same elements and counts them in norms; exactly one rank of
-                              * those that hold an element leaves this false */
+    int group;     /* index into the optimizer's groups */
+    bool frozen;   /* never stepped, not in norms; averaged like the others */
+    bool buffer;   /* not a parameter: never stepped, not in norms, copied instead of averaged */
+    bool no_decay; /* no weight decay (biases, norms) */
+    bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
+                    * those that hold an element leaves this false */
 } xd_param;
 
 #endif

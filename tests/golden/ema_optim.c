@@ -15,8 +15,8 @@ typedef struct model {
     xd_param params[ROOM];
 } model;
 
-/* Everything the file calls in.init.*, as the live model; its memory is rewritten in each step. `widen` makes F64 of
- * every float, to run the recurrence in double. */
+/* Everything the file calls in.init.*, as the live model; its memory is rewritten in each step. `widen` makes
+ * F64 of every float, to run the recurrence in double. */
 static void model_collect(golden_case *c, model *m, bool widen) {
     memset(m, 0, sizeof *m);
     for (int i = 0; i < golden_tensor_count(c) && m->count < ROOM; i++) {
@@ -197,7 +197,8 @@ static bool table_claims(const golden_case *c) {
 }
 
 static void table_run(golden_case *c) {
-    const golden_array iterations = golden_tensor(c, "in.iterations"), expected = golden_tensor(c, "out.beta");
+    const golden_array iterations = golden_tensor(c, "in.iterations"),
+                       expected = golden_tensor(c, "out.beta");
     double *got = (double *)golden_memory(c, (size_t)(expected.count + 1) * sizeof *got);
     int64_t filled = 0;
     const char *at = strchr(golden_text(c, "cfg.configs"), '{');
@@ -206,7 +207,9 @@ static void table_run(golden_case *c) {
         if (!end) break;
         const xd_ema_desc desc = table_desc(at, end);
         for (int64_t i = 0; i < iterations.count; i++)
-            if (!golden_ok(c, xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations.values[i], &got[filled++]))) return;
+            if (!golden_ok(c,
+                           xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations.values[i], &got[filled++])))
+                return;
         at = strchr(end, '{');
     }
     golden_double(c, "out.beta", got, filled);
@@ -268,7 +271,8 @@ static void optim_check_state(golden_case *c, const model *m, xd_optimizer *opti
         for (int f = 0; f < 3; f++) {
             snprintf(name, sizeof name, "out.state.%s.%s", m->names[i], fields[f]);
             if (golden_has(c, name) && arrays[f])
-                golden_close(c, name, golden_widen(c, arrays[f], XD_DTYPE_F32, m->params[i].count), m->params[i].count);
+                golden_close(c, name, golden_widen(c, arrays[f], XD_DTYPE_F32, m->params[i].count),
+                             m->params[i].count);
         }
         snprintf(name, sizeof name, "out.state.%s.step", m->names[i]);
         const double step = (double)*state.step;
@@ -324,7 +328,8 @@ static void optim_run(golden_case *c) {
 /* ---- clipping ---- */
 
 static bool clip_claims(const golden_case *c) {
-    return golden_is(c, "area", "optim") && !golden_text(c, "cfg.optimizer") && golden_text(c, "cfg.max_norm");
+    return golden_is(c, "area", "optim") && !golden_text(c, "cfg.optimizer") &&
+           golden_text(c, "cfg.max_norm");
 }
 
 /* in.grad, or in.grad0, in.grad1, ... as gradients of nameless parameters. */
@@ -348,7 +353,8 @@ static void clip_run(golden_case *c) {
     xd_param params[ROOM];
     const int n = clip_collect(c, params);
     const double max_norm = golden_number(c, "cfg.max_norm", 0.0);
-    const double type = golden_is(c, "cfg.norm_type", "inf") ? (double)INFINITY : golden_number(c, "cfg.norm_type", 2.0);
+    const double type =
+        golden_is(c, "cfg.norm_type", "inf") ? (double)INFINITY : golden_number(c, "cfg.norm_type", 2.0);
     const bool given = golden_text(c, "cfg.total_norm") != NULL; /* NeMo hands the norm in */
     xd_gradient_norm_desc desc;
     xd_gradient_norm norm;
@@ -363,12 +369,14 @@ static void clip_run(golden_case *c) {
     }
     if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &desc, &norm))) return;
     if (golden_has(c, "out.total_norm")) golden_close(c, "out.total_norm", &norm.norm, 1);
-    const float factor = given ? xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, max_norm, golden_number(c, "cfg.total_norm", 0.0))
-                               : xd_clip_coefficient(XD_CLIP_ALWAYS, max_norm, norm.norm);
+    const float factor =
+        given ? xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, max_norm, golden_number(c, "cfg.total_norm", 0.0))
+              : xd_clip_coefficient(XD_CLIP_ALWAYS, max_norm, norm.norm);
     if (!golden_ok(c, xd_clip_gradients(golden_ctx(c), params, n, factor))) return;
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof name, "out.%s", params[i].name);
-        golden_close(c, name, golden_widen(c, params[i].gradient, XD_DTYPE_F32, params[i].count), params[i].count);
+        golden_close(c, name, golden_widen(c, params[i].gradient, XD_DTYPE_F32, params[i].count),
+                     params[i].count);
     }
 }
 

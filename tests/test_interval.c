@@ -1,0 +1,185 @@
+/* Interval algebra against bit sets, and copies between regions against single elements. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+
+#include "xd_test.h"
+
+/* The intervals of a bit set of `n` indices. */
+static int from_bits(unsigned bits, int n, xd_interval *out) {
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        if (!(bits >> i & 1u)) continue;
+        const int begin = i;
+        while (i < n && bits >> i & 1u) i++;
+        out[count].begin = begin;
+        out[count++].end = i;
+    }
+    return count;
+}
+
+static unsigned to_bits(const xd_interval *list, int count) {
+    unsigned bits = 0;
+    for (int i = 0; i < count; i++)
+        for (int64_t k = list[i].begin; k < list[i].end; k++) bits |= 1u << k;
+    return bits;
+}
+
+static bool is_canonical(const xd_interval *list, int count) {
+    for (int i = 0; i < count; i++)
+        if (list[i].begin >= list[i].end || (i && list[i].begin <= list[i - 1].end)) return false;
+    return true;
+}
+
+XD_TEST(union_intersection_and_difference_equal_those_of_every_pair_of_bit_sets) {
+    enum { N = 9 };
+    long wrong = 0;
+    for (unsigned a = 0; a < 1u << N; a++)
+        for (unsigned b = 0; b < 1u << N; b++) {
+            xd_interval x[N], y[N], out[2 * N];
+            const int na = from_bits(a, N, x), nb = from_bits(b, N, y);
+            int n = xd_intervals_unite(x, na, y, nb, out);
+            wrong += to_bits(out, n) != (a | b) || !is_canonical(out, n);
+            n = xd_intervals_intersect(x, na, y, nb, out);
+            wrong += to_bits(out, n) != (a & b) || !is_canonical(out, n);
+            n = xd_intervals_subtract(x, na, y, nb, out);
+            wrong += to_bits(out, n) != (a & ~b) || !is_canonical(out, n);
+        }
+    CHECK_EQ_INT(wrong, 0);
+}
+
+XD_TEST(selecting_positions_equals_counting_them) {
+    enum { N = 8 };
+    long wrong = 0;
+    for (unsigned a = 0; a < 1u << N; a++)
+        for (int begin = 0; begin <= N; begin++)
+            for (int end = begin; end <= N; end++) {
+                xd_interval x[N], out[N];
+                unsigned expected = 0;
+                const int n = from_bits(a, N, x);
+                for (int i = 0, position = 0; i < N; i++) {
+                    if (!(a >> i & 1u)) continue;
+                    if (position >= begin && position < end) expected |= 1u << i;
+                    position++;
+                }
+                wrong += to_bits(out, xd_intervals_select(x, n, begin, end, out)) != expected;
+            }
+    CHECK_EQ_INT(wrong, 0);
+}
+
+XD_TEST(a_cover_is_checked_for_gaps_and_overlaps) {
+    const xd_interval a[2] = { { 0, 3 }, { 7, 9 } }, b[1] = { { 3, 7 } }, c[1] = { { 4, 7 } }, d[1] = { { 2, 7 } };
+    const xd_interval *lists[2] = { a, b };
+    const int counts[2] = { 2, 1 };
+    int64_t first = -1;
+    int holders = -1;
+    CHECK(xd_intervals_cover_once(lists, counts, 2, 9, &first, &holders));
+    CHECK(!xd_intervals_cover_once(lists, counts, 2, 10, &first, &holders));
+    CHECK_EQ_INT(first, 9);
+    CHECK_EQ_INT(holders, 0);
+    lists[1] = c;
+    CHECK(!xd_intervals_cover_once(lists, counts, 2, 9, &first, &holders));
+    CHECK_EQ_INT(first, 3);
+    lists[1] = d;
+    CHECK(!xd_intervals_cover_once(lists, counts, 2, 9, &first, &holders));
+    CHECK_EQ_INT(first, 2);
+    CHECK_EQ_INT(holders, 2);
+    CHECK(xd_intervals_cover_once(NULL, NULL, 0, 0, &first, &holders));
+    CHECK(xd_intervals_are_valid(a, 2, 9) && !xd_intervals_are_valid(a, 2, 8));
+    CHECK_EQ_INT(xd_intervals_extent(a, 2), 5);
+}
+
+static int64_t copy_elements(const xd_copy *copy) {
+    int64_t count = 1;
+    for (int i = 0; i < copy->ndim; i++) count *= copy->extent[i];
+    return count;
+}
+
+/* Moves the common part of two regions of a 6 x 6 shape whose rows are padded to `pad` and compares with the elements. */
+static long copy_between(const xd_region *a, const xd_region *b, int64_t pad) {
+    xd_copy copies[64];
+    int src[64], dst[64];
+    int64_t sa[2], sb[2], moved = 0;
+    long wrong = 0;
+    xd_region common;
+    xd_region_shape(a, sa);
+    xd_region_shape(b, sb);
+    const int64_t stride[2] = { sa[1] + pad, 1 };
+    int at = 0;
+    for (int i = 0; i < 64; i++) src[i] = dst[i] = -1;
+    for (int i = 0; i < a->count[0]; i++)
+        for (int64_t r = a->interval[0][i].begin; r < a->interval[0][i].end; r++, at++) {
+            int64_t column = at * stride[0];
+            for (int k = 0; k < a->count[1]; k++)
+                for (int64_t c = a->interval[1][k].begin; c < a->interval[1][k].end; c++) src[column++] = (int)(6 * r + c);
+        }
+    const int64_t n = xd_region_copies(a, stride, b, NULL, copies, 64);
+    for (int64_t i = 0; i < n; i++) {
+        moved += copy_elements(&copies[i]);
+        xd_copy_run(&copies[i], src, dst, sizeof *src);
+    }
+    wrong += moved != (xd_region_intersect(a, b, &common) ? xd_region_numel(&common) : 0);
+    at = 0;
+    for (int i = 0; i < b->count[0]; i++)
+        for (int64_t r = b->interval[0][i].begin; r < b->interval[0][i].end; r++)
+            for (int k = 0; k < b->count[1]; k++)
+                for (int64_t c = b->interval[1][k].begin; c < b->interval[1][k].end; c++, at++) {
+                    bool held = false, row = false;
+                    for (int j = 0; j < a->count[0]; j++) row = row || (r >= a->interval[0][j].begin && r < a->interval[0][j].end);
+                    for (int j = 0; j < a->count[1]; j++)
+                        held = held || (c >= a->interval[1][j].begin && c < a->interval[1][j].end);
+                    wrong += dst[at] != (held && row ? (int)(6 * r + c) : -1);
+                }
+    return wrong;
+}
+
+XD_TEST(copies_between_regions_move_each_common_element_once) {
+    long wrong = 0;
+    for (unsigned i = 0; i < 64 * 64; i += 3)
+        for (unsigned k = 0; k < 64 * 64; k += 61) {
+            xd_region a, b;
+            memset(&a, 0, sizeof a);
+            memset(&b, 0, sizeof b);
+            a.ndim = b.ndim = 2;
+            a.count[0] = from_bits(i % 64, 6, a.interval[0]);
+            a.count[1] = from_bits(i / 64, 6, a.interval[1]);
+            b.count[0] = from_bits(k % 64, 6, b.interval[0]);
+            b.count[1] = from_bits(k / 64, 6, b.interval[1]);
+            wrong += copy_between(&a, &b, i % 3);
+        }
+    CHECK_EQ_INT(wrong, 0);
+}
+
+XD_TEST(copies_are_as_few_as_the_two_storages_allow) {
+    const int64_t shape[3] = { 4, 6, 5 };
+    const xd_region whole = xd_region_whole(3, shape);
+    xd_region rows = whole, holes;
+    xd_copy copies[8];
+    rows.interval[0][0].begin = 1;
+    CHECK_EQ_INT(xd_region_copies(&whole, NULL, &rows, NULL, copies, 8), 1);
+    CHECK_EQ_INT(copies[0].ndim, 1);
+    CHECK_EQ_INT(copies[0].extent[0], 90);
+    CHECK_EQ_INT(copies[0].src_offset, 30);
+    holes = whole;
+    holes.count[1] = 2; /* columns 0-1 and 4-5, held alike on both sides: one block a pair */
+    holes.interval[1][0].end = 2;
+    holes.interval[1][1].begin = 4;
+    holes.interval[1][1].end = 6;
+    CHECK_EQ_INT(xd_region_copies(&holes, NULL, &holes, NULL, copies, 8), 1);
+    CHECK_EQ_INT(copies[0].extent[0], 4 * 4 * 5);
+    CHECK_EQ_INT(xd_region_copies(&whole, NULL, &holes, NULL, copies, 8), 2);
+    CHECK(xd_region_equal(&holes, &holes) && !xd_region_equal(&holes, &whole));
+}
+
+XD_TEST(a_scalar_is_one_element_and_an_empty_region_none) {
+    const xd_region scalar = xd_region_whole(0, NULL);
+    const int64_t none[2] = { 3, 0 };
+    const xd_region empty = xd_region_whole(2, none);
+    xd_copy copy;
+    CHECK_EQ_INT(xd_region_numel(&scalar), 1);
+    CHECK_EQ_INT(xd_region_copies(&scalar, NULL, &scalar, NULL, &copy, 1), 1);
+    CHECK_EQ_INT(copy_elements(&copy), 1);
+    CHECK_EQ_INT(xd_region_numel(&empty), 0);
+    CHECK_EQ_INT(xd_region_copies(&empty, NULL, &empty, NULL, &copy, 1), 0);
+}
+
+XD_TEST_MAIN()

@@ -1,0 +1,310 @@
+/* Topologies against the tables of the order strings, meshes and their groups over threads. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+
+#include "xd_test.h"
+
+static xd_ctx *plain_ctx(void) {
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    return ctx;
+}
+
+/* Groups as text: "[0,1] [2,3]". */
+static const char *groups(xd_ctx *ctx, const xd_topology *t, const char *names) {
+    static char text[256];
+    int ranks[64], size = 1;
+    size_t used = 0;
+    text[0] = 0;
+    CHECK(xd_topology_groups(ctx, t, names, ranks, &size) == XD_OK);
+    for (int i = 0; i < t->rank_count && used + 8 < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%d%s", i % size ? "," : i ? " [" : "[", ranks[i],
+                                 (i + 1) % size ? "" : "]");
+    return text;
+}
+
+XD_TEST(order_strings_give_the_groups_of_the_table) {
+    const xd_axis axes[5] = { { "tp", 2 }, { "cp", 2 }, { "ep", 1 }, { "dp", 2 }, { "pp", 2 } };
+    static const char *const table[][2] = {
+        { "tp", "[0,1] [2,3] [4,5] [6,7] [8,9] [10,11] [12,13] [14,15]" },
+        { "cp", "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]" },
+        { "dp", "[0,4] [1,5] [2,6] [3,7] [8,12] [9,13] [10,14] [11,15]" },
+        { "pp", "[0,8] [1,9] [2,10] [3,11] [4,12] [5,13] [6,14] [7,15]" },
+        { "dp-cp", "[0,2,4,6] [1,3,5,7] [8,10,12,14] [9,11,13,15]" },
+        { "cp-dp", "[0,2,4,6] [1,3,5,7] [8,10,12,14] [9,11,13,15]" },
+        { "tp-cp", "[0,1,2,3] [4,5,6,7] [8,9,10,11] [12,13,14,15]" },
+        { "tp-pp", "[0,1,8,9] [2,3,10,11] [4,5,12,13] [6,7,14,15]" },
+        { "tp-dp", "[0,1,4,5] [2,3,6,7] [8,9,12,13] [10,11,14,15]" },
+        { "tp-dp-cp", "[0,1,2,3,4,5,6,7] [8,9,10,11,12,13,14,15]" },
+    };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t;
+    CHECK(xd_topology_from_order(ctx, "tp-cp-ep-dp-pp", axes, 5, 16, &t) == XD_OK);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) CHECK_EQ_STR(groups(ctx, &t, table[i][0]), table[i][1]);
+    const xd_axis three[3] = { { "tp", 2 }, { "pp", 4 }, { "dp", 2 } }, cube[3] = { { "tp", 2 }, { "pp", 2 }, { "dp", -1 } };
+    CHECK(xd_topology_from_order(ctx, "tp-dp-pp", three, 3, 16, &t) == XD_OK);
+    CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]");
+    CHECK_EQ_STR(groups(ctx, &t, "pp"), "[0,4,8,12] [1,5,9,13] [2,6,10,14] [3,7,11,15]");
+    CHECK(xd_topology_from_order(ctx, "tp-pp-dp", cube, 3, 8, &t) == XD_OK);
+    CHECK_EQ_STR(groups(ctx, &t, "pp"), "[0,2] [1,3] [4,6] [5,7]");
+    CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,4] [1,5] [2,6] [3,7]");
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(bad_order_strings_are_refused) {
+    const xd_axis axes[3] = { { "tp", 2 }, { "dp", 2 }, { "pp", 1 } }, both[2] = { { "cp", 2 }, { "ep", 2 } };
+    const xd_axis inside[2] = { { "dp", 4 }, { "edp", 1 } };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t;
+    CHECK(xd_topology_from_order(ctx, "tp-dp", axes, 3, 4, &t) == XD_OK);
+    CHECK_EQ_INT(xd_topology_axis(&t, "pp"), 0); /* left out at size 1: the slowest */
+    CHECK(xd_topology_from_order(ctx, "tp-pp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(xd_topology_from_order(ctx, "tp-dp-tp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(xd_topology_from_order(ctx, "tp-dp-xx", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(xd_topology_from_order(ctx, "tp--dp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(xd_topology_from_order(ctx, "cp-ep", both, 2, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(xd_topology_from_order(ctx, "edp", inside, 2, 4, &t) == XD_ERROR_ARGUMENT); /* "dp" is no part of "edp" */
+    CHECK(xd_topology_from_order(ctx, "tp-dp-pp", axes, 3, 8, &t) == XD_ERROR_TOPOLOGY);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(an_axis_unflattens_into_levels_and_optimizer_instances) {
+    const xd_axis line[1] = { { "cp", 16 } }, levels[3] = { { "h3", 4 }, { "h2", 2 }, { "h1", 2 } };
+    const xd_axis wrong[2] = { { "a", 3 }, { "b", 5 } };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t, split;
+    CHECK(xd_topology_create(ctx, line, 1, NULL, 0, 16, &t) == XD_OK);
+    CHECK(xd_topology_unflatten(ctx, &t, "cp", levels, 3, &split) == XD_OK);
+    CHECK_EQ_STR(groups(ctx, &split, "h1"), "[0,1] [2,3] [4,5] [6,7] [8,9] [10,11] [12,13] [14,15]");
+    CHECK_EQ_STR(groups(ctx, &split, "h2"), "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]");
+    CHECK_EQ_STR(groups(ctx, &split, "h3"), "[0,4,8,12] [1,5,9,13] [2,6,10,14] [3,7,11,15]");
+    CHECK(xd_topology_unflatten(ctx, &t, "cp", wrong, 2, &split) == XD_ERROR_TOPOLOGY);
+    CHECK(xd_topology_unflatten(ctx, &t, "tp", levels, 3, &split) == XD_ERROR_ARGUMENT);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_configuration_form_keeps_active_axes_only) {
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t;
+    xd_parallelism p = { XD_DATA_PARALLEL_FSDP2, 2, 2, false };
+    CHECK(xd_topology_from_config(ctx, &p, 8, &t) == XD_OK);
+    CHECK_EQ_INT(t.axis_count, 3);
+    CHECK_EQ_STR(groups(ctx, &t, "domain"), "[0,1] [2,3] [4,5] [6,7]");
+    CHECK_EQ_STR(groups(ctx, &t, "tp"), "[0,2] [1,3] [4,6] [5,7]");
+    CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,4] [1,5] [2,6] [3,7]");
+    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_OK);
+    CHECK_EQ_INT(t.axis_count, 3); /* dp is kept at size 1 */
+    CHECK(xd_topology_from_config(ctx, &p, 6, &t) == XD_ERROR_TOPOLOGY);
+    p.tensor = p.domain = 0;
+    CHECK(xd_topology_from_config(ctx, &p, 1, &t) == XD_OK);
+    CHECK_EQ_INT(t.axis_count, 0);
+    p.data = XD_DATA_PARALLEL_NONE;
+    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_ERROR_TOPOLOGY);
+    p.replicas = true;
+    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_OK);
+    p.tensor = -1;
+    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_ERROR_ARGUMENT);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_two_expert_grids_share_their_pipelines) {
+    xd_ctx *ctx = plain_ctx();
+    xd_topology dense, expert;
+    xd_expert_desc d;
+    memset(&d, 0, sizeof d);
+    d.world_size = 16;
+    d.tp = d.pp = 2;
+    d.ep = 4;
+    d.expert_tp = 1;
+    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_OK);
+    CHECK_EQ_STR(groups(ctx, &dense, "pp"), "[0,8] [1,9] [2,10] [3,11] [4,12] [5,13] [6,14] [7,15]");
+    CHECK_EQ_STR(groups(ctx, &expert, "ep"), "[0,1,2,3] [4,5,6,7] [8,9,10,11] [12,13,14,15]");
+    d.order = "tp-cp-ep-pp-dp"; /* pipelines in the middle: dp would have to be equal */
+    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
+    d.order = NULL;
+    d.optimizer_instances = 3;
+    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
+    d.optimizer_instances = 0;
+    d.ep = 3;
+    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
+    d.ep = d.pp = 1;
+    d.virtual_pipeline = 2;
+    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_ARGUMENT);
+    xd_ctx_destroy(ctx);
+}
+
+static xd_result refused_meshes(xd_comm *world, void *argument) {
+    static const int twice[2] = { 1, 1 }, beyond[2] = { 0, 9 };
+    static const struct {
+        xd_mesh_desc desc;
+        xd_result expected;
+        const char *message;
+    } cases[] = {
+        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 6, NULL, NULL }, XD_ERROR_ARGUMENT, "multiply to 8 but world_size is 6" },
+        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "multiply to 8 but the world has 2" },
+        { { { { "dp", 1 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "multiply to 1" },
+        { { { { "dp", 1 }, { "dp", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "both named \"dp\"" },
+        { { { { "dp", 1 }, { NULL, 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "name all" },
+        { { { { "dp", -1 }, { "tp", -1 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "at most 1 can fill" },
+        { { { { "dp", -1 }, { "tp", 3 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "fill 2 ranks" },
+        { { { { "dp", 0 }, { "tp", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "has size 0" },
+        { { { { "d p", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "no name" },
+        { { { { "dp", 2 } }, twice, 2, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "both 1" },
+        { { { { "dp", 2 } }, beyond, 2, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "is 9" },
+        { { { { NULL, 0 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "0 axes" },
+    };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    (void)argument;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        xd_mesh *mesh = NULL;
+        CHECK_EQ_INT(xd_mesh_create(world, &cases[i].desc, &mesh), cases[i].expected);
+        CHECK(mesh == NULL);
+        if (!strstr(xd_last_error(ctx)->message, cases[i].message)) CHECK_EQ_STR(xd_last_error(ctx)->message, cases[i].message);
+    }
+    return XD_OK;
+}
+
+XD_TEST(meshes_that_do_not_fit_are_refused_with_both_numbers) {
+    CHECK(xd_run_threads(2, NULL, refused_meshes, NULL, NULL) == XD_OK);
+}
+
+static xd_result disagreeing_meshes(xd_comm *world, void *argument) {
+    const int me = xd_comm_rank(world);
+    xd_mesh_desc d;
+    xd_mesh *mesh = NULL;
+    (void)argument;
+    memset(&d, 0, sizeof d);
+    d.axes[0].name = me == 2 ? "tp" : "dp";
+    d.axes[0].size = 4;
+    CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), XD_ERROR_MISMATCH);
+    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 2 passed something else"));
+    d.axes[0].name = "dp";
+    d.axes[0].size = me == 1 ? 0 : 4; /* one rank alone is wrong: all fail, the others name it */
+    CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), me == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    if (me != 1) CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, 1);
+    d.axes[0].size = 4;
+    CHECK(xd_mesh_create(world, &d, &mesh) == XD_OK); /* and the world still works */
+    xd_mesh_destroy(mesh);
+    return XD_OK;
+}
+
+XD_TEST(ranks_that_disagree_about_a_mesh_are_named) {
+    CHECK(xd_run_threads(4, NULL, disagreeing_meshes, NULL, NULL) == XD_OK);
+}
+
+/* The world ranks of a communicator as text. */
+static const char *members(const xd_comm *comm, char *text) {
+    text[0] = 0;
+    for (int i = 0; i < xd_comm_size(comm); i++) sprintf(text + strlen(text), i ? ",%d" : "%d", xd_comm_world_rank(comm, i));
+    return text;
+}
+
+static xd_result derived_meshes(xd_comm *world, void *argument) {
+    const int me = xd_comm_rank(world);
+    const xd_axis parts[2] = { { "replicate", 2 }, { "shard", 1 } };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_mesh_desc d;
+    xd_mesh *mesh = NULL, *again = NULL, *slice = NULL, *flat = NULL, *split = NULL, *joined = NULL, *bad = NULL;
+    xd_comm *a = NULL, *b = NULL;
+    char text[64], expected[64];
+    int c = -1;
+    (void)argument;
+    memset(&d, 0, sizeof d);
+    d.axes[0].name = "dp", d.axes[0].size = 2;
+    d.axes[1].name = "cp", d.axes[1].size = -1;
+    d.axes[2].name = "tp", d.axes[2].size = 2;
+    CHECK(xd_mesh_create(world, &d, &mesh) == XD_OK);
+    if (!mesh) return XD_ERROR_STATE;
+    CHECK(xd_mesh_coordinate(mesh, "cp", &c) == XD_OK);
+    CHECK_EQ_INT(c, me / 2 % 2);
+    CHECK(xd_mesh_group(mesh, "cp", &a) == XD_OK);
+    sprintf(expected, "%d,%d", me & ~2, me | 2);
+    CHECK_EQ_STR(members(a, text), expected);
+    CHECK_EQ_INT(xd_comm_rank(a), c);
+    CHECK(xd_mesh_group(mesh, "tp,dp", &a) == XD_OK && xd_mesh_group(mesh, "dp,tp", &b) == XD_OK);
+    CHECK(a == b);
+    sprintf(expected, "%d,%d,%d,%d", me & 2, (me & 2) + 1, (me & 2) + 4, (me & 2) + 5);
+    CHECK_EQ_STR(members(a, text), expected);
+    CHECK(xd_mesh_group(mesh, "dp,cp,tp", &a) == XD_OK && a == world);
+    CHECK(xd_mesh_group(mesh, NULL, &a) == XD_ERROR_ARGUMENT);
+    CHECK(xd_mesh_group(mesh, "dp,pp", &a) == XD_ERROR_ARGUMENT);
+    /* slices share the communicators and resolve against the root */
+    CHECK(xd_mesh_slice(mesh, "dp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->rank_count == 4);
+    CHECK_EQ_INT(xd_mesh_topology(slice)->ranks[3], (me & 2) + 5);
+    CHECK(xd_mesh_group(mesh, "cp", &a) == XD_OK && xd_mesh_group(slice, "cp", &b) == XD_OK && a == b);
+    CHECK(xd_mesh_slice(mesh, "tp,dp", &bad) == XD_ERROR_ARGUMENT && xd_mesh_slice(mesh, "dp,dp", &bad) == XD_ERROR_ARGUMENT);
+    /* flatten */
+    CHECK(xd_mesh_flatten(mesh, "dp,cp", NULL, &flat) == XD_OK);
+    CHECK(xd_mesh_group(flat, NULL, &a) == XD_OK && xd_mesh_group(mesh, "dp_cp", &b) == XD_OK && a == b);
+    sprintf(expected, "%d,%d,%d,%d", me & 1, (me & 1) + 2, (me & 1) + 4, (me & 1) + 6);
+    CHECK_EQ_STR(members(a, text), expected);
+    CHECK(xd_mesh_flatten(mesh, "cp,tp", "dp_cp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(xd_mesh_flatten(mesh, "cp,tp", "dp", &bad) == XD_ERROR_ARGUMENT);
+    xd_mesh_destroy(slice);
+    CHECK(xd_mesh_slice(flat, "dp_cp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->axis_count == 2);
+    xd_mesh *const order[2] = { flat, slice }, *const same[1] = { slice };
+    CHECK(xd_mesh_concatenate(order, 2, &bad) == XD_ERROR_ARGUMENT);
+    CHECK(xd_mesh_concatenate(same, 1, &joined) == XD_OK && xd_mesh_topology(joined)->rank_count == 8);
+    /* unflatten: the same partition keeps its communicator */
+    CHECK(xd_mesh_unflatten(mesh, "dp", parts, 2, &split) == XD_OK);
+    CHECK(xd_mesh_group(split, "replicate", &b) == XD_OK && xd_mesh_group(mesh, "dp", &a) == XD_OK && a == b);
+    /* a second mesh that shares */
+    d.share = mesh;
+    d.axes[0].name = "x", d.axes[1].name = "y", d.axes[2].name = "z";
+    CHECK(xd_mesh_create(world, &d, &again) == XD_OK);
+    CHECK(xd_mesh_group(again, "z", &b) == XD_OK && xd_mesh_group(mesh, "tp", &a) == XD_OK && a == b);
+    CHECK(bad == NULL);
+    xd_mesh_destroy(mesh); /* the derived ones go on */
+    CHECK(xd_barrier(b) == XD_OK);
+    xd_mesh_destroy(again);
+    xd_mesh_destroy(joined);
+    xd_mesh_destroy(split);
+    xd_mesh_destroy(flat);
+    xd_mesh_destroy(slice);
+    xd_mesh_destroy(NULL);
+    (void)ctx;
+    return XD_OK;
+}
+
+XD_TEST(derived_meshes_share_the_communicators_of_their_root) {
+    CHECK(xd_run_threads(8, NULL, derived_meshes, NULL, NULL) == XD_OK);
+}
+
+static xd_result two_meshes(xd_comm *world, void *argument) {
+    static const int teacher_ranks[3] = { 4, 0, 2 };
+    const int me = xd_comm_rank(world);
+    const bool teaches = me % 2 == 0;
+    xd_mesh_desc d;
+    xd_mesh *teacher = NULL, *student = NULL;
+    xd_comm *group = NULL;
+    int c = -1;
+    (void)argument;
+    memset(&d, 0, sizeof d);
+    d.axes[0].name = "tp", d.axes[0].size = -1;
+    d.ranks = teacher_ranks;
+    d.rank_count = 3;
+    CHECK(xd_mesh_create(world, &d, &teacher) == XD_OK);
+    memset(&d, 0, sizeof d);
+    d.axes[0].name = "dp", d.axes[0].size = 5;
+    CHECK(xd_mesh_create(world, &d, &student) == XD_OK);
+    if (!teacher || !student) return XD_ERROR_STATE;
+    CHECK_EQ_INT(xd_mesh_is_member(teacher), teaches);
+    CHECK_EQ_INT(xd_mesh_coordinate(teacher, "tp", &c), teaches ? XD_OK : XD_ERROR_STATE);
+    CHECK_EQ_INT(c, teaches ? (me + 2) % 6 / 2 : -1);
+    CHECK_EQ_INT(xd_mesh_group(teacher, "tp", &group), teaches ? XD_OK : XD_ERROR_STATE);
+    if (teaches && group) {
+        CHECK_EQ_INT(xd_comm_size(group), 3);
+        CHECK_EQ_INT(xd_comm_rank(group), c);
+        CHECK(xd_barrier(group) == XD_OK);
+    }
+    CHECK(xd_mesh_group(student, NULL, &group) == XD_OK && group == world);
+    xd_mesh_destroy(student);
+    xd_mesh_destroy(teacher);
+    return XD_OK;
+}
+
+XD_TEST(a_mesh_smaller_than_the_world_leaves_the_others_without_a_coordinate) {
+    CHECK(xd_run_threads(5, NULL, two_meshes, NULL, NULL) == XD_OK);
+}
+
+XD_TEST_MAIN()

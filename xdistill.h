@@ -84,6 +84,7 @@
     X(I64, 8, false, "I64")            \
     X(U64, 8, false, "U64")
 
+/* Tag of an element type; XD_DTYPES lists them. */
 typedef enum xd_dtype {
     XD_DTYPE_NONE = 0, /* "not given": fields with a default read it as that default */
 #define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
@@ -153,6 +154,7 @@ XD_API const char *xd_result_text(xd_result result);
 
 /* >>base/memory */
 
+/* Where memory comes from. Called from the thread that owns the context. */
 typedef struct xd_allocator {
     void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is no room */
     void (*release)(void *user, void *memory);   /* NULL memory never arrives here */
@@ -191,6 +193,7 @@ XD_API void xd_arena_seal(xd_arena *arena);
 
 /* >>base/file */
 
+/* How a file is opened. */
 typedef enum xd_file_mode {
     XD_FILE_READ = 1,
     XD_FILE_WRITE_NEW /* create; fail when the name exists */
@@ -221,6 +224,7 @@ typedef struct xd_files {
  * error. One context belongs to one thread at a time; two contexts share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
+/* What the logger receives: the named level and everything graver. */
 typedef enum xd_log_level {
     XD_LOG_WARN = 0, /* the default */
     XD_LOG_NONE,
@@ -252,6 +256,7 @@ typedef enum xd_reduction {
     XD_REDUCTION_INVARIANT
 } xd_reduction;
 
+/* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
     xd_allocator allocator;      /* zero -> malloc and free */
     xd_logger logger;            /* zero -> silent */
@@ -448,6 +453,7 @@ XD_API void xd_publish_abort(xd_publish *file);
  *
  * Every question may be asked of NULL and of a value of another kind; the answer is then NULL, 0 or false. */
 
+/* What a value is. */
 typedef enum xd_json_kind {
     XD_JSON_NONE = 0, /* the kind of a NULL pointer: no such value */
     XD_JSON_NULL,
@@ -461,6 +467,7 @@ typedef enum xd_json_kind {
 /* One value of a document; the whole document is reached from, and owned by, its root. */
 typedef struct xd_json xd_json;
 
+/* Limits of a parse. Zero is the default of every field. */
 typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */
@@ -601,9 +608,10 @@ XD_API double xd_fixed_value(xd_fixed sum);
 
 /* >>kernel/reduce */
 
-/* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the additions,
- * and with it every bit, is decided here and nowhere else. */
+/* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
+ * additions, and with it every bit, is decided here and nowhere else. */
 
+/* How elements of several ranks become one. */
 typedef enum xd_reduce_op {
     XD_SUM = 0,
     XD_MAX, /* NaN in, NaN out */
@@ -611,20 +619,22 @@ typedef enum xd_reduce_op {
     XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this rank owns
- * [first, first + count). total 0 -> no leaves given.
+/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+ * rank owns [first, first + count). total 0 -> no leaves given.
  *
- * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and adds left to
- * right; its shape depends on `total` alone, so neither the number of ranks nor the accumulation steps change a bit.
- * A rank's range is cut into aligned power-of-two blocks, each a node of that tree: its forest. */
+ * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
+ * adds left to right; its shape depends on `total` alone, so neither the number of ranks nor the
+ * accumulation steps change a bit. A rank's range is cut into aligned power-of-two blocks, each a node of
+ * that tree: its forest. */
 typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
 
-/* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and fits. Pure. */
+/* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and
+ * fits. Pure. */
 XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end);
 
-/* Nodes in the forest of [first, first + count): 0 for an empty range, 1 for an aligned power of two. Pure. */
+/* Nodes in the forest of [first, first + count): 0 for an empty range, 1 for an aligned block. Pure. */
 XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count);
 
 /* True for the dtypes that have arithmetic: F32 F64 BF16 F16 I32 I64 U8. AVG and leaves narrow it further. */
@@ -635,8 +645,8 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op);
  *   out      [count]; may be one of the pieces
  *   pieces   `ranks` pointers to [count] elements
  *
- * F32, BF16 and F16 add in f32 and round once at the end, F64 in f64, integers wrap. Local, allocates nothing, same
- * bits everywhere. Errors: DTYPE when xd_reduce_supports is false. */
+ * F32, BF16 and F16 add in f32 and round once at the end, F64 in f64, integers wrap. Local, allocates
+ * nothing, same bits everywhere. Errors: DTYPE when xd_reduce_supports is false. */
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
                                   xd_dtype dtype, xd_reduce_op op);
 
@@ -646,7 +656,8 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
  *   forests   `ranks` pointers; node k of rank r begins at element k * stride
  *   leaves    [ranks]; ranges in rank order that cover [0, total) without a gap (the caller has checked)
  *
- * Local, allocates nothing, same bits everywhere. Errors: DTYPE unless F32 or F64, ARGUMENT unless SUM or AVG. */
+ * Local, allocates nothing, same bits everywhere. Errors: DTYPE unless F32 or F64, ARGUMENT unless SUM or
+ * AVG. */
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
 
@@ -674,6 +685,7 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
  * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is exactly 0
  * there, and nothing cancels. */
 
+/* How far the student is from the teacher. */
 typedef enum xd_divergence {
     XD_KL_FORWARD = 0,  /* KL(teacher || student) */
     XD_KL_REVERSE,      /* KL(student || teacher) */
@@ -715,6 +727,7 @@ typedef struct xd_loss_row {
     int finding;     /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_loss_row;
 
+/* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
 typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;         /* data NULL -> hard loss only */
@@ -770,6 +783,7 @@ typedef struct xd_topk_row {
     int finding;         /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
+/* Inputs and outputs of the top-k entries. */
 typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids;      /* [rows, k] global; negative: no entry */
@@ -784,8 +798,8 @@ typedef struct xd_topk_args {
     void *sums;              /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values;          /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
     int64_t *order;          /* [k] scratch */
-    const void *all_sums;    /* [shards, rows, XD_TOPK_SUMS], in rank order */
-    const double *all_values; /* [shards, rows, k] */
+    const int64_t *all;      /* every shard's sums, then values, as 8-byte words in rank order */
+    int64_t all_stride;      /* words from one shard to the next */
     xd_topk_side *side;      /* [rows] written by merge */
     /* divergence and grad: values and side are the student's */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
@@ -795,6 +809,7 @@ typedef struct xd_topk_args {
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
+    double weight;           /* of the gradient, beside row_scale */
     double *slots;           /* [rows, k] gradient at each id */
     double *log_probs;       /* [rows, k] the student's, as the mode normalises them; or NULL */
     double *scratch;         /* [4 (k + 1)] */
@@ -833,31 +848,32 @@ XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
 
 /* >>kernel/optimizer */
 
-/* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because a model
- * has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned for their dtype,
- * may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry says otherwise; narrow
- * storage is widened on load and rounded once, to nearest even, on store. Elements are independent of each other, so
- * the result does not depend on how an array is cut; every rounding is explicit, so it does not depend on the
- * compiler's flags either. */
+/* What optimizer steps, gradient norms and averages do to arrays. Every entry takes a list of arrays, because
+ * a model has a thousand small ones and a launch for each would cost more than the work. Arrays are aligned
+ * for their dtype, may have zero elements, and do not overlap. Floats are F32, BF16 or F16 unless an entry
+ * says otherwise; narrow storage is widened on load and rounded once, to nearest even, on store. Elements are
+ * independent of each other, so the result does not depend on how an array is cut; every rounding is
+ * explicit, so it does not depend on the compiler's flags either. */
 
-/* One array of an optimizer step. The scalars are per array because the step count is: an array without a gradient in
- * some step falls behind the others. */
+/* One array of an optimizer step. The scalars are per array because the step count is: an array without a
+ * gradient in some step falls behind the others. */
 typedef struct xd_update_array {
-    float *master;           /* [count] parameter in f32 */
-    float *first;            /* [count] Adam: running mean of gradients; SGD: momentum buffer */
-    float *second;           /* [count] Adam: running mean of squared gradients; SGD: not used */
-    void *value;             /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
-    const void *gradient;    /* [count] */
+    float *master; /* [count] parameter in f32 */
+    float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
+    float *second; /* [count] Adam: running mean of squared gradients; SGD: not used */
+    void *value;   /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
+    const void *gradient; /* [count] */
     int64_t count;
     xd_dtype value_dtype;
     xd_dtype gradient_dtype;
-    float decay;             /* AdamW: 1 - learning_rate * weight_decay; otherwise not used */
-    float weight_decay;      /* Adam-L2 and SGD: added to the gradient as weight_decay * parameter */
-    float step_size;         /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
-    float root_correction;   /* Adam: sqrt(1 - beta2^t) */
-    bool fresh;              /* SGD: the first gradient this array gets; it starts the momentum buffer */
+    float decay;           /* AdamW: 1 - learning_rate * weight_decay; otherwise not used */
+    float weight_decay;    /* Adam-L2 and SGD: added to the gradient as weight_decay * parameter */
+    float step_size;       /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
+    float root_correction; /* Adam: sqrt(1 - beta2^t) */
+    bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
 } xd_update_array;
 
+/* Inputs and outputs of an optimizer entry. */
 typedef struct xd_update_args {
     const xd_update_array *arrays;
     int64_t array_count;
@@ -880,11 +896,12 @@ typedef struct xd_lerp_array {
     xd_dtype source_dtype; /* also F64 */
 } xd_lerp_array;
 
+/* Inputs and outputs of the EMA entry. */
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;           /* decay b; the weight is 1 - b, formed in double and rounded once */
-    bool weighted_sum;     /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    double keep;       /* decay b; the weight is 1 - b, formed in double and rounded once */
+    bool weighted_sum; /* fma(1 - b, source, b * target) instead, as CREDIT does */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -901,17 +918,19 @@ typedef struct xd_norm_array {
     const void *data;
     int64_t count;
     xd_dtype dtype;
-    bool replica; /* somebody else adds these elements up; here they are only looked at for NaN and infinities */
+    bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
+/* Order of a norm. */
 typedef enum xd_norm_type {
     XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
     XD_NORM_L1,     /* sum of magnitudes */
     XD_NORM_MAX     /* largest magnitude */
 } xd_norm_type;
 
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of 2^-298 and
- * below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of every split. */
+/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). The square of every f32 is a whole number of
+ * 2^-298 and below 2^256, so the sum of up to 2^63 of them is exact: integer additions, free of order and of
+ * every split. */
 #define XD_NORM_LIMBS 20
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
@@ -923,6 +942,7 @@ typedef struct xd_norm_sum {
     int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
 } xd_norm_sum;
 
+/* Inputs and outputs of the norm entry. */
 typedef struct xd_norm_args {
     const xd_norm_array *arrays;
     int64_t array_count;
@@ -930,6 +950,7 @@ typedef struct xd_norm_args {
     bool exact; /* sum in limbs instead of double */
 } xd_norm_args;
 
+/* Inputs and outputs of the scale entry. */
 typedef struct xd_scale_args {
     void *data;
     int64_t count;
@@ -937,8 +958,8 @@ typedef struct xd_scale_args {
     float factor;
 } xd_scale_args;
 
-/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array whose dtype
- * has no place here; then nothing was written. */
+/* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
+ * whose dtype has no place here; then nothing was written. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
     xd_result (*sgd)(const xd_launch *launch, const xd_update_args *args);
@@ -957,23 +978,28 @@ XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 
 /* >>comm/collective */
 
-/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the companion
- * headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread, it was made with.
+/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the
+ * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
+ * it was made with.
  *
- * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same order, with
- * the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found before data moves, every
- * rank returns MISMATCH, and the message names the ranks that differ from rank 0 of the group. A rank whose own
- * arguments are wrong returns that error and the others PEER with its message. After either the group goes on.
+ * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
+ * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
+ * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
+ * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
+ * message. After either the group goes on.
  *
- * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A rank that did
- * not come makes the others return TIMEOUT, one that left PEER; then the group is broken, with all groups that were
- * split from the same world: every later call returns PEER at once with the culprit's name.
+ * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
+ * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
+ * with all groups that were split from the same world: every later call returns PEER at once with the
+ * culprit's name.
  *
- * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure, except by a
- * group that breaks while data moves. recv may equal send where both have the same extent, and in reduce_scatter,
- * all_gather, gather and scatter the short one may be this rank's piece of the long one; no other overlap. */
+ * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
+ * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
+ * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
+ * no other overlap. */
 typedef struct xd_comm xd_comm;
 
+/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -989,9 +1015,9 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SPLIT
 } xd_collective_kind;
 
-/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then handed to
- * the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of `size` entries, in group
- * rank order; displacements NULL -> pieces lie back to back. */
+/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
+ * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
+ * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
 typedef struct xd_collective {
     xd_collective_kind kind;
     const void *send;
@@ -1003,16 +1029,18 @@ typedef struct xd_collective {
     const int64_t *recv_displacements;
     xd_dtype dtype;
     xd_reduce_op op;
-    int root;         /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    xd_leaves leaves; /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after
-                       * another, and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode */
-    void *stream;     /* device transports: the work is ordered on it; NULL on the CPU */
+    int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
+     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
+    xd_leaves leaves;
+    void *stream;      /* device transports: the work is ordered on it; NULL on the CPU */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
 } xd_collective;
 
+/* What one handle has moved so far. */
 typedef struct xd_comm_counters {
-    uint64_t calls;          /* collectives completed */
-    uint64_t bytes_sent;     /* payload bytes this rank gave to other ranks; what stays local does not count */
+    uint64_t calls;      /* collectives completed */
+    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
     uint64_t bytes_received; /* payload bytes this rank took from other ranks */
 } xd_comm_counters;
 
@@ -1029,42 +1057,51 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 /* Frees the handle; local, idempotent on NULL. Peers that still wait for this rank get PEER. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in every group of
- * the world. Local; the handles stay valid until destroyed. A rank function that returns an error does it for you. */
+/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
+ * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
+ * error does it for you. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
+/* Returns on every rank after every rank has called. */
 XD_API xd_result xd_barrier(xd_comm *comm);
+/* Copies root's data into every rank's data; [count] elements. */
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root);
+/* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op);
 /* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
-XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
-                                   xd_reduce_op op);
+XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                                   xd_dtype dtype, xd_reduce_op op);
 /* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
-XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype);
+XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                               xd_dtype dtype);
 /* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);
 /* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
-XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root);
-XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other ranks. */
+XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
+                           int root);
+XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                            xd_dtype dtype, int root);
+/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
+ * ranks. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks that passed
- * an error get it back and the others get PEER naming the lowest such rank and its message. Call it after work that
- * can fail on one rank alone (files, memory), before anyone communicates again. */
+/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
+ * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
+ * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
-/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out = NULL. */
+/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
+ * = NULL. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
-/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns an error,
- * or returns while others wait for it, makes their calls return PEER. */
+/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
+ * an error, or returns while others wait for it, makes their calls return PEER. */
 typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads of this process as one world and waits for all of them.
@@ -1073,14 +1110,14 @@ typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
  *           thread-safe.
  *   error   when not NULL: the error behind the result, the culprit's own where one is known
  *
- * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling thread.
- * Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+ * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
+ * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error);
 
-/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its own context
- * and destroys its comm when done; destroy the world after the last. xd_thread_world_create is local; joining is
- * collective and waits at most init_timeout_seconds. */
+/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
+ * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
+ * local; joining is collective and waits at most init_timeout_seconds. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);
@@ -1107,21 +1144,21 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
-/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy and abort may
- * wait, never past `deadline` (seconds of the context's clock). A transport reports a broken group with PEER or TIMEOUT
- * through xd_fail_culprit. */
+/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy
+ * and abort may wait, never past `deadline` (seconds of the context's clock). A transport reports a broken
+ * group with PEER or TIMEOUT through xd_fail_culprit. */
 typedef struct xd_transport_ops {
     const char *name;
-    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing): a transport
-     * may publish its buffers along with the record. It stays valid until execute returns. */
+    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing):
+     * a transport may publish its buffers along with the record. It stays valid until execute returns. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
-    /* Moves and reduces the data of a record that every rank has agreed on: the control call just before had it as
-     * `next`. SEND and RECV come without a control call; they compare count and dtype themselves, and a MISMATCH on
-     * both sides does not break the group. Other errors do. */
+    /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
+     * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
+     * and a MISMATCH on both sides does not break the group. Other errors do. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
-    /* A sub-group; the members in order are given, this rank is among them. members are ranks of `transport`. Only the
-     * members call it, right after a control call. */
+    /* A sub-group; the members in order are given, this rank is among them. members are ranks of
+     * `transport`. Only the members call it, right after a control call. */
     xd_result (*split)(xd_transport *transport, const int *members, int size, int rank, double deadline,
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
@@ -1141,25 +1178,28 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 
 /* >>comm/leaves */
 
-/* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on which equal
- * neighbours that form an aligned block merge. A plain running sum would tie the bits to the number of leaves a rank
- * has. Belongs to its context. */
+/* Accumulates one rank's gradient leaves the way the canonical tree of xd_leaves adds them: a stack on
+ * which equal neighbours that form an aligned block merge. A plain running sum would tie the bits to the
+ * number of leaves a rank has. Belongs to its context. */
 typedef struct xd_leaf_stack xd_leaf_stack;
 
-/* A stack for the leaves [leaves.first, + leaves.count), each of `elements` f32. Memory: at most 2 log2(count) + 1
- * leaves; one when count is 1. Local. Errors: ARGUMENT (a range outside [0, total)), MEMORY. */
+/* A stack for the leaves [leaves.first, + leaves.count), each of `elements` f32. Memory: at most 2
+ * log2(count) + 1 leaves; one when count is 1. Local. Errors: ARGUMENT (a range outside [0, total)),
+ * MEMORY. */
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
 
-/* Adds the next leaf, [elements], copied. Local, allocates nothing. Errors: STATE when all leaves are there. */
+/* Adds the next leaf, [elements], copied. Local, allocates nothing. Errors: STATE when all leaves are
+ * there. */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
-/* The forest so far, [nodes, elements] in the order of the leaves: what xd_collective.send wants once every leaf is
- * there. NULL for NULL. Valid until the next push, reset or destroy. */
+/* The forest so far, [nodes, elements] in the order of the leaves: what xd_collective.send wants once every
+ * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
 
 /* Forgets all leaves: the next step begins. */
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
 
+/* Frees the stack. NULL is fine. */
 XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* >>comm/topology */
@@ -1173,6 +1213,7 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 #define XD_MESH_AXES_MAX 8
 #define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
 
+/* One named axis of a mesh. */
 typedef struct xd_axis {
     const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
     int size;         /* -1 on at most one axis -> what the other axes leave of the world */
@@ -1204,6 +1245,7 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
 XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                         int world_size, xd_topology *out);
 
+/* What happens over the data axis in the configuration form. */
 typedef enum xd_data_parallel {
     XD_DATA_PARALLEL_NONE = 0,
     XD_DATA_PARALLEL_DDP,
@@ -1282,6 +1324,7 @@ XD_API uint64_t xd_topology_hash(const xd_topology *topology);
  * be destroyed in any order. */
 typedef struct xd_mesh xd_mesh;
 
+/* What to build a mesh from. Read during the call only. */
 typedef struct xd_mesh_desc {
     xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
     const int *ranks;               /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
@@ -1391,6 +1434,7 @@ XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
+/* A product of interval lists, one for each dimension. */
 typedef struct xd_region {
     int ndim;
     int count[XD_DIMS_MAX];
@@ -1408,6 +1452,7 @@ XD_API int64_t xd_region_numel(const xd_region *region);
  * be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a dimension. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
+/* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
 /* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions that are
@@ -1436,6 +1481,7 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 /* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be asked for
  * without communication. */
 
+/* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
     XD_REPLICATE = 0, /* every rank of the axis holds the same */
     XD_SHARD,         /* the ranks of the axis split a dimension */
@@ -1454,6 +1500,7 @@ typedef struct xd_placement {
     bool balanced;                /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
 } xd_placement;
 
+/* What to build a layout from. Read during the call only. */
 typedef struct xd_layout_desc {
     int ndim; /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */
@@ -1522,6 +1569,7 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
  * value is reduced where it arrives, pieces in the order of the ranks, by the arithmetic of xd_reduce_pieces; when that
  * moves fewer bytes, in two steps: reduce into equal parts, then gather. */
 
+/* What to build a plan from. Read during the call only. */
 typedef struct xd_plan_desc {
     const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
     xd_dtype dtype;
@@ -1531,6 +1579,7 @@ typedef struct xd_plan_desc {
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
 } xd_plan_desc;
 
+/* A redistribution worked out for one rank: immutable, reusable. */
 typedef struct xd_plan xd_plan;
 
 /* Local and pure: every rank's plan can be made anywhere.
@@ -1551,7 +1600,9 @@ typedef struct xd_plan_step {
     bool reduces;                   /* partial pieces are combined on arrival */
 } xd_plan_step;
 
+/* How many steps the plan has, and step `index` of them. Local. */
 XD_API int xd_plan_step_count(const xd_plan *plan);
+/* Step `index` of the plan. Local. */
 XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */
@@ -1596,13 +1647,13 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 
 /* >>train/param */
 
-/* A zero where 0 would mean "the default": small enough to act as zero in every formula of optimizers and averages,
- * bit for bit. Example: { .weight_decay = XD_ZERO }. */
+/* A zero where 0 would mean "the default": small enough to act as zero in every formula of optimizers and
+ * averages, bit for bit. Example: { .weight_decay = XD_ZERO }. */
 #define XD_ZERO 1e-300
 
-/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and keep the
- * pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All ranks list the
- * same names in the same order; a rank that holds no element of one lists it with count 0. */
+/* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them and
+ * keep the pointer to the list: the caller owns it and may change `gradient` between steps, nothing else. All
+ * ranks list the same names in the same order; a rank that holds no element of one lists it with count 0. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
@@ -1612,20 +1663,21 @@ typedef struct xd_param {
     int64_t count;           /* elements here */
     const int64_t *shape;    /* [dims] local shape, compared when averages are loaded; NULL -> flat */
     int dims;
-    int group;               /* index into the optimizer's groups */
-    bool frozen;             /* never stepped, not in norms; averaged like the others */
-    bool buffer;             /* not a parameter: never stepped, not in norms, copied instead of averaged */
-    bool no_decay;           /* no weight decay (biases, norms) */
-    bool replica;            /* another rank holds the same elements and counts them in norms; exactly one rank of
-                              * those that hold an element leaves this false */
+    int group;     /* index into the optimizer's groups */
+    bool frozen;   /* never stepped, not in norms; averaged like the others */
+    bool buffer;   /* not a parameter: never stepped, not in norms, copied instead of averaged */
+    bool no_decay; /* no weight decay (biases, norms) */
+    bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
+                    * those that hold an element leaves this false */
 } xd_param;
 
 /* >>train/optimizer */
 
-/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same bits
- * however the parameters are cut. Master copies and moments are f32. */
+/* Steps the parameters of one rank. Works on shards as they are, needs no communication, and gives the same
+ * bits however the parameters are cut. Master copies and moments are f32. */
 typedef struct xd_optimizer xd_optimizer;
 
+/* Which update. */
 typedef enum xd_optimizer_kind {
     XD_OPTIMIZER_ADAMW = 0, /* the default: decoupled weight decay */
     XD_OPTIMIZER_ADAM_L2,   /* weight decay as an L2 term of the gradient */
@@ -1638,25 +1690,26 @@ typedef struct xd_optimizer_group {
     double weight_decay;        /* 0 -> the optimizer's; XD_ZERO -> none */
 } xd_optimizer_group;
 
+/* Settings of an optimizer. Zero is the default of every field. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
-    double learning_rate;   /* 0 -> 1e-3 */
-    double beta1;           /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
-    double beta2;           /* Adam; 0 -> 0.999 */
-    double eps;             /* Adam; 0 -> 1e-8 */
-    double momentum;        /* SGD; 0 -> none */
-    double weight_decay;    /* 0 -> 1e-2 for ADAMW, none for the others */
-    const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one group without changes */
+    double learning_rate;             /* 0 -> 1e-3 */
+    double beta1;                     /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
+    double beta2;                     /* Adam; 0 -> 0.999 */
+    double eps;                       /* Adam; 0 -> 1e-8 */
+    double momentum;                  /* SGD; 0 -> none */
+    double weight_decay;              /* 0 -> 1e-2 for ADAMW, none for the others */
+    const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
-    bool maximize;          /* climb instead of descend */
+    bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
 /* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer. */
 typedef struct xd_optimizer_state {
-    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL when the value itself is f32 */
-    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL for parameters never stepped */
+    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
 } xd_optimizer_state;
@@ -1664,17 +1717,17 @@ typedef struct xd_optimizer_state {
 /* Modifiers of one step. */
 typedef struct xd_optimizer_step_desc {
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
-                                  * &norm.coefficient, which equals scaling f32 gradients beforehand to the bit.
-                                  * NULL or 1 -> none */
-    const xd_status *status;     /* when it holds a finding the step does nothing at all; NULL -> always step */
+                                  * &norm.coefficient, which equals scaling f32 gradients beforehand to the
+                                  * bit. NULL or 1 -> none */
+    const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
 } xd_optimizer_step_desc;
 
 /* Creates an optimizer; masters start as the present values. One allocation holds everything.
  *
  *   desc   read during the call, except desc->params
  *
- * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside [0, 1),
- * group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
+ * [0, 1), group out of range), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */
@@ -1683,18 +1736,20 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer);
 /* The desc in force, every default filled in. */
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer);
 
-/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite one. */
+/* The learning rate of the steps to come; here 0 means zero. Errors: ARGUMENT for a negative or non-finite
+ * one. */
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
 
-/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value, state and
- * step count. Formulas and rounding order: kernel/optimizer_cpu.c.
+/* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
+ * state and step count. Formulas and rounding order: kernel/optimizer_cpu.c.
  *
  *   desc      NULL -> no modifiers
  *   skipped   when not NULL: receives whether desc->status stopped the step
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
  * Errors: STATE when the parameter list changed in more than gradients, DTYPE. Nothing is written then. */
-XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc, bool *skipped);
+XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
+                                   bool *skipped);
 
 /* State of parameter `index` of the list; all NULL when it is out of range. */
 XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index);
@@ -1703,34 +1758,37 @@ XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_
 
 /* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
 typedef enum xd_clip_form {
-    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite, since that step is skipped */
+    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
     XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
     XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
 } xd_clip_form;
 
+/* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
-    const xd_param *params; /* required; [param_count]; those without gradient, frozen ones and buffers add nothing */
+    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
     int64_t param_count;
-    xd_norm_type type;      /* 0 -> XD_NORM_L2 */
-    double max_norm;        /* 0 -> no clipping, the coefficient is 1 */
+    xd_norm_type type; /* 0 -> XD_NORM_L2 */
+    double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
     xd_clip_form form;
-    xd_status *status;      /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
+    xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
 } xd_gradient_norm_desc;
 
+/* The norm and what follows from it, the same on every rank. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN when an element is */
     int64_t not_finite; /* elements over all ranks, replicas counted each */
     float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
 } xd_gradient_norm;
 
-/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of replicas only
- * the one that does not say `replica`.
+/* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
+ * replicas only the one that does not say `replica`.
  *
- *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages; NULL -> this rank
- *          alone
+ *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
+ *          NULL -> this rank alone
  *
- * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX. Ranks may hold different lists and empty shards. Allocates
- * nothing. The same bits on every rank; in INVARIANT mode the same bits for every split.
+ * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX. Ranks may hold different lists
+ * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
+ * split.
  * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
@@ -1740,13 +1798,14 @@ XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm
 
 /* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
  * Errors: DTYPE, before anything is written. */
-XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count, float coefficient);
+XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
+                                   float coefficient);
 
 /* >>train/ema */
 
-/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of every
- * buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement, uneven and
- * empty shards included; so nothing here communicates. */
+/* Exponential moving average of a model: a shadow of every parameter of this rank's list, averaged, and of
+ * every buffer, copied. The average of a shard is the shard of the average, to the bit, for every placement,
+ * uneven and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
@@ -1758,20 +1817,21 @@ typedef enum xd_ema_schedule {
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
+/* Settings of an average. Zero is the default of every field. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
-    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
-    double gamma;            /* POWER; at least -1; 0 -> 16.97 */
+    double decay; /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
+    double gamma; /* POWER; at least -1; 0 -> 16.97 */
     double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0; 0 -> 500 */
     double rampup_ratio;     /* HALFLIFE; at least 0; 0 -> 0.05 */
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
     bool init_from_current;  /* average from creation on: without it the first update that counts copies */
-    xd_dtype dtype;          /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
-                              * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
-    bool live_dtype;         /* every shadow in its parameter's own dtype instead */
-    bool compat_credit;      /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
+    xd_dtype dtype;  /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops moving:
+                      * bf16 at decay 0.9999 needs a difference of 39 to move a 1.0 */
+    bool live_dtype; /* every shadow in its parameter's own dtype instead */
+    bool compat_credit; /* b * shadow + (1 - b) * live with CREDIT's roundings instead of the lerp */
     const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
@@ -1798,18 +1858,19 @@ typedef struct xd_ema_match {
 /* The iteration that xd_ema_update counts by itself: one after the last. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration: pure, defaults filled in. Errors: ARGUMENT, as for xd_ema_create, or a negative iteration. */
+/* The decay at an iteration: pure, defaults filled in. Errors: ARGUMENT, as for xd_ema_create, or a negative
+ * iteration. */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
 /* Creates shadows holding the present values.
  *
- *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16, F16 or F64;
- *            buffers of any dtype are copied as they are. Entries with one value pointer are tied: one shadow, under
- *            the first name, and both names find it
+ *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
+ *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
+ *            tied: one shadow, under the first name, and both names find it
  *   desc     NULL -> defaults
  *
- * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped;
- * no name), DTYPE, MEMORY. */
+ * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
+ * stripped; no name), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -1825,27 +1886,31 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update
  *
  * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation. Nothing is written then. */
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
-/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The view is
- * valid until xd_ema_destroy and changes with every update. An index out of range gives an empty view. */
+/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
+ * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
+ * view. */
 XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
-/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish, evaluate, save.
+/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
+ * to evaluate, to save.
  *
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not). Nothing is
+ * written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists changed.
+/* Fills shadows from a list by name; arguments and errors as for xd_ema_copy_to, with the roles of the lists
+ * changed.
  *
- *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average counts as
- *            initialized when every parameter was filled or the record says so
+ *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average
+ *            counts as initialized when every parameter was filled or the record says so
  *
  * Further errors: FORMAT for a record of another version. */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,
@@ -1875,8 +1940,10 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_
 /* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
+/* Frees the object; local. NULL is fine. */
 XD_API void xd_vocab_destroy(xd_vocab *vocab);
 
+/* What was agreed, as this rank sees it. */
 typedef struct xd_vocab_info {
     xd_comm *tp;            /* NULL on one rank */
     int rank, ranks;
@@ -1885,6 +1952,7 @@ typedef struct xd_vocab_info {
     const int64_t *offsets; /* [ranks + 1] */
 } xd_vocab_info;
 
+/* The agreed cut; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
 /* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. Local. */
@@ -1990,6 +2058,7 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
 
 /* >>distill/loss */
 
+/* Who shares the smoothed probability. */
 typedef enum xd_smoothing {
     XD_SMOOTHING_TORCH = 0, /* epsilon / V to every class, the target included */
     XD_SMOOTHING_MEGATRON   /* epsilon / (V - 1) to every other class */
@@ -2079,6 +2148,7 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
                                    xd_comm *comm, int64_t k, int64_t *ids, float *importance);
 
+/* Sums over all ranks of comm, divided by D and scaled, and the masses the loss saw. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
     XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
@@ -2111,10 +2181,10 @@ typedef struct xd_topk_desc {
     double denominator_value;
     xd_comm *comm;
     xd_rows gradient;
-    float *row_loss;             /* [T] without tau^2 factor, w_row, scale and D; or NULL */
-    float *student_mass;         /* [T] probability the student puts on the valid ids; not in RENORMALISE; or NULL */
+    float *row_loss;             /* [T] with the temperature factor, without w_row, scale and D; or NULL */
+    float *student_mass;         /* [T] probability the student puts on the valid ids; or NULL */
     float *teacher_mass;         /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs;   /* [T, k] of the ids, as the mode normalises them; or NULL */
+    double *student_log_probs;   /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_status *status;
 } xd_topk_desc;
 
@@ -2162,13 +2232,16 @@ XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int6
  * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
  * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
 
+/* An open file. */
 typedef struct xd_safetensors xd_safetensors;
 
+/* How the bytes of an open file are reached. */
 typedef enum xd_safetensors_mode {
     XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
     XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
 } xd_safetensors_mode;
 
+/* How to open a file. Zero is the default of every field. */
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
@@ -2227,6 +2300,7 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, co
 
 /* ---- writing ---- */
 
+/* One tensor of a file to be written. */
 typedef struct xd_safetensors_entry {
     const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
     xd_dtype dtype;   /* required */
@@ -2234,10 +2308,12 @@ typedef struct xd_safetensors_entry {
     const int64_t *shape; /* [ndim] */
 } xd_safetensors_entry;
 
+/* One pair of the metadata of a file to be written. */
 typedef struct xd_safetensors_pair {
     const char *key, *value; /* UTF-8 */
 } xd_safetensors_pair;
 
+/* Everything that decides the layout of a file. */
 typedef struct xd_safetensors_writer_desc {
     const xd_safetensors_entry *entries; /* in any order; the file holds wide dtypes first, then by name */
     int64_t entry_count;
@@ -2246,6 +2322,7 @@ typedef struct xd_safetensors_writer_desc {
     size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
+/* A file being written under a temporary name. */
 typedef struct xd_safetensors_writer xd_safetensors_writer;
 
 /* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends
@@ -2296,6 +2373,7 @@ XD_API xd_safetensors *xd_model_files_at(const xd_model_files *model, int64_t fi
 XD_API xd_result xd_model_files_find(const xd_model_files *model, const char *name, xd_safetensors **file,
                                      int64_t *index);
 
+/* What to write and how to cut it into files. */
 typedef struct xd_model_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
@@ -2304,6 +2382,7 @@ typedef struct xd_model_writer_desc {
     int64_t metadata_count;
 } xd_model_writer_desc;
 
+/* A model directory being written. */
 typedef struct xd_model_writer xd_model_writer;
 
 /* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
@@ -2318,7 +2397,8 @@ XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, u
 
 /* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
  * would contradict them, and frees the writer, whatever the result.
- * Errors: as xd_safetensors_commit; then no new file is left behind. */
+ * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
+ * older model in the same directory. Errors: as xd_safetensors_commit; then what was published is removed again. */
 XD_API xd_result xd_model_writer_commit(xd_model_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */
@@ -3889,6 +3969,10 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
  * close. */
 XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
 
+/* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at k, the last
+ * one falls out. Returns the new length. */
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id);
+
 /* >>kernel/fixed.c */
 
 #include <math.h>
@@ -3914,8 +3998,9 @@ XD_API double xd_fixed_value(xd_fixed sum) {
 
 #include <string.h>
 
-/* Elements are taken in tiles that stay in the first cache: all pieces of a tile are read before it is written, so out
- * may be one of them, and the loops over a tile are plain enough to become vector instructions. */
+/* Elements are taken in tiles that stay in the first cache: all pieces of a tile are read before it is
+ * written, so out may be one of them, and the loops over a tile are plain enough to become vector
+ * instructions. */
 enum { XDI_REDUCE_TILE = 512, XDI_REDUCE_LEAF_TILE = 64, XDI_REDUCE_LEVELS = 64 };
 
 static int xdi_reduce_at_most(int64_t left, int tile) {
@@ -3935,48 +4020,50 @@ static int xdi_reduce_at_most(int64_t left, int tile) {
 #define XDI_REDUCE_KEEP(type, x, n) (x)
 
 /* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
-#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                                  \
-    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {                    \
-        if (op == XD_MAX) {                                                                                  \
-            for (int i = 0; i < n; i++) {                                                                    \
-                const sum v = LOAD(x[i]);                                                                    \
-                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                               \
-            }                                                                                                \
-        } else if (op == XD_MIN) {                                                                           \
-            for (int i = 0; i < n; i++) {                                                                    \
-                const sum v = LOAD(x[i]);                                                                    \
-                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                               \
-            }                                                                                                \
-        } else {                                                                                             \
-            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                                    \
-        }                                                                                                    \
-    }                                                                                                        \
-    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t count, xd_reduce_op op) { \
-        sum acc[XDI_REDUCE_TILE];                                                                            \
-        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_TILE) {                                   \
-            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_TILE);                                \
-            const type *first = (const type *)pieces[0] + begin;                                             \
-            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                             \
-            for (int r = 1; r < ranks; r++)                                                                  \
-                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);                         \
-            if (op == XD_AVG)                                                                                \
-                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                              \
-            type *to = (type *)out + begin;                                                                  \
-            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                               \
-        }                                                                                                    \
+#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                       \
+    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {         \
+        if (op == XD_MAX) {                                                                       \
+            for (int i = 0; i < n; i++) {                                                         \
+                const sum v = LOAD(x[i]);                                                         \
+                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                    \
+            }                                                                                     \
+        } else if (op == XD_MIN) {                                                                \
+            for (int i = 0; i < n; i++) {                                                         \
+                const sum v = LOAD(x[i]);                                                         \
+                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                    \
+            }                                                                                     \
+        } else {                                                                                  \
+            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                         \
+        }                                                                                         \
+    }                                                                                             \
+    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t count, \
+                                  xd_reduce_op op) {                                              \
+        sum acc[XDI_REDUCE_TILE];                                                                 \
+        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_TILE) {                        \
+            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_TILE);                     \
+            const type *first = (const type *)pieces[0] + begin;                                  \
+            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                  \
+            for (int r = 1; r < ranks; r++)                                                       \
+                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);              \
+            if (op == XD_AVG)                                                                     \
+                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                   \
+            type *to = (type *)out + begin;                                                       \
+            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                    \
+        }                                                                                         \
     }
 
-XDI_REDUCE_DEFINE(f32, float, float, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN, XDI_REDUCE_SCALE)
+XDI_REDUCE_DEFINE(f32, float, float, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+                  XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(f64, double, double, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(bf16, uint16_t, float, xd_f32_from_bf16, xd_bf16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
 XDI_REDUCE_DEFINE(f16, uint16_t, float, xd_f32_from_f16, xd_f16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
                   XDI_REDUCE_SCALE)
-XDI_REDUCE_DEFINE(i32, int32_t, int32_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I32, XDI_REDUCE_NEVER,
-                  XDI_REDUCE_KEEP)
-XDI_REDUCE_DEFINE(i64, int64_t, int64_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I64, XDI_REDUCE_NEVER,
-                  XDI_REDUCE_KEEP)
+XDI_REDUCE_DEFINE(i32, int32_t, int32_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I32,
+                  XDI_REDUCE_NEVER, XDI_REDUCE_KEEP)
+XDI_REDUCE_DEFINE(i64, int64_t, int64_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I64,
+                  XDI_REDUCE_NEVER, XDI_REDUCE_KEEP)
 XDI_REDUCE_DEFINE(u8, uint8_t, uint8_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_U8, XDI_REDUCE_NEVER,
                   XDI_REDUCE_KEEP)
 
@@ -4022,38 +4109,40 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
     return nodes;
 }
 
-/* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly and 64
- * levels suffice. What is left is the right edge of the tree, folded from the right. */
-#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                                 \
-    static void xdi_reduce_leaves_merge_##name(type (*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {        \
-        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];                   \
-    }                                                                                                        \
-    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests, const xd_leaves *leaves, \
-                                              int ranks, int64_t stride, int64_t begin, int n, xd_reduce_op op) { \
-        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                                 \
-        int64_t size[XDI_REDUCE_LEVELS];                                                                     \
-        int top = -1;                                                                                        \
-        for (int r = 0; r < ranks; r++) {                                                                    \
-            const int64_t end = leaves[r].first + leaves[r].count;                                           \
-            if (leaves[r].count == 0) continue; /* its forest may be NULL */                                 \
-            const type *node = (const type *)forests[r] + begin;                                             \
-            for (int64_t lo = leaves[r].first; lo < end; lo += xd_leaves_node_size(lo, end), node += stride) { \
-                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                        \
-                size[top] = xd_leaves_node_size(lo, end);                                                    \
-                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                              \
-                    xdi_reduce_leaves_merge_##name(stack, top, n);                                           \
-            }                                                                                                \
-        }                                                                                                    \
-        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                                \
-        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                         \
-        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                    \
-    }                                                                                                        \
-    static void xdi_reduce_leaves_##name(void *out, const void *const *forests, const xd_leaves *leaves, int ranks, \
-                                         int64_t stride, int64_t count, xd_reduce_op op) {                   \
-        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_LEAF_TILE) {                              \
-            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_LEAF_TILE);                           \
-            xdi_reduce_leaves_tile_##name((type *)out, forests, leaves, ranks, stride, begin, n, op);        \
-        }                                                                                                    \
+/* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
+ * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
+#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                             \
+    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {     \
+        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];               \
+    }                                                                                                    \
+    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                     \
+                                              const xd_leaves *leaves, int ranks, int64_t stride,        \
+                                              int64_t begin, int n, xd_reduce_op op) {                   \
+        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                             \
+        int64_t size[XDI_REDUCE_LEVELS];                                                                 \
+        int top = -1;                                                                                    \
+        for (int r = 0; r < ranks; r++) {                                                                \
+            const int64_t end = leaves[r].first + leaves[r].count;                                       \
+            if (leaves[r].count == 0) continue; /* its forest may be NULL */                             \
+            const type *node = (const type *)forests[r] + begin;                                         \
+            for (int64_t lo = leaves[r].first; lo < end;                                                 \
+                 lo += xd_leaves_node_size(lo, end), node += stride) {                                   \
+                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                    \
+                size[top] = xd_leaves_node_size(lo, end);                                                \
+                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                          \
+                    xdi_reduce_leaves_merge_##name(stack, top, n);                                       \
+            }                                                                                            \
+        }                                                                                                \
+        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                            \
+        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                     \
+        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                \
+    }                                                                                                    \
+    static void xdi_reduce_leaves_##name(void *out, const void *const *forests, const xd_leaves *leaves, \
+                                         int ranks, int64_t stride, int64_t count, xd_reduce_op op) {    \
+        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_LEAF_TILE) {                          \
+            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_LEAF_TILE);                       \
+            xdi_reduce_leaves_tile_##name((type *)out, forests, leaves, ranks, stride, begin, n, op);    \
+        }                                                                                                \
     }
 
 XDI_REDUCE_DEFINE_LEAVES(f32, float)
@@ -4061,13 +4150,16 @@ XDI_REDUCE_DEFINE_LEAVES(f64, double)
 
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
-                "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
-                xd_dtype_name(dtype));
-    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT, "leaves go with SUM and AVG, not operation %d",
-                (int)op);
-    if (dtype == XD_DTYPE_F32) xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
-    else xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
+    XDI_REQUIRE(
+        ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
+        "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
+        xd_dtype_name(dtype));
+    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+                "leaves go with SUM and AVG, not operation %d", (int)op);
+    if (dtype == XD_DTYPE_F32)
+        xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
+    else
+        xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
     return XD_OK;
 }
 
@@ -4554,14 +4646,13 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
 }
 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
-    const xd_fixed *all = (const xd_fixed *)a->all_sums;
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
     for (int i = 0; i < a->shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
-            const xd_fixed *part = all + (i * a->logits.rows + r) * XD_TOPK_SUMS + which;
-            sum[which].high += part->high;
-            sum[which].low += part->low;
+            const int64_t *part = a->all + i * a->all_stride + (r * XD_TOPK_SUMS + which) * 2;
+            sum[which].high += part[0];
+            sum[which].low += part[1];
         }
     side->max = a->maxima[r];
     side->outside = xd_fixed_value(sum[XD_TOPK_OUTSIDE]);
@@ -4571,15 +4662,14 @@ static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side 
 }
 
 static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
-    const double *all = (const double *)a->all_sums;
     side->max = -INFINITY;
     for (int i = 0; i < a->shards; i++) {
-        const double *part = all + (i * a->logits.rows + r) * XD_TOPK_SUMS;
+        const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
     for (int i = 0; i < a->shards; i++) {
-        const double *part = all + (i * a->logits.rows + r) * XD_TOPK_SUMS;
+        const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
         if (!(f > 0.0)) continue;
         side->outside += f * part[XD_TOPK_OUTSIDE];
@@ -4591,6 +4681,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
     const int64_t valid = xdi_topk_order(ids, a->k, 0, a->offsets[a->shards], a->order);
+    const int64_t sums = a->logits.rows * XD_TOPK_SUMS * (a->fixed ? 2 : 1); /* words before the values */
     int64_t given = 0;
     int shard = 0;
     for (int64_t j = 0; j < a->k; j++) given += ids[j] >= 0 ? 1 : 0;
@@ -4598,7 +4689,7 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
         while (ids[j] >= a->offsets[shard + 1]) shard++;
-        a->values[r * a->k + j] = a->all_values[(shard * a->logits.rows + r) * a->k + j];
+        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j, sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
     }
 }
@@ -4833,14 +4924,13 @@ static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
-        if (counts) xdi_topk_grad_row(a, r, a->row_scale[r] / a->temperature);
+        if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
         for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
     }
     return XD_OK;
 }
 
-/* Puts a value into the descending list of n entries, behind its equals; the last one falls out when it is full. */
-static int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id) {
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id) {
     int64_t at = n < k ? n : k - 1;
     for (; at > 0 && value > values[at - 1]; at--) {
         values[at] = values[at - 1];
@@ -4895,8 +4985,8 @@ XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
 /* Narrow arrays are widened and rounded back in chunks on the stack; f32 arrays are used where they lie. */
 enum { XDI_UPDATE_CHUNK = 512 };
 
-/* A product that is added to something later would be fused with the addition under -ffp-contract=fast, which changes
- * bits. Passing it through here ends the expression. */
+/* A product that is added to something later would be fused with the addition under -ffp-contract=fast, which
+ * changes bits. Passing it through here ends the expression. */
 static float xdi_update_rounded(float product) {
 #if defined(__GNUC__) && defined(__x86_64__)
     __asm__("" : "+x"(product));
@@ -4946,9 +5036,11 @@ static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args 
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_update_array *a = &args->arrays[k];
         XDI_REQUIRE(launch->ctx, xdi_update_takes(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k, xd_dtype_name(a->gradient_dtype));
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
         XDI_REQUIRE(launch->ctx, !a->value || xdi_update_takes(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k, xd_dtype_name(a->value_dtype));
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
     }
     return XD_OK;
 }
@@ -4965,9 +5057,9 @@ static float xdi_update_gradient(const xd_update_args *args, float gradient) {
  *   g   = fma(weight_decay, p, g),  P = p         L2 form
  *   m   = fma(1 - beta1, g - m, m)
  *   v   = fma(1 - beta2, g * g, beta2 * v)
- *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P)                                            */
-static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient, int64_t at,
-                               int64_t n) {
+ *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
+static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                               int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
@@ -4986,9 +5078,9 @@ static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array
 /* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
  *   g      = gradient * scale,  then fma(weight_decay, p, g)
  *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
- *   p      = fma(-step_size, buffer, p)                                                                         */
-static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient, int64_t at,
-                              int64_t n) {
+ *   p      = fma(-step_size, buffer, p) */
+static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                              int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         const float g = fmaf(a->weight_decay, p, xdi_update_gradient(args, gradient[i]));
@@ -4998,11 +5090,12 @@ static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array 
     }
 }
 
-typedef void (*xdi_update_chunk_function)(const xd_update_args *, const xd_update_array *, const float *, int64_t,
-                                          int64_t);
+typedef void (*xdi_update_chunk_function)(const xd_update_args *, const xd_update_array *, const float *,
+                                          int64_t, int64_t);
 
 /* Runs a chunk function over every array and writes the narrow copies. */
-static xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args, xdi_update_chunk_function run) {
+static xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                xdi_update_chunk_function run) {
     float widened[XDI_UPDATE_CHUNK];
     XDI_TRY(xdi_update_check(launch, args));
     for (int64_t k = 0; k < args->array_count; k++) {
@@ -5024,12 +5117,13 @@ static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args
     return xdi_update_run(launch, args, xdi_cpu_sgd_chunk);
 }
 
-/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the arithmetic's type
- * (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's dtype first.
+/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+ * dtype first.
  *   d = source - target
  *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
  *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
- * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once.                                  */
+ * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 static float xdi_cpu_lerp_f32(const xd_lerp_args *args, float target, float source) {
     const float weight = (float)(1.0 - args->keep);
     if (args->weighted_sum) return fmaf(weight, source, (float)args->keep * target);
@@ -5063,7 +5157,8 @@ static void xdi_cpu_lerp_array(const xd_lerp_args *args, const xd_lerp_array *a)
     for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
         const int64_t n = xdi_update_chunk(a->count, at);
         const float *target = xdi_update_widen(a->target, a->target_dtype, at, n, values);
-        for (int64_t i = 0; i < n; i++) values[i] = xdi_cpu_lerp_f32(args, target[i], xdi_cpu_lerp_source(a, at + i));
+        for (int64_t i = 0; i < n; i++)
+            values[i] = xdi_cpu_lerp_f32(args, target[i], xdi_cpu_lerp_source(a, at + i));
         xdi_update_narrow(values, a->target, a->target_dtype, at, n);
     }
 }
@@ -5082,8 +5177,8 @@ static xd_result xdi_cpu_lerp(const xd_launch *launch, const xd_lerp_args *args)
 }
 
 static bool xdi_cpu_cast_takes(xd_dtype dtype) {
-    return xdi_update_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
-           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+    return xdi_update_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 ||
+           dtype == XD_DTYPE_I64 || dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
 }
 
 /* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
@@ -5152,9 +5247,10 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* A chunk of finite and other values. The square of an f32 is exact in double and can neither overflow nor vanish
- * there, so the plain sum needs no scaling. */
-static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n, bool replica, xd_norm_sum *sum) {
+/* A chunk of finite and other values. The square of an f32 is exact in double and can neither overflow nor
+ * vanish there, so the plain sum needs no scaling. */
+static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n, bool replica,
+                             xd_norm_sum *sum) {
     double subtotal = 0.0;
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(x[i])) {
@@ -5173,8 +5269,8 @@ static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n
     return subtotal;
 }
 
-/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array order, which
- * depends on how arrays are cut, or an exact one, which does not.                                                */
+/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
+ * order, which depends on how arrays are cut, or an exact one, which does not. */
 static xd_result xdi_cpu_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
     float widened[XDI_UPDATE_CHUNK];
     for (int64_t k = 0; k < args->array_count; k++)
@@ -5230,12 +5326,19 @@ XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 /* collective.c: where piece `rank` begins, in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece [*begin, *end)
- * of `size` nearly equal ones. */
+/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece
+ * [*begin, *end) of `size` nearly equal ones. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
 /* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
+
+/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
+ * after the last. */
+XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
+
+/* topology.c: letters, digits and '_', not too long. */
+XD_PRIVATE bool xdi_topology_name_is_valid(const char *name);
 
 /* >>comm/collective.c */
 
@@ -5246,19 +5349,20 @@ XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int 
 struct xd_comm {
     xd_ctx *ctx;
     xd_transport *transport;
-    xd_control *all;       /* [size], the records of the call in progress */
-    uint64_t *values;      /* [size], scratch of the comparison */
-    int *members;          /* [size], scratch of split */
+    xd_control *all;  /* [size], the records of the call in progress */
+    uint64_t *values; /* [size], scratch of the comparison */
+    int *members;     /* [size], scratch of split */
     xd_comm_counters counters;
-    uint64_t sequence;     /* collectives begun, send and recv not among them */
-    bool is_world;         /* its first collective has the longer deadline */
-    xd_result broken;      /* XD_OK, or what broke the group */
-    int culprit;           /* world rank; -1 unknown */
+    uint64_t sequence; /* collectives begun, send and recv not among them */
+    bool is_world;     /* its first collective has the longer deadline */
+    xd_result broken;  /* XD_OK, or what broke the group */
+    int culprit;       /* world rank; -1 unknown */
 };
 
-static const char *const xdi_comm_kinds[] = { "nothing",    "barrier", "broadcast", "all_reduce", "reduce_scatter",
-                                              "all_gather", "all_to_all", "gather", "scatter",    "send",
-                                              "recv",       "agree",   "split" };
+static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
+                                              "reduce_scatter", "all_gather", "all_to_all", "gather",
+                                              "scatter",        "send",       "recv",       "agree",
+                                              "split" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
 
@@ -5297,7 +5401,8 @@ XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int 
     case XD_COLLECTIVE_BROADCAST: return rank == c->root ? c->count : 0;
     case XD_COLLECTIVE_SEND: return c->count;
     case XD_COLLECTIVE_ALL_REDUCE: return c->count * xdi_comm_nodes(&c->leaves);
-    case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_comm_total(c->send_counts, size) * xdi_comm_nodes(&c->leaves);
+    case XD_COLLECTIVE_REDUCE_SCATTER:
+        return xdi_comm_total(c->send_counts, size) * xdi_comm_nodes(&c->leaves);
     case XD_COLLECTIVE_ALL_GATHER:
     case XD_COLLECTIVE_GATHER: return c->recv_counts[rank];
     case XD_COLLECTIVE_SCATTER: return rank == c->root ? xdi_comm_total(c->send_counts, size) : 0;
@@ -5338,7 +5443,8 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     const int64_t most = INT64_MAX / 64; /* room for every sum of extents in bytes */
     const int n = comm->transport->size;
     int64_t total = 0;
-    XDI_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL", xdi_comm_kind((uint64_t)c->kind), name);
+    XDI_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
+                xdi_comm_kind((uint64_t)c->kind), name);
     for (int r = 0; r < n; r++) {
         XDI_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
                     "%s: %s count %" PRId64 " of rank %d is negative or too large",
@@ -5355,29 +5461,33 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const xd_leaves *l = &c->leaves;
-    XDI_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT, "%s: operation %d does not exist",
-                kind, (int)c->op);
-    XDI_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported", kind,
-                xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+    XDI_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT,
+                "%s: operation %d does not exist", kind, (int)c->op);
+    XDI_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
+                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
-        XDI_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT, XD_ERROR_UNSUPPORTED,
+        XDI_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
+                    XD_ERROR_UNSUPPORTED,
                     "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
                     xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
         return XD_OK;
     }
-    XDI_REQUIRE(ctx, l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
-                XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", kind,
-                l->first, l->count, l->total);
+    XDI_REQUIRE(ctx,
+                l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
+                XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
+                kind, l->first, l->count, l->total);
     XDI_REQUIRE(ctx, sum && (c->dtype == XD_DTYPE_F32 || c->dtype == XD_DTYPE_F64), XD_ERROR_DTYPE,
                 "%s: leaves go with SUM or AVG of F32 or F64, not %s of %s", kind, xdi_comm_ops[c->op],
                 xd_dtype_name(c->dtype));
     return XD_OK;
 }
 
-/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long one. */
-static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes, uintptr_t recv_bytes) {
+/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long
+ * one. */
+static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes,
+                              uintptr_t recv_bytes) {
     const uintptr_t send = (uintptr_t)c->send, recv = (uintptr_t)c->recv;
     if (!send_bytes || !recv_bytes || send >= recv + recv_bytes || recv >= send + send_bytes) return false;
     const int rank = comm->transport->rank;
@@ -5398,8 +5508,10 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const int64_t send = xdi_comm_send_elements(c, rank, n), recv = xdi_comm_recv_elements(c, rank, n);
-    XDI_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT, "%s: send is NULL for %" PRId64 " elements", kind, send);
-    XDI_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT, "%s: recv is NULL for %" PRId64 " elements", kind, recv);
+    XDI_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
+                "%s: send is NULL for %" PRId64 " elements", kind, send);
+    XDI_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
+                "%s: recv is NULL for %" PRId64 " elements", kind, recv);
     const size_t size = xd_dtype_size(c->dtype);
     XDI_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
                 XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
@@ -5413,11 +5525,13 @@ static xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c) 
     XDI_REQUIRE(ctx, k >= XD_COLLECTIVE_BARRIER && k <= XD_COLLECTIVE_RECV, XD_ERROR_ARGUMENT,
                 "collective kind %d cannot be run", (int)k);
     if (k == XD_COLLECTIVE_BARRIER) return XD_OK;
-    XDI_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind, (int)c->dtype);
+    XDI_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind,
+                (int)c->dtype);
     XDI_REQUIRE(ctx, c->count >= 0 && c->count <= INT64_MAX / 64, XD_ERROR_ARGUMENT,
                 "%s: count %" PRId64 " is negative or too large", kind, c->count);
     const bool pair = k == XD_COLLECTIVE_SEND || k == XD_COLLECTIVE_RECV;
-    const bool rooted = pair || k == XD_COLLECTIVE_BROADCAST || k == XD_COLLECTIVE_GATHER || k == XD_COLLECTIVE_SCATTER;
+    const bool rooted =
+        pair || k == XD_COLLECTIVE_BROADCAST || k == XD_COLLECTIVE_GATHER || k == XD_COLLECTIVE_SCATTER;
     XDI_REQUIRE(ctx, !rooted || (c->root >= 0 && c->root < comm->transport->size), XD_ERROR_ARGUMENT,
                 "%s: rank %d is outside [0, %d)", kind, c->root, comm->transport->size);
     XDI_REQUIRE(ctx, !pair || c->root != comm->transport->rank, XD_ERROR_ARGUMENT,
@@ -5443,8 +5557,9 @@ static uint64_t xdi_comm_hash(int from, int to, int64_t count) {
     return xdi_comm_mix(xdi_comm_mix(((uint64_t)(uint32_t)from << 32) | (uint32_t)to) + (uint64_t)count);
 }
 
-/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its sender's
- * and its receiver's: it enters one hash with plus and the other with minus, so the sum over all ranks is zero. */
+/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its
+ * sender's and its receiver's: it enters one hash with plus and the other with minus, so the sum over all
+ * ranks is zero. */
 static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int64_t *shared = xdi_comm_shared_counts(c);
@@ -5490,8 +5605,10 @@ static double xdi_comm_deadline(const xd_comm *comm) {
     return xd_now(comm->ctx) + (first ? settings->init_timeout_seconds : settings->timeout_seconds);
 }
 
-static xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next, double deadline) {
-    return xdi_comm_break(comm, comm->transport->ops->control(comm->transport, mine, next, comm->all, deadline));
+static xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
+                                   double deadline) {
+    return xdi_comm_break(comm,
+                          comm->transport->ops->control(comm->transport, mine, next, comm->all, deadline));
 }
 
 /* ---- agreement ---- */
@@ -5536,15 +5653,19 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
     switch (field) {
     case XDI_COMM_KIND: snprintf(text, size, "called %s", xdi_comm_kind(value)); break;
     case XDI_COMM_DTYPE: snprintf(text, size, "passed dtype %s", xd_dtype_name((xd_dtype)value)); break;
-    case XDI_COMM_OP: snprintf(text, size, "passed operation %s", xdi_comm_text(xdi_comm_ops, 4, value)); break;
+    case XDI_COMM_OP:
+        snprintf(text, size, "passed operation %s", xdi_comm_text(xdi_comm_ops, 4, value));
+        break;
     case XDI_COMM_ROOT: snprintf(text, size, "passed root %d", (int)value); break;
-    case XDI_COMM_MODE: snprintf(text, size, "runs in mode %s", xdi_comm_text(xdi_comm_modes, 3, value)); break;
+    case XDI_COMM_MODE:
+        snprintf(text, size, "runs in mode %s", xdi_comm_text(xdi_comm_modes, 3, value));
+        break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }
 }
 
-/* Compares comm->values with that of rank 0; on a difference both sides are shown by `show` of `field`, or as the number
- * `name` when there is a name. */
+/* Compares comm->values with that of rank 0; on a difference both sides are shown by `show` of `field`, or
+ * as the number `name` when there is a name. */
 static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int field, const char *name) {
     const uint64_t *values = comm->values;
     const int n = comm->transport->size;
@@ -5560,8 +5681,9 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
         xdi_comm_show(field, values[other], theirs, sizeof theirs);
         xdi_comm_show(field, values[0], ours, sizeof ours);
     }
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other], "%s: %s %s, rank %d %s",
-                            kind, ranks, theirs, comm->transport->world_ranks[0], ours);
+    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other],
+                            "%s: %s %s, rank %d %s", kind, ranks, theirs, comm->transport->world_ranks[0],
+                            ours);
 }
 
 /* One more round of control records that carry nothing but two numbers. */
@@ -5573,9 +5695,10 @@ static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, d
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
-/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and stops at the
- * same one. */
-static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind, double deadline) {
+/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and
+ * stops at the same one. */
+static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
+                                         double deadline) {
     const int n = comm->transport->size;
     const int64_t *shared = xdi_comm_shared_counts(c);
     for (int k = 0; k <= n; k++) {
@@ -5589,7 +5712,8 @@ static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, 
     return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }
 
-/* Some count of an all_to_all differs between its two ends: round k compares each rank with its k-th right neighbour. */
+/* Some count of an all_to_all differs between its two ends: round k compares each rank with its k-th right
+ * neighbour. */
 static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, double deadline) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int *world = comm->transport->world_ranks;
@@ -5599,16 +5723,18 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
         for (int r = 0; r < n; r++) {
             const int peer = (r + k) % n;
             if (comm->all[r].count != comm->all[peer].extra)
-                return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, world[peer],
-                                        "all_to_all: rank %d sends count %" PRIu64 " to rank %d, which passed count %" PRIu64,
-                                        world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
+                return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH,
+                                "all_to_all: rank %d sends count %" PRIu64
+                                ", but rank %d receives count %" PRIu64,
+                                world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
         }
     }
     return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
 /* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
-static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine, double deadline) {
+static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine,
+                                  double deadline) {
     enum { CHUNK = 32, ROUNDS = 8 };
     char message[CHUNK * ROUNDS + 1];
     const int culprit = comm->transport->world_ranks[refuser];
@@ -5623,8 +5749,8 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
     if (mine != XD_OK) return mine;
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
-                            xd_result_name(theirs), message);
+    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind,
+                            culprit, xd_result_name(theirs), message);
 }
 
 /* The leaves of the ranks, in rank order, must cover [0, total) without a gap. */
@@ -5634,9 +5760,10 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     for (int r = 0; r <= n; r++) {
         const uint64_t begins = r < n ? comm->all[r].extra : (uint64_t)c->leaves.total;
         if (begins != end)
-            return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[r < n ? r : n - 1],
-                                    "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64, kind,
-                                    r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
+            return XDI_FAIL_CULPRIT(
+                comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[r < n ? r : n - 1],
+                "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64, kind,
+                r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
         if (r < n) end += comm->all[r].leaves;
     }
     return XD_OK;
@@ -5669,8 +5796,8 @@ static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_re
 
 /* ---- the one path ---- */
 
-/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces to their
- * owners, sums back. */
+/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces
+ * to their owners, sums back. */
 static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const uint64_t size = xd_dtype_size(c->dtype), others = (uint64_t)n - 1;
@@ -5712,10 +5839,10 @@ static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
 }
 
 static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
-    XDI_REQUIRE(comm->ctx, comm->broken == XD_OK, XD_ERROR_PEER,
-                "%s: the group is broken: rank %d caused %s in an earlier call",
-                xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
-    return XD_OK;
+    if (comm->broken == XD_OK) return XD_OK;
+    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
+                            "%s: the group is broken: rank %d caused %s in an earlier call",
+                            xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
 /* Two ranks only: the transport compares what both passed. */
@@ -5727,7 +5854,8 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return result == XD_ERROR_MISMATCH ? result : xdi_comm_break(comm, result);
 }
 
-/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn of. */
+/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
+ * of. */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
@@ -5739,8 +5867,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
-    const xd_result whole = xdi_comm_whole(comm, &c);
-    if (whole != XD_OK) return whole;
+    XDI_TRY(xdi_comm_whole(comm, &c));
     if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
@@ -5785,15 +5912,16 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
-                                   xd_reduce_op op) {
+XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                                   xd_dtype dtype, xd_reduce_op op) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_REDUCE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.op = op;
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype) {
+XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                               xd_dtype dtype) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
@@ -5807,14 +5935,16 @@ XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *s
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root) {
+XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
+                           int root) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     c.root = root;
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root) {
+XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                            xd_dtype dtype, int root) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.root = root;
@@ -5970,7 +6100,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     const bool gathers = c->kind == XD_COLLECTIVE_ALL_GATHER || c->kind == XD_COLLECTIVE_ALL_TO_ALL ||
                          c->kind == XD_COLLECTIVE_GATHER;
     const size_t size = xd_dtype_size(c->dtype);
-    const size_t from = scatters ? (size_t)xdi_comm_offset(c->send_counts, c->send_displacements, 0) * size : 0;
+    const size_t from =
+        scatters ? (size_t)xdi_comm_offset(c->send_counts, c->send_displacements, 0) * size : 0;
     const size_t to = gathers ? (size_t)xdi_comm_offset(c->recv_counts, c->recv_displacements, 0) * size : 0;
     const int64_t count = scatters ? c->send_counts[0] : gathers ? c->recv_counts[0] : c->count;
     if (count == 0) return XD_OK;
@@ -5984,8 +6115,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out);
 
-static xd_result xdi_self_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
-                                xd_transport **out) {
+static xd_result xdi_self_split(xd_transport *transport, const int *members, int size, int rank,
+                                double deadline, xd_transport **out) {
     (void)members, (void)size, (void)rank, (void)deadline;
     return xdi_self_create(transport->ctx, out);
 }
@@ -6029,16 +6160,17 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
 
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
- * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its data lies)
- * and then raises `arrived` to p; a round is complete for a rank when it has seen all others arrive. Nobody can be two
- * rounds ahead, so two pages suffice and reading one needs no second barrier. Short payloads are copied into the page
- * and reduced by every rank for itself: one round. Longer ones stay where they are: ranks read them between the
- * control round and a closing round that says "I have read yours".
+ * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its
+ * data lies) and then raises `arrived` to p; a round is complete for a rank when it has seen all others
+ * arrive. Nobody can be two rounds ahead, so two pages suffice and reading one needs no second barrier.
+ * Short payloads are copied into the page and reduced by every rank for itself: one round. Longer ones stay
+ * where they are: ranks read them between the control round and a closing round that says "I have read
+ * yours".
  *
- * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its call, and
- * its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first and looks whether
- * the world is still whole, and whoever leaves a broken call waits until its peers are not busy. Copying never waits
- * for anything, so that is soon. */
+ * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its
+ * call, and its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first
+ * and looks whether the world is still whole, and whoever leaves a broken call waits until its peers are
+ * not busy. Copying never waits for anything, so that is soon. */
 
 enum {
     XDI_THREADS_INLINE = 4096,     /* bytes of a payload that travels in the page */
@@ -6051,21 +6183,21 @@ enum {
 typedef struct xdi_threads_page {
     xd_control control;
     xd_collective record;
-    const void *data;      /* record.send, or payload below */
-    int64_t *offsets;      /* [size], where the piece for each rank begins in data */
+    const void *data; /* record.send, or payload below */
+    int64_t *offsets; /* [size], where the piece for each rank begins in data */
     bool is_short;
-    unsigned char payload[XDI_THREADS_INLINE];
+    uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
 } xdi_threads_page;
 
 typedef struct xdi_threads_group xdi_threads_group;
 
 typedef struct xdi_threads_slot {
-    uint64_t arrived;          /* rounds this rank has entered; atomic */
-    uint32_t left;             /* this rank destroyed its handle; atomic */
-    uint32_t busy;             /* this rank touches memory of peers; atomic */
-    uint32_t joined;           /* world group: the rank has come; atomic */
-    uint64_t child_round;      /* the round whose split produced `child`; atomic */
-    xdi_threads_group *child;  /* NULL: no memory */
+    uint64_t arrived;         /* rounds this rank has entered; atomic */
+    uint32_t left;            /* this rank destroyed its handle; atomic */
+    uint32_t busy;            /* this rank touches memory of peers; atomic */
+    uint32_t joined;          /* world group: the rank has come; atomic */
+    uint64_t child_round;     /* the round whose split produced `child`; atomic */
+    xdi_threads_group *child; /* NULL: no memory */
     xdi_threads_page page[2];
 } xdi_threads_slot;
 
@@ -6096,7 +6228,7 @@ struct xd_thread_world {
     pthread_mutex_t lock;
     xdi_threads_group *groups; /* all that exist, the world's own last; under lock */
     xdi_threads_group *root;
-    uint32_t *gone;   /* [ranks], the rank has left the world; atomic */
+    uint32_t *gone; /* [ranks], the rank has left the world; atomic */
 };
 
 typedef struct xdi_threads {
@@ -6104,8 +6236,8 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
-    const void **pieces;    /* [size], scratch */
-    xd_leaves *leaves;      /* [size], scratch */
+    const void **pieces; /* [size], scratch */
+    xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
 
 /* ---- memory of a world ---- */
@@ -6170,7 +6302,8 @@ static void xdi_threads_group_leave(xdi_threads_group *group) {
 static void xdi_threads_break(xd_thread_world *world, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
-    __atomic_compare_exchange_n(&world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    __atomic_compare_exchange_n(&world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
+                                __ATOMIC_SEQ_CST);
 }
 
 static uint64_t xdi_threads_failure(const xd_thread_world *world) {
@@ -6180,10 +6313,12 @@ static uint64_t xdi_threads_failure(const xd_thread_world *world) {
 /* Waits until no peer touches this rank's memory: see the top of the file. */
 static void xdi_threads_drain(const xdi_threads *t) {
     for (int r = 0; r < t->group->size; r++)
-        while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST)) sched_yield();
+        while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST))
+            sched_yield();
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is nobody. */
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
+ * nobody. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
@@ -6192,8 +6327,8 @@ static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
 }
 
-/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the rank that
- * looked at the clock first; the late one itself, and every later call, says PEER. */
+/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the
+ * rank that looked at the clock first; the late one itself, and every later call, says PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -6206,11 +6341,13 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     if (cause == XD_ERROR_TIMEOUT && waiting) {
         xdi_threads_missing(t, missing, sizeof missing);
         if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit, "rank%s %s did not arrive before the deadline",
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                                "rank%s %s did not arrive before the deadline",
                                 strchr(missing, ',') ? "s" : "", missing);
     }
     return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
-                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline" : "failed or left");
+                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
+                                                      : "failed or left");
 }
 
 static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
@@ -6220,8 +6357,8 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at every turn of
- * the spin, always after giving up the core. */
+/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at
+ * every turn of the spin, always after giving up the core. */
 static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
     if (turn < world->spin) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -6242,7 +6379,8 @@ static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
 static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
-    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_THREADS_YIELD) {
+    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
+         turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
         /* Its last act may have been to arrive: look again after seeing it gone. */
         if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
@@ -6285,8 +6423,8 @@ static void xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, co
     page->data = page->payload;
 }
 
-static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
-                                     xd_control *all, double deadline) {
+static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine,
+                                     const xd_collective *next, xd_control *all, double deadline) {
     xdi_threads *t = (xdi_threads *)transport;
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
@@ -6306,9 +6444,10 @@ static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threa
     if (count > 0 && target != source) memcpy(target, source, (size_t)count * size);
 }
 
-/* Reduces elements [begin, begin + count) of all ranks' data into out; `stride` elements from node to node. */
-static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out, int64_t begin_own,
-                                    bool by_offset, int64_t stride, int64_t count) {
+/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
+ * each rank has for this one; `stride` elements from node to node. */
+static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
+                                    int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
@@ -6318,12 +6457,13 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                                c->op);
     return xd_reduce_pieces(t->base.ctx, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
-/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody else reads
- * that share. Short ones are reduced whole by everybody. */
+/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
+ * else reads that share. Short ones are reduced whole by everybody. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
     const int64_t tile = 4096;
     const size_t size = xd_dtype_size(c->dtype);
@@ -6336,7 +6476,8 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums, (size_t)n * size);
+                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums,
+                       (size_t)n * size);
     }
     return XD_OK;
 }
@@ -6345,7 +6486,8 @@ static void xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from, c->recv_counts[r]);
+        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
+                         c->recv_counts[r]);
     }
 }
 
@@ -6386,7 +6528,8 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_threads *t = (xdi_threads *)transport;
-    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV) return xdi_threads_pair(t, c, deadline);
+    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV)
+        return xdi_threads_pair(t, c, deadline);
     bool is_short = true;
     for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_threads_page_of(t, r)->is_short;
     if (is_short) return xdi_threads_move(t, c, true);
@@ -6399,14 +6542,15 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
 
 /* ---- two ranks ---- */
 
-static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender, int receiver) {
+static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender,
+                                   int receiver) {
     const int *world = t->group->world_ranks;
     XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
-                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype), world[receiver],
-                xd_dtype_name(mail->wanted_dtype));
+                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
+                world[receiver], xd_dtype_name(mail->wanted_dtype));
     XDI_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
-                "rank %d sends count %lld, rank %d receives count %lld", world[sender], (long long)mail->count,
-                world[receiver], (long long)mail->wanted);
+                "rank %d sends count %lld, rank %d receives count %lld", world[sender],
+                (long long)mail->count, world[receiver], (long long)mail->wanted);
     return XD_OK;
 }
 
@@ -6449,8 +6593,8 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
 /* The first member makes the group and shows it in its slot of the parent; the others pick it up there. */
-static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
-                                   xd_transport **out) {
+static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
+                                   double deadline, xd_transport **out) {
     xdi_threads *t = (xdi_threads *)transport;
     xdi_threads_slot *leader = &t->group->slots[members[0]];
     if (rank == 0) {
@@ -6482,8 +6626,10 @@ static void xdi_threads_destroy(xd_transport *transport) {
     xd_release(transport->ctx, t);
 }
 
-static const xd_transport_ops xdi_threads_ops = { "threads",         xdi_threads_control, xdi_threads_execute,
-                                                  xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy };
+static const xd_transport_ops xdi_threads_ops = {
+    "threads",         xdi_threads_control, xdi_threads_execute,
+    xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy
+};
 
 /* A handle on a group whose holders already count this rank; gives that place back on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
@@ -6547,8 +6693,8 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world) {
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
-    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)", rank,
-                world->root->size);
+    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
+                rank, world->root->size);
     XDI_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
                 XD_ERROR_STATE, "rank %d has joined before", rank);
     xd_ctx_set_rank(ctx, rank);
@@ -6586,8 +6732,10 @@ typedef struct xdi_threads_run {
 static void xdi_threads_set_error(xdi_threads_run *run, const xd_error *error, const char *message) {
     run->error.rank = run->rank;
     run->error.culprit = -1;
-    if (error && error->result == run->result) run->error = *error;
-    else strncpy(run->error.message, message, sizeof run->error.message - 1);
+    if (error && error->result == run->result)
+        run->error = *error;
+    else
+        strncpy(run->error.message, message, sizeof run->error.message - 1);
     run->error.result = run->result;
 }
 
@@ -6618,7 +6766,10 @@ static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, i
     int best = 0;
     for (int r = 0; r < ranks; r++) {
         const xd_result result = runs[r].result;
-        const int weight = result == XD_OK ? 0 : result == XD_ERROR_PEER ? 1 : result == XD_ERROR_TIMEOUT ? 2 : 3;
+        const int weight = result == XD_OK              ? 0
+                           : result == XD_ERROR_PEER    ? 1
+                           : result == XD_ERROR_TIMEOUT ? 2
+                                                        : 3;
         if (weight <= best) continue;
         best = weight;
         found = &runs[r];
@@ -6628,13 +6779,15 @@ static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, i
 
 static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ranks, xd_error *error) {
     int started = 1;
-    while (started < ranks && pthread_create(&runs[started].thread, NULL, xdi_threads_main, &runs[started]) == 0)
+    while (started < ranks &&
+           pthread_create(&runs[started].thread, NULL, xdi_threads_main, &runs[started]) == 0)
         started++;
     if (started < ranks) xdi_threads_break(runs[0].world, XD_ERROR_PEER, started);
     xdi_threads_main(&runs[0]);
     for (int r = 1; r < started; r++) pthread_join(runs[r].thread, NULL);
     if (started < ranks) {
-        const xd_result result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
+        const xd_result result =
+            XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
         if (error) *error = *xd_last_error(ctx);
         return result;
     }
@@ -6680,13 +6833,14 @@ struct xd_leaf_stack {
     xd_ctx *ctx;
     xd_leaves leaves;
     int64_t elements;
-    int64_t pushed;    /* leaves so far */
-    int64_t depth;     /* nodes on the stack */
-    float *nodes;      /* [deepest, elements] */
+    int64_t pushed; /* leaves so far */
+    int64_t depth;  /* nodes on the stack */
+    float *nodes;   /* [deepest, elements] */
 };
 
-/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that leaf. Forests
- * of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not estimated. */
+/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that
+ * leaf. Forests of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not
+ * estimated. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
     for (int64_t n = 1; n <= leaves->count; n++) {
@@ -6697,10 +6851,11 @@ static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XDI_REQUIRE(ctx, leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
-                         leaves.count <= leaves.total - leaves.first,
-                XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", leaves.first,
-                leaves.count, leaves.total);
+    XDI_REQUIRE(ctx,
+                leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
+                    leaves.count <= leaves.total - leaves.first,
+                XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
+                leaves.first, leaves.count, leaves.total);
     XDI_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
     size_t bytes = 0;
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
@@ -6712,7 +6867,8 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t ele
         stack->nodes = (float *)xd_allocate(ctx, bytes);
     if (!stack->nodes) {
         xd_leaf_stack_destroy(stack);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements", elements);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
+                        elements);
     }
     *out = stack;
     return XD_OK;
@@ -6748,7 +6904,7 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
 
 #include <string.h>
 
-static bool xdi_topology_name_is_valid(const char *name) {
+XD_PRIVATE bool xdi_topology_name_is_valid(const char *name) {
     const size_t length = strlen(name);
     if (length == 0 || length >= XD_AXIS_NAME_MAX) return false;
     for (size_t i = 0; i < length; i++) {
@@ -6830,8 +6986,7 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
     return XD_OK;
 }
 
-/* Cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL after the last one. */
-static size_t xdi_topology_next(const char **list, const char **name) {
+XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name) {
     *name = *list;
     const size_t length = strcspn(*list, ",-");
     *list = (*list)[length] ? *list + length + 1 : NULL;
@@ -7637,12 +7792,17 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 }
 
 
+/* >>tensor/internal */
+
+/* interval.c: appends [begin, end) to a list of `count`, joining it to the last entry when they touch, and returns the new
+ * count. Empty intervals are dropped. */
+XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
+
 /* >>tensor/interval.c */
 
 #include <string.h>
 
-/* Appends [begin, end), joining it to the last entry when they touch. */
-static int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
+XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {
     if (begin >= end) return count;
     if (count > 0 && out[count - 1].end == begin) {
         out[count - 1].end = end;
@@ -8826,7 +8986,8 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 
 /* >>train/internal */
 
-/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL is fine. */
+/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL
+ * is fine. */
 XD_PRIVATE bool xdi_train_refused(const xd_status *status);
 
 /* optimizer.c: a launch on the CPU without workspace. */
@@ -8846,16 +9007,16 @@ XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 struct xd_optimizer {
     xd_ctx *ctx;
     xd_optimizer_desc desc;
-    xd_optimizer_group *groups;  /* [desc.group_count], defaults filled in; at least one */
-    xd_optimizer_state *states;  /* [desc.param_count] */
-    int64_t *steps;              /* [desc.param_count] */
-    xd_param *created;           /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;    /* [desc.param_count]; filled anew in every step */
+    xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
+    xd_optimizer_state *states; /* [desc.param_count] */
+    int64_t *steps;             /* [desc.param_count] */
+    xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
+    xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
 };
 
 XD_PRIVATE bool xdi_train_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 || status->nothing_counted != 0 ||
-                      status->overflow != 0);
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
 }
 
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx) {
@@ -8892,21 +9053,27 @@ static bool xdi_optimizer_at_least_zero(double value) {
 }
 
 static xd_result xdi_optimizer_validate_numbers(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XDI_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT, "optimizer kind %d is unknown",
-                (int)d->kind);
+    XDI_REQUIRE(ctx, (int)d->kind >= 0 && d->kind <= XD_OPTIMIZER_SGD, XD_ERROR_ARGUMENT,
+                "optimizer kind %d is unknown", (int)d->kind);
     XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->learning_rate), XD_ERROR_ARGUMENT,
                 "learning_rate %g is negative or not finite", d->learning_rate);
-    XDI_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)", d->beta1);
-    XDI_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)", d->beta2);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT, "eps %g is negative or not finite", d->eps);
-    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT, "momentum %g is negative or not finite",
-                d->momentum);
+    XDI_REQUIRE(ctx, d->beta1 >= 0.0 && d->beta1 < 1.0, XD_ERROR_ARGUMENT, "beta1 %g is outside [0, 1)",
+                d->beta1);
+    XDI_REQUIRE(ctx, d->beta2 >= 0.0 && d->beta2 < 1.0, XD_ERROR_ARGUMENT, "beta2 %g is outside [0, 1)",
+                d->beta2);
+    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->eps), XD_ERROR_ARGUMENT,
+                "eps %g is negative or not finite", d->eps);
+    XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->momentum), XD_ERROR_ARGUMENT,
+                "momentum %g is negative or not finite", d->momentum);
     XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(d->weight_decay), XD_ERROR_ARGUMENT,
                 "weight_decay %g is negative or not finite", d->weight_decay);
     for (int i = 0; i < d->group_count; i++) {
         const xd_optimizer_group *g = &d->groups[i];
-        XDI_REQUIRE(ctx, xdi_optimizer_at_least_zero(g->learning_rate_scale) && xdi_optimizer_at_least_zero(g->weight_decay),
-                    XD_ERROR_ARGUMENT, "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
+        XDI_REQUIRE(ctx,
+                    xdi_optimizer_at_least_zero(g->learning_rate_scale) &&
+                        xdi_optimizer_at_least_zero(g->weight_decay),
+                    XD_ERROR_ARGUMENT,
+                    "group %d: learning_rate_scale %g or weight_decay %g is negative or not finite", i,
                     g->learning_rate_scale, g->weight_decay);
     }
     return XD_OK;
@@ -8921,12 +9088,12 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
         if (!xdi_optimizer_owns(p)) continue;
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT, "%s: %lld elements at %p", name,
-                    (long long)p->count, p->value);
-        XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE, "%s: parameters are F32, BF16 or F16, not %s", name,
-                    xd_dtype_name(p->dtype));
-        XDI_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT, "%s: group %d, but there are %d", name,
-                    p->group, groups);
+        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                    "%s: %lld elements at %p", name, (long long)p->count, p->value);
+        XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
+                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
+        XDI_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
+                    "%s: group %d, but there are %d", name, p->group, groups);
     }
     return XD_OK;
 }
@@ -8986,7 +9153,8 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
         o->created[i] = *p;
         o->states[i].step = &o->steps[i];
         if (o->states[i].master)
-            for (int64_t k = 0; k < p->count; k++) o->states[i].master[k] = (float)xd_load_f64(p->value, p->dtype, k);
+            for (int64_t k = 0; k < p->count; k++)
+                o->states[i].master[k] = (float)xd_load_f64(p->value, p->dtype, k);
     }
 }
 
@@ -9087,7 +9255,8 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
-XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc, bool *skipped) {
+XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
+                                   bool *skipped) {
     const xd_optimizer_desc *d = &optimizer->desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx);
     const xd_optimizer_kernels *kernels = xd_optimizer_kernels_cpu();
@@ -9099,7 +9268,8 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         XDI_REQUIRE(optimizer->ctx, xdi_optimizer_same(p, &optimizer->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation", p->name ? p->name : "(unnamed)");
+                    "%s: value, dtype, count or flags changed since creation",
+                    p->name ? p->name : "(unnamed)");
         if (p->gradient && xdi_optimizer_owns(p))
             optimizer->updates[args.array_count++] = xdi_optimizer_update(optimizer, i);
     }
@@ -9125,11 +9295,12 @@ static bool xdi_clip_has_gradient(const xd_param *p) {
 static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
     XDI_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
                 "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
-    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT, "norm type %d is unknown",
-                (int)d->type);
-    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT, "clip form %d is unknown",
-                (int)d->form);
-    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number", d->max_norm);
+    XDI_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT,
+                "norm type %d is unknown", (int)d->type);
+    XDI_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
+                "clip form %d is unknown", (int)d->form);
+    XDI_REQUIRE(ctx, d->max_norm >= 0.0, XD_ERROR_ARGUMENT, "max_norm %g is negative or not a number",
+                d->max_norm);
     return XD_OK;
 }
 
@@ -9182,9 +9353,10 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
-/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts; only then
- * is there a second exchange, which names it. */
-static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine, xd_norm_sum *sum) {
+/* Adds the ranks up. A rank whose arguments were refused takes part all the same and says so in its counts;
+ * only then is there a second exchange, which names it. */
+static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine,
+                                   xd_norm_sum *sum) {
     int64_t counts[XDI_CLIP_COUNTS];
     counts[XDI_CLIP_NOT_FINITE] = sum->not_finite;
     counts[XDI_CLIP_NAN] = sum->nan;
@@ -9217,7 +9389,8 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
     out->norm = xdi_clip_norm(&sum, desc->type, exact);
     out->not_finite = sum.not_finite;
-    out->coefficient = desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
+    out->coefficient =
+        desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
     if (desc->status) desc->status->not_finite += sum.not_finite;
     return XD_OK;
 }
@@ -9229,12 +9402,14 @@ XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm
     return c < 1.0 ? (float)c : 1.0f;
 }
 
-XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count, float coefficient) {
+XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
+                                   float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx);
     for (int64_t i = 0; i < param_count; i++)
-        XDI_REQUIRE(ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
-                    XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
-                    params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
+        XDI_REQUIRE(
+            ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
+            XD_ERROR_DTYPE, "%s: gradients are F32, BF16 or F16, not %s",
+            params[i].name ? params[i].name : "(unnamed)", xd_dtype_name(params[i].gradient_dtype));
     for (int64_t i = 0; i < param_count && coefficient != 1.0f; i++) {
         if (!xdi_clip_has_gradient(&params[i])) continue;
         xd_scale_args args;
@@ -9271,7 +9446,7 @@ typedef struct xdi_ema_name {
 struct xd_ema {
     xd_ctx *ctx;
     xd_ema_desc desc;
-    const xd_param *params;  /* the caller's */
+    const xd_param *params; /* the caller's */
     int64_t param_count;
     xd_param *created;       /* [param_count]; the list at creation, to notice changes */
     xdi_ema_name *names;     /* [param_count] */
@@ -9279,14 +9454,14 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps;    /* [param_count]; filled anew in every update */
-    xd_cast_array *casts;    /* [param_count] */
+    xd_lerp_array *lerps; /* [param_count]; filled anew in every update */
+    xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
 };
 
-static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.",
-                                                "module." };
+static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
+                                                "_orig_mod.", "module." };
 
 /* ---- configuration and schedules ---- */
 
@@ -9311,14 +9486,16 @@ static bool xdi_ema_averages(xd_dtype dtype) {
 static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
     XDI_REQUIRE(ctx, (int)d->schedule >= 0 && d->schedule <= XD_EMA_RAMP, XD_ERROR_ARGUMENT,
                 "average schedule %d is unknown", (int)d->schedule);
-    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]", d->decay);
-    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT, "gamma %g is below -1 or not finite",
-                d->gamma);
+    XDI_REQUIRE(ctx, d->decay >= 0.0 && d->decay <= 1.0, XD_ERROR_ARGUMENT, "decay %g is outside [0, 1]",
+                d->decay);
+    XDI_REQUIRE(ctx, d->gamma >= -1.0 && d->gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
+                "gamma %g is below -1 or not finite", d->gamma);
     XDI_REQUIRE(ctx, d->halflife_kimg > 0.0 && d->halflife_kimg < HUGE_VAL, XD_ERROR_ARGUMENT,
                 "halflife_kimg %g is not above 0 or not finite", d->halflife_kimg);
     XDI_REQUIRE(ctx, d->rampup_ratio >= 0.0 && d->rampup_ratio < HUGE_VAL, XD_ERROR_ARGUMENT,
                 "rampup_ratio %g is negative or not finite", d->rampup_ratio);
-    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative", (long long)d->batch_size);
+    XDI_REQUIRE(ctx, d->batch_size > 0, XD_ERROR_ARGUMENT, "batch_size %lld is negative",
+                (long long)d->batch_size);
     XDI_REQUIRE(ctx, d->start_iteration >= 0, XD_ERROR_ARGUMENT, "start_iteration %lld is negative",
                 (long long)d->start_iteration);
     XDI_REQUIRE(ctx, xdi_ema_averages(d->dtype), XD_ERROR_DTYPE, "shadows are F32, BF16, F16 or F64, not %s",
@@ -9374,10 +9551,12 @@ static size_t xdi_ema_strip(const xd_ema_desc *d, const char *name, char *out) {
 /* The slot that holds a name, or the free one where it belongs. FNV-1a over the stripped text. */
 static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     uint64_t hash = UINT64_C(14695981039346656037);
-    for (const char *c = stripped; *c; c++) hash = (hash ^ (uint64_t)(unsigned char)*c) * UINT64_C(1099511628211);
+    for (const char *c = stripped; *c; c++)
+        hash = (hash ^ (uint64_t)(unsigned char)*c) * UINT64_C(1099511628211);
     const uint64_t mask = (uint64_t)ema->slot_count - 1;
     uint64_t slot = hash & mask;
-    while (ema->slots[slot] && strcmp(ema->names[ema->slots[slot] - 1].text, stripped) != 0) slot = (slot + 1) & mask;
+    while (ema->slots[slot] && strcmp(ema->names[ema->slots[slot] - 1].text, stripped) != 0)
+        slot = (slot + 1) & mask;
     return (int64_t)slot;
 }
 
@@ -9392,16 +9571,18 @@ static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, siz
 /* ---- life ---- */
 
 static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
-    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p", (long long)count,
-                (const void *)params);
+    XDI_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
+                (long long)count, (const void *)params);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         XDI_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
-                    "parameter %lld has no name, or one of more than %d bytes", (long long)i, XDI_EMA_NAME_ROOM - 1);
-        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT, "%s: %lld elements at %p",
-                    p->name, (long long)p->count, p->value);
+                    "parameter %lld has no name, or one of more than %d bytes", (long long)i,
+                    XDI_EMA_NAME_ROOM - 1);
+        XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
+                    "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
         XDI_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
-                    "%s: %s cannot be averaged; buffers say so with the flag", p->name, xd_dtype_name(p->dtype));
+                    "%s: %s cannot be averaged; buffers say so with the flag", p->name,
+                    xd_dtype_name(p->dtype));
     }
     return XD_OK;
 }
@@ -9419,7 +9600,8 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
 }
 
 /* Lays everything out behind the object itself. Run once without memory for the size, once with it. */
-static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count, xd_ema *ema) {
+static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count,
+                            xd_ema *ema) {
     const size_t n = (size_t)count;
     size_t slots = 2;
     while (slots < 2 * n) slots *= 2;
@@ -9462,8 +9644,9 @@ static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_para
 static xd_result xdi_ema_index(xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const int64_t slot = xdi_ema_slot(ema, ema->names[i].text);
-        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT, "%s and %s are both \"%s\" without wrappers",
-                    ema->params[ema->slots[slot] - 1].name, ema->params[i].name, ema->names[i].text);
+        XDI_REQUIRE(ema->ctx, ema->slots[slot] == 0, XD_ERROR_ARGUMENT,
+                    "%s and %s are both \"%s\" without wrappers", ema->params[ema->slots[slot] - 1].name,
+                    ema->params[i].name, ema->names[i].text);
         ema->slots[slot] = i + 1;
     }
     return XD_OK;
@@ -9499,8 +9682,8 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xdi_ema_lay_out(&plan, &d, params, count, NULL);
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
     if (!ema)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes", (long long)count,
-                        plan.peak);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
+                        (long long)count, plan.peak);
     xd_arena arena = xd_arena_over(ema, plan.peak);
     xdi_ema_lay_out(&arena, &d, params, count, ema);
     ema->ctx = ctx;
@@ -9551,13 +9734,15 @@ static xd_result xdi_ema_unchanged(const xd_ema *ema) {
         XDI_REQUIRE(ema->ctx,
                     now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
                         now->buffer == then->buffer,
-                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation", ema->names[i].text);
+                    XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
+                    ema->names[i].text);
     }
     return XD_OK;
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
-    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
+    XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
+                (long long)iteration);
     XDI_TRY(xdi_ema_unchanged(ema));
     if (xdi_train_refused(status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
@@ -9614,8 +9799,8 @@ static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
     return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
 }
 
-/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0: the array is
- * free between updates. */
+/* Compares a caller's list with the shadows. Shadows that were met are marked by casts[shadow].count >= 0:
+ * the array is free between updates. */
 static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
     char room[XDI_EMA_NAME_ROOM];
     memset(match, 0, sizeof *match);
@@ -9656,14 +9841,15 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
     return XD_OK;
 }
 
-static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading, bool write) {
+static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading,
+                              bool write) {
     const xd_launch launch = xdi_train_launch(ema->ctx);
     char room[XDI_EMA_NAME_ROOM];
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
         if (index < 0) continue;
-        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT, "%s: %lld elements at NULL",
-                    list[i].name, (long long)list[i].count);
+        XDI_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
+                    "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
         const xdi_ema_shadow *s = &ema->shadows[index];
         xd_cast_array cast;
         cast.target = loading ? s->value : list[i].value;
@@ -9677,11 +9863,11 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
 }
 
 /* Everything that can be refused is refused before the first element is written. */
-static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient, bool loading,
-                                  xd_ema_match *match) {
+static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
+                                  bool loading, xd_ema_match *match) {
     xd_ema_match found;
-    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p", (long long)count,
-                (const void *)list);
+    XDI_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
+                (long long)count, (const void *)list);
     xdi_ema_compare(ema, list, count, &found);
     if (match) *match = found;
     XDI_TRY(xdi_ema_judge(ema, &found, lenient, loading));
@@ -9717,6 +9903,9 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name, const xd_rows *rows,
                                           int64_t count);
+/* vocab.c: a gradient of the student's shape; over its memory only with its dtype and stride. */
+XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
+                                              const xd_rows *gradient);
 /* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
@@ -9882,6 +10071,19 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
                 "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
                 (long long)rows->cols);
     XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data", name);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
+                                              const xd_rows *gradient) {
+    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
+    const int64_t stride = student->stride ? student->stride : student->cols;
+    const int64_t gradient_stride = gradient->stride ? gradient->stride : gradient->cols;
+    const bool same = gradient->dtype == student->dtype && gradient_stride == stride;
+    XDI_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
+                "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
+                xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
+                (long long)stride);
     return XD_OK;
 }
 
@@ -10523,16 +10725,7 @@ static xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
     XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     if (d->teacher.data) XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
-    if (!d->gradient.data) return XD_OK;
-    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "gradient", &d->gradient, d->student.rows));
-    const int64_t stride = d->student.stride ? d->student.stride : d->student.cols;
-    const int64_t gradient_stride = d->gradient.stride ? d->gradient.stride : d->gradient.cols;
-    const bool same = d->gradient.dtype == d->student.dtype && gradient_stride == stride;
-    XDI_REQUIRE(ctx, d->gradient.data != d->student.data || same, XD_ERROR_SHAPE,
-                "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
-                xd_dtype_name(d->gradient.dtype), (long long)gradient_stride, xd_dtype_name(d->student.dtype),
-                (long long)stride);
-    return XD_OK;
+    return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
 }
 
 static xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
@@ -10731,7 +10924,7 @@ XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *
     xd_result result = xdi_loss_prepare(ctx, desc, &plan, &owned);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     if (result == XD_OK) result = xdi_loss_run(ctx, &plan, &values);
-    if (result == XD_OK || result == XD_ERROR_DATA) *out = values;
+    if (result == XD_OK) *out = values;
     xd_release(ctx, owned);
     return result;
 }
@@ -10758,11 +10951,391 @@ XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) 
 
 /* >>distill/topk.c */
 
+#include <math.h>
+#include <string.h>
 
+/* This shard's candidates, and all shards': per row k values, then k ids as doubles (exact below 2^53). */
+typedef struct xdi_topk_candidates {
+    double *values, *packed, *all;
+    int64_t *ids;
+} xdi_topk_candidates;
+
+static void xdi_topk_release(xd_ctx *ctx, xdi_topk_candidates *c) {
+    xd_release(ctx, c->values);
+    xd_release(ctx, c->packed);
+    xd_release(ctx, c->all);
+    xd_release(ctx, c->ids);
+}
+
+static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                  xdi_topk_candidates *c) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
+    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT, "k is %lld but the vocabulary has %lld columns",
+                (long long)k, (long long)info.size);
+    const size_t entries = (size_t)(logits->rows * k) + 1; /* never an empty block */
+    c->values = (double *)xd_allocate(ctx, entries * sizeof(double));
+    c->packed = (double *)xd_allocate(ctx, 2 * entries * sizeof(double));
+    c->all = (double *)xd_allocate(ctx, 2 * entries * (size_t)info.ranks * sizeof(double));
+    c->ids = (int64_t *)xd_allocate(ctx, entries * sizeof(int64_t));
+    XDI_REQUIRE(ctx, c->values && c->packed && c->all && c->ids, XD_ERROR_MEMORY, "no room for %zu candidates",
+                entries);
+    return XD_OK;
+}
+
+static xd_result xdi_topk_local(xd_ctx *ctx, const xd_vocab_info *info, const xd_rows *logits, int64_t k,
+                                xdi_topk_candidates *c) {
+    const xd_loss_kernels kernels = xd_loss_kernels_cpu_plain();
+    xd_select_args args;
+    xd_launch launch;
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    args.logits = *logits;
+    args.k = k;
+    args.first = info->begin;
+    args.columns = info->end - info->begin;
+    args.values = c->values;
+    args.ids = c->ids;
+    XDI_TRY(kernels.select(&launch, &args));
+    for (int64_t i = 0; i < logits->rows * k; i++) {
+        c->packed[2 * i] = c->values[i];
+        c->packed[2 * i + 1] = (double)c->ids[i];
+    }
+    return XD_OK;
+}
+
+/* The k best of one row's candidates. Shards come in the order of their columns, so equals keep the lowest id. */
+static void xdi_topk_best(const double *all, int ranks, int64_t stride, int64_t k, double *values, int64_t *ids) {
+    int64_t n = 0;
+    for (int i = 0; i < ranks; i++)
+        for (int64_t j = 0; j < k; j++) {
+            const double value = all[i * stride + 2 * j];
+            const int64_t id = (int64_t)all[i * stride + 2 * j + 1];
+            if (id >= 0 && (n < k || value > values[n - 1])) n = xdi_select_insert(values, ids, n, k, value, id);
+        }
+}
+
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
+                               int64_t *ids) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const int64_t words = logits.rows * k * 2;
+    xdi_topk_candidates c;
+    const void *all = NULL;
+    memset(&c, 0, sizeof c);
+    xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
+    result = xdi_vocab_agree(info.tp, NULL, result);
+    if (result == XD_OK) result = xdi_topk_local(ctx, &info, &logits, k, &c);
+    if (result == XD_OK) result = xdi_vocab_gather(vocab, c.packed, c.all, words, XD_DTYPE_F64, &all);
+    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++)
+        xdi_topk_best((const double *)all + r * k * 2, info.ranks, words, k, values + r * k, ids + r * k);
+    xdi_topk_release(ctx, &c);
+    return result;
+}
+
+/* Largest logit of each of this shard's columns over the counted positions. */
+static void xdi_topk_importance(const xd_rows *logits, const uint8_t *mask, int64_t columns, float *importance) {
+    for (int64_t c = 0; c < columns; c++) importance[c] = -INFINITY;
+    for (int64_t r = 0; r < logits->rows; r++)
+        for (int64_t c = 0; c < columns && (!mask || mask[r]); c++) {
+            const float value = (float)xdi_loss_load(logits, r, c);
+            if (value > importance[c]) importance[c] = value;
+        }
+}
+
+static void xdi_topk_sort_ids(int64_t *ids, int64_t k) {
+    for (int64_t gap = k / 2; gap > 0; gap /= 2)
+        for (int64_t i = gap; i < k; i++) {
+            const int64_t id = ids[i];
+            int64_t at = i;
+            for (; at >= gap && ids[at - gap] > id; at -= gap) ids[at] = ids[at - gap];
+            ids[at] = id;
+        }
+}
+
+XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
+                                   xd_comm *comm, int64_t k, int64_t *ids, float *importance) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const int64_t columns = info.end - info.begin;
+    float *mine = (float *)xd_allocate(ctx, ((size_t)columns + 1) * sizeof *mine);
+    double *values = (double *)xd_allocate(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
+    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
+    xd_rows row;
+    if (result == XD_OK && !(mine && values))
+        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)columns);
+    result = xdi_vocab_agree(info.tp, comm, result);
+    if (result == XD_OK) {
+        xdi_topk_importance(&logits, mask, columns, mine);
+        if (comm && xd_comm_size(comm) > 1)
+            result = xd_all_reduce(comm, mine, mine, columns, XD_DTYPE_F32, XD_MAX);
+    }
+    row.data = mine;
+    row.dtype = XD_DTYPE_F32;
+    row.rows = 1;
+    row.cols = columns;
+    row.stride = 0;
+    if (result == XD_OK) result = xd_vocab_topk(ctx, vocab, row, k, values, ids);
+    if (result == XD_OK) xdi_topk_sort_ids(ids, k);
+    if (result == XD_OK && importance && columns > 0) memcpy(importance, mine, (size_t)columns * sizeof *mine);
+    xd_release(ctx, mine);
+    xd_release(ctx, values);
+    return result;
+}
 
 /* >>distill/topk_kl.c */
 
+#include <math.h>
+#include <string.h>
 
+/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then values. */
+typedef struct xdi_topk_kl_plan {
+    xd_topk_desc d;
+    xdi_reduction reduction;
+    xd_loss_kernels kernels;
+    xd_topk_args student, teacher;
+    int64_t side_words; /* 8-byte words of one side */
+    int64_t *send, *all;
+    double *row_scale;
+    double *teacher_values;
+    int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
+    int64_t *words;
+} xdi_topk_kl_plan;
+
+static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
+    xd_topk_desc d = *desc;
+    if (d.temperature == 0.0) d.temperature = 1.0;
+    if (d.values_temperature == 0.0) d.values_temperature = 1.0;
+    if (d.beta == 0.0) d.beta = 0.5;
+    return d;
+}
+
+static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
+    const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
+    xdi_reduction in;
+    in.rows = d->student.rows;
+    in.labels = d->labels;
+    in.ignore_index = d->ignore_index;
+    in.mask = d->mask;
+    in.row_weight = d->row_weight;
+    in.scale = d->scale;
+    in.denominator = d->denominator;
+    in.denominator_value = d->denominator_value;
+    in.comm = d->comm;
+    in.status = d->status;
+    in.hard_weight = 0.0;
+    in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
+    return in;
+}
+
+static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d) {
+    const bool whole = d->mode == XD_TOPK_TAIL || d->mode == XD_TOPK_TRUNCATE;
+    XDI_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
+                "give either the teacher's values at the ids or its logits");
+    if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
+    XDI_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    if (d->values_kind == XD_TOPK_LOG_PROBS)
+        XDI_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
+                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
+                    d->values_temperature, d->temperature);
+    else
+        XDI_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
+                    "teacher logits need log_normaliser in this mode");
+    return XD_OK;
+}
+
+static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
+    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    const int64_t size = xd_vocab_describe(d->vocab).size;
+    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT, "k is %lld but the vocabulary has %lld columns",
+                (long long)d->k, (long long)size);
+    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+                "temperature %g must be positive and finite", d->temperature);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
+                "top-k mode %d does not exist", (int)d->mode);
+    const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
+                      d->divergence == XD_KL_MIXED ||
+                      (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
+    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d", (int)d->divergence,
+                (int)d->mode);
+    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XDI_TRY(xdi_topk_kl_validate_teacher(ctx, d));
+    if (d->gradient.data) XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    return xdi_reduction_check(ctx, in);
+}
+
+static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+    const xd_topk_desc *d = &plan->d;
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    xd_topk_args *a = &plan->student;
+    memset(a, 0, sizeof *a);
+    a->logits = d->student;
+    a->k = d->k;
+    a->offsets = info.offsets;
+    a->shard = info.rank;
+    a->shards = info.ranks;
+    a->temperature = d->temperature;
+    a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
+    a->mode = d->mode;
+    a->divergence = d->divergence;
+    a->beta = d->beta;
+    a->weight = plan->reduction.soft_weight;
+    a->gradient = d->gradient;
+    a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
+    a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
+    plan->teacher = *a;
+    plan->teacher.logits = d->teacher;
+    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+}
+
+/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not fit. */
+static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
+    const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
+    const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
+    const size_t sent = sides * (size_t)plan->side_words * word;
+    const size_t sizes[12] = { rows * word,
+                               sent,
+                               ranks > 1 ? ranks * sent : 0,
+                               rows * word,
+                               rows * word,
+                               rows * sizeof(xd_topk_side),
+                               rows * sizeof(xd_topk_side),
+                               rows * k * word,
+                               rows * k * word,
+                               rows * k * word,
+                               k * word + 4 * (k + 1) * word,
+                               rows * sizeof(xd_topk_row) + (size_t)xdi_reduction_words(&plan->reduction) * word };
+    unsigned char *at[12];
+    for (int i = 0; i < 12; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        at[i] = arena->base ? arena->base + offset : NULL;
+    }
+    if (!arena->base) return true;
+    const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
+    plan->row_scale = (double *)(void *)at[0];
+    plan->send = (int64_t *)(void *)at[1];
+    plan->all = (int64_t *)(void *)at[2];
+    plan->student.maxima = (double *)(void *)at[3];
+    plan->teacher.maxima = (double *)(void *)at[4];
+    plan->student.side = (xd_topk_side *)(void *)at[5];
+    plan->teacher.side = (xd_topk_side *)(void *)at[6];
+    plan->ids = (int64_t *)(void *)at[7];
+    plan->teacher_values = (double *)(void *)at[8];
+    plan->student.slots = (double *)(void *)at[9];
+    plan->student.order = (int64_t *)(void *)at[10];
+    plan->student.scratch = (double *)(void *)(at[10] + k * word);
+    plan->student.row = (xd_topk_row *)(void *)at[11];
+    plan->words = (int64_t *)(void *)(at[11] + rows * sizeof(xd_topk_row));
+    plan->student.sums = plan->send;
+    plan->student.values = (double *)(void *)(plan->send + sums);
+    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->teacher.order = plan->student.order;
+    if (!plan->d.teacher.data) return true;
+    plan->teacher.sums = plan->send + plan->side_words;
+    plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    return true;
+}
+
+/* The ids as the kernels want them, and the teacher's values widened. */
+static void xdi_topk_kl_take_entries(xdi_topk_kl_plan *plan) {
+    const xd_topk_desc *d = &plan->d;
+    const int64_t size = plan->student.offsets[plan->student.shards];
+    for (int64_t i = 0; i < d->student.rows * d->k; i++) {
+        const bool absent = d->values && d->values[i] == -INFINITY;
+        if (d->ids) plan->ids[i] = absent ? -1 : d->ids[i] < 0 || d->ids[i] > size ? size : d->ids[i];
+        plan->teacher_values[i] = d->values ? (double)d->values[i] : 0.0;
+    }
+}
+
+static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan, const xd_topk_args *a) {
+    xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
+    XDI_TRY(plan->kernels.topk_maxima(launch, a));
+    if (a->fixed && tp) XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
+    return plan->kernels.topk_stats(launch, a);
+}
+
+/* Both sides' statistics in one exchange, then the divergence of every row. */
+static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *plan) {
+    const bool two = plan->d.teacher.data != NULL;
+    const int64_t words = plan->side_words * (two ? 2 : 1);
+    const void *all;
+    XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->student));
+    if (two) XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->teacher));
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
+    plan->student.all = (const int64_t *)all;
+    plan->student.all_stride = plan->teacher.all_stride = words;
+    XDI_TRY(plan->kernels.topk_merge(launch, &plan->student));
+    plan->student.teacher_values = plan->teacher_values;
+    if (two) {
+        plan->teacher.all = (const int64_t *)all + plan->side_words;
+        XDI_TRY(plan->kernels.topk_merge(launch, &plan->teacher));
+        plan->student.teacher_values = plan->teacher.values;
+        plan->student.teacher_side = plan->teacher.side;
+    }
+    plan->student.log_probs = plan->d.student_log_probs;
+    return plan->kernels.topk_divergence(launch, &plan->student);
+}
+
+static xdi_row_value xdi_topk_kl_read_row(const void *rows, int64_t r) {
+    const xd_topk_row *row = (const xd_topk_row *)rows + r;
+    xdi_row_value value;
+    value.hard = 0.0;
+    value.soft = row->loss;
+    value.finding = row->finding;
+    value.value = row->max;
+    return value;
+}
+
+static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
+    const xd_topk_desc *d = &plan->d;
+    double factor;
+    xd_launch launch;
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    XDI_TRY(xdi_reduction_scales(ctx, &plan->reduction, plan->row_scale, &factor));
+    if (!d->ids) XDI_TRY(xd_vocab_topk(ctx, d->vocab, d->student, d->k, plan->student.slots, plan->ids));
+    xdi_topk_kl_take_entries(plan);
+    XDI_TRY(xdi_topk_kl_rows(&launch, plan));
+    if (d->gradient.data) XDI_TRY(plan->kernels.topk_grad(&launch, &plan->student));
+    for (int64_t r = 0; r < d->student.rows; r++) {
+        const xd_topk_row *row = plan->student.row + r;
+        if (d->row_loss) d->row_loss[r] = (float)(plan->reduction.soft_weight * row->loss);
+        if (d->student_mass) d->student_mass[r] = (float)row->student_mass;
+        if (d->teacher_mass) d->teacher_mass[r] = (float)row->teacher_mass;
+    }
+    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_topk_kl_read_row,
+                                plan->student.row, plan->words, out);
+}
+
+static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan, void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    memset(plan, 0, sizeof *plan);
+    plan->d = xdi_topk_kl_defaults(desc);
+    plan->reduction = xdi_topk_kl_reduction(&plan->d);
+    plan->kernels = xd_loss_kernels_cpu_plain();
+    XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
+    xdi_topk_kl_fill_args(ctx, plan);
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    *owned = xd_allocate(ctx, planning.peak);
+    XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    arena = xd_arena_over(*owned, planning.peak);
+    xdi_topk_kl_layout(plan, &arena);
+    return XD_OK;
+}
+
+XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
+    xdi_topk_kl_plan plan;
+    xd_loss_values values = { 0.0, 0.0, 0.0, 0 };
+    void *owned = NULL;
+    xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, &values);
+    if (result == XD_OK) *out = values;
+    xd_release(ctx, owned);
+    return result;
+}
 
 /* >>distill/compat.c */
 
@@ -11724,7 +12297,7 @@ static xd_result xdi_model_split(xd_model_writer *w, const xd_model_writer_desc 
     for (int64_t i = 0; i < d->entry_count; i++) {
         uint64_t bytes = 0;
         XDI_TRY(xdi_safetensors_check_entry(w->ctx, &d->entries[i], &bytes));
-        if (i > w->first[w->shards - 1] && (filled >= limit || bytes > limit - filled)) {
+        if (i > w->first[w->shards - 1] && (bytes > limit || filled > limit - bytes)) {
             w->first[w->shards++] = i;
             filled = 0;
         }
@@ -11870,4 +12443,4 @@ XD_API void xd_model_writer_abort(xd_model_writer *w) {
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
-/* xdistill sha256 ef87b916db1b9af5a7ec5e49dccc7caad463d7f0799e98002eae021a7ce59f4d */
+/* xdistill sha256 158f01b6d5f253a8e017925e59c0e1ab9a8a88faf461218e2074712461956a49 */

@@ -7,7 +7,10 @@
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define TRY(call)                               \
     do {                                        \

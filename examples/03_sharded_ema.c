@@ -7,7 +7,9 @@
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #define TRY(call)                               \
     do {                                        \

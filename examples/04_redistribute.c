@@ -81,7 +81,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 }
 
 int main(void) {
-    outcome out = { { 0 } };
+    outcome out;
     xd_error error;
     int64_t elements = 0, wrong = 0;
     if (xd_run_threads(RANKS, NULL, run_rank, &out, &error) != XD_OK) {

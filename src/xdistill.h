@@ -98,6 +98,7 @@
 #include "comm/topology.c"
 #include "comm/mesh.c"
 
+#include "tensor/internal.h"
 #include "tensor/interval.c"
 #include "tensor/layout.c"
 #include "tensor/tensor.c"

@@ -70,8 +70,7 @@ XD_TEST(the_largest_and_the_smallest_floats_neither_overflow_nor_vanish) {
     }
 }
 
-/* Half a unit in the last place, with and without something below it, decides the rounding of the exact sum.
- */
+/* Half a unit in the last place, with and without something below it. */
 XD_TEST(the_exact_sum_is_rounded_once_to_nearest_even) {
     int64_t limbs[XD_NORM_LIMBS];
     memset(limbs, 0, sizeof limbs);

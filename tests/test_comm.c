@@ -35,17 +35,22 @@ static double expected(int ranks, int64_t i, xd_reduce_op op) {
     double v = value(0, i);
     for (int r = 1; r < ranks; r++) {
         const double x = value(r, i);
-        if (op == XD_MAX) v = x > v ? x : v;
-        else if (op == XD_MIN) v = x < v ? x : v;
-        else v += x;
+        if (op == XD_MAX)
+            v = x > v ? x : v;
+        else if (op == XD_MIN)
+            v = x < v ? x : v;
+        else
+            v += x;
     }
     return v;
 }
 
 /* One rounding of v/n to the dtype, the way one multiplication by 1/n in the accumulation type gives it. */
 static void store_expected(void *data, xd_dtype dtype, int64_t i, double v, xd_reduce_op op, int ranks) {
-    if (op == XD_AVG && dtype != XD_DTYPE_F64) v = (double)((float)v * (1.0f / (float)ranks));
-    else if (op == XD_AVG) v = v * (1.0 / ranks);
+    if (op == XD_AVG && dtype != XD_DTYPE_F64)
+        v = (double)((float)v * (1.0f / (float)ranks));
+    else if (op == XD_AVG)
+        v = v * (1.0 / ranks);
     xd_store_f64(data, dtype, i, v);
 }
 
@@ -56,19 +61,19 @@ static xd_result reduce_rank(xd_comm *world, void *argument) {
     void *send = calloc(1, bytes), *recv = calloc(1, bytes), *want = calloc(1, bytes);
     int64_t counts[MAX_RANKS], begin = 0;
     fill(send, j->dtype, j->count, rank);
-    for (int64_t i = 0; i < j->count; i++)
-        store_expected(want, j->dtype, i, expected(n, i, j->op), j->op, n);
+    for (int64_t i = 0; i < j->count; i++) store_expected(want, j->dtype, i, expected(n, i, j->op), j->op, n);
     const size_t size = xd_dtype_size(j->dtype);
     CHECK(xd_all_reduce(world, send, recv, j->count, j->dtype, j->op) == XD_OK);
     CHECK(memcmp(recv, want, (size_t)j->count * size) == 0);
-    for (int r = 0; r < n; r++) counts[r] = r == 0 ? 0 : j->count / n; /* uneven: the first gets nothing, */
+    for (int r = 0; r < n; r++) counts[r] = r == 0 ? 0 : j->count / n;   /* uneven: the first gets nothing, */
     counts[n - 1] = j->count - (n - 1 > 0 ? j->count / n * (n - 2) : 0); /* the last what is left */
     for (int r = 0; r < rank; r++) begin += counts[r];
     memset(recv, 0, bytes);
     CHECK(xd_reduce_scatter(world, send, recv, counts, j->dtype, j->op) == XD_OK);
     CHECK(memcmp(recv, (char *)want + (size_t)begin * size, (size_t)counts[rank] * size) == 0);
     memcpy(recv, send, bytes);
-    CHECK(xd_reduce_scatter(world, recv, (char *)recv + (size_t)begin * size, counts, j->dtype, j->op) == XD_OK);
+    CHECK(xd_reduce_scatter(world, recv, (char *)recv + (size_t)begin * size, counts, j->dtype, j->op) ==
+          XD_OK);
     CHECK(memcmp((char *)recv + (size_t)begin * size, (char *)want + (size_t)begin * size,
                  (size_t)counts[rank] * size) == 0);
     CHECK(xd_all_reduce(world, send, send, j->count, j->dtype, j->op) == XD_OK);
@@ -88,7 +93,8 @@ XD_TEST(reductions_equal_a_plain_loop_for_every_dtype_operation_and_size) {
             for (int op = 0; op < (d < 4 ? 4 : 3); op++)
                 for (int c = 0; c < 5; c++) {
                     job j = { counts[c], dtypes[d], (xd_reduce_op)op, 0 };
-                    run(rank_counts[r], c % 2 ? XD_REDUCTION_FAST : XD_REDUCTION_DETERMINISTIC, reduce_rank, &j);
+                    run(rank_counts[r], c % 2 ? XD_REDUCTION_FAST : XD_REDUCTION_DETERMINISTIC, reduce_rank,
+                        &j);
                 }
 }
 
@@ -98,7 +104,8 @@ static xd_result move_rank(xd_comm *world, void *argument) {
     const int n = xd_comm_size(world), rank = xd_comm_rank(world);
     int64_t counts[MAX_RANKS], send_counts[MAX_RANKS], recv_counts[MAX_RANKS], total = 0;
     for (int r = 0; r < n; r++) total += counts[r] = (r % 3) * j->count;
-    int32_t *mine = (int32_t *)calloc((size_t)(total + 1), 4), *all = (int32_t *)calloc((size_t)(total + 1), 4);
+    int32_t *mine = (int32_t *)calloc((size_t)(total + 1), 4),
+            *all = (int32_t *)calloc((size_t)(total + 1), 4);
     for (int64_t i = 0; i < counts[rank]; i++) mine[i] = (int32_t)(rank * 100 + i);
     CHECK(xd_all_gather(world, mine, all, counts, XD_DTYPE_I32) == XD_OK);
     int64_t at = 0;
@@ -109,7 +116,8 @@ static xd_result move_rank(xd_comm *world, void *argument) {
     CHECK(xd_gather(world, mine, all, counts, XD_DTYPE_I32, root) == XD_OK);
     at = 0;
     for (int r = 0; r < n; r++)
-        for (int64_t i = 0; i < counts[r]; i++) CHECK(all[at++] == (rank == root ? (int32_t)(r * 100 + i) : 0));
+        for (int64_t i = 0; i < counts[r]; i++)
+            CHECK(all[at++] == (rank == root ? (int32_t)(r * 100 + i) : 0));
     memset(mine, 0, (size_t)total * 4);
     CHECK(xd_scatter(world, all, mine, counts, XD_DTYPE_I32, root) == XD_OK);
     for (int64_t i = 0; i < counts[rank]; i++) CHECK(mine[i] == (int32_t)(rank * 100 + i));
@@ -131,7 +139,8 @@ static xd_result move_rank(xd_comm *world, void *argument) {
     CHECK(xd_all_to_all(world, send, send_counts, recv, recv_counts, XD_DTYPE_I32) == XD_OK);
     at = 0;
     for (int r = 0; r < n; r++)
-        for (int64_t i = 0; i < recv_counts[r]; i++) CHECK(recv[at++] == (int32_t)(r * 10000 + rank * 1000 + i));
+        for (int64_t i = 0; i < recv_counts[r]; i++)
+            CHECK(recv[at++] == (int32_t)(r * 10000 + rank * 1000 + i));
     free(recv);
     free(send);
     return xd_barrier(world);
@@ -172,8 +181,10 @@ XD_TEST(a_message_goes_round_a_ring) {
 static xd_result pair_mismatch_rank(xd_comm *world, void *argument) {
     (void)argument;
     int32_t data[8] = { 0 };
-    if (xd_comm_rank(world) == 0) CHECK(xd_send(world, data, 5, XD_DTYPE_I32, 1) == XD_ERROR_MISMATCH);
-    else CHECK(xd_recv(world, data, 8, XD_DTYPE_I32, 0) == XD_ERROR_MISMATCH);
+    if (xd_comm_rank(world) == 0)
+        CHECK(xd_send(world, data, 5, XD_DTYPE_I32, 1) == XD_ERROR_MISMATCH);
+    else
+        CHECK(xd_recv(world, data, 8, XD_DTYPE_I32, 0) == XD_ERROR_MISMATCH);
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "count 5") != NULL);
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "count 8") != NULL);
     return xd_barrier(world); /* the group goes on */
@@ -255,7 +266,8 @@ static xd_result order_rank(xd_comm *world, void *argument) {
     CHECK(top[0] == 1e8f && isnan(top[1]));
     uint16_t h = xd_bf16_from_f32(rank == 0 ? 256.0f : 1.0f), total;
     CHECK(xd_all_reduce(world, &h, &total, 1, XD_DTYPE_BF16, XD_SUM) == XD_OK);
-    CHECK(xd_f32_from_bf16(total) == 258.0f); /* one rounding at the end: 256 + 1 alone would stay 256 in bf16 */
+    CHECK(xd_f32_from_bf16(total) ==
+          258.0f); /* one rounding at the end: 256 + 1 alone would stay 256 in bf16 */
     return XD_OK;
 }
 

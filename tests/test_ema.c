@@ -3,6 +3,8 @@
 #include "xdistill.h"
 #include "xd_test.h"
 
+#include <stdlib.h>
+
 static xd_ctx *ema_ctx(void) {
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
@@ -450,6 +452,35 @@ XD_TEST(numbers_out_of_range_are_refused) {
     xd_param param = ema_param(NULL, &value, XD_DTYPE_F32, 1);
     CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_ARGUMENT);
     CHECK(ema == NULL);
+    xd_ctx_destroy(ctx);
+}
+
+/* Serves the context, then nothing. */
+static void *ema_allocate(void *user, size_t bytes) {
+    int *left = (int *)user;
+    return (*left)-- > 0 ? malloc(bytes) : NULL;
+}
+
+static void ema_release(void *user, void *memory) {
+    (void)user;
+    free(memory);
+}
+
+XD_TEST(no_room_for_the_shadows_is_an_error) {
+    int left = 1;
+    float value = 1.0f;
+    xd_ctx_desc ctx_desc;
+    memset(&ctx_desc, 0, sizeof ctx_desc);
+    ctx_desc.allocator.allocate = ema_allocate;
+    ctx_desc.allocator.release = ema_release;
+    ctx_desc.allocator.user = &left;
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(&ctx_desc, &ctx) == XD_OK);
+    const xd_param param = ema_param("w", &value, XD_DTYPE_F32, 1);
+    xd_ema *ema = NULL;
+    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_MEMORY);
+    CHECK(ema == NULL);
+    xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
 

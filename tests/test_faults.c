@@ -17,7 +17,16 @@ static double tick(void *user) {
     return 1e-3 * (double)__atomic_add_fetch(&ticks, 1, __ATOMIC_RELAXED);
 }
 
-typedef enum fault { MISSING, LEAVES, WRONG_COUNT, WRONG_DTYPE, WRONG_OPERATION, BAD_ARGUMENT, LATE, FAULTS } fault;
+typedef enum fault {
+    MISSING,
+    LEAVES,
+    WRONG_COUNT,
+    WRONG_DTYPE,
+    WRONG_OPERATION,
+    BAD_ARGUMENT,
+    LATE,
+    FAULTS
+} fault;
 
 typedef struct scene {
     int kind; /* xd_collective_kind, BARRIER to SCATTER */
@@ -65,8 +74,9 @@ static void check_culprit(xd_comm *world, int named, int culprit) {
 
 static void survivor(xd_comm *world, const scene *s, xd_result got) {
     const bool untouched = s->fault != MISSING && s->fault != LEAVES && s->fault != LATE;
-    static const xd_result want[FAULTS] = { XD_ERROR_TIMEOUT,  XD_ERROR_PEER, XD_ERROR_MISMATCH, XD_ERROR_MISMATCH,
-                                            XD_ERROR_MISMATCH, XD_ERROR_PEER, XD_ERROR_TIMEOUT };
+    static const xd_result want[FAULTS] = { XD_ERROR_TIMEOUT,  XD_ERROR_PEER,     XD_ERROR_MISMATCH,
+                                            XD_ERROR_MISMATCH, XD_ERROR_MISMATCH, XD_ERROR_PEER,
+                                            XD_ERROR_TIMEOUT };
     CHECK_EQ_INT(got, want[s->fault]);
     /* Two ranks disagree on a count of an all_to_all: nobody knows which of them is wrong, both are named. */
     const bool open = s->kind == XD_COLLECTIVE_ALL_TO_ALL && s->fault == WRONG_COUNT;
@@ -79,17 +89,22 @@ static void survivor(xd_comm *world, const scene *s, xd_result got) {
 static xd_result fault_rank(xd_comm *world, void *argument) {
     scene *s = (scene *)argument;
     const bool odd = xd_comm_rank(world) == ODD;
-    float *send = (float *)calloc(RANKS * COUNT, sizeof *send), *recv = (float *)calloc(RANKS * COUNT, sizeof *recv);
+    float *send = (float *)calloc(RANKS * COUNT, sizeof *send),
+          *recv = (float *)calloc(RANKS * COUNT, sizeof *recv);
     xd_result got = XD_OK;
     CHECK(xd_barrier(world) == XD_OK); /* the first call has the longer deadline */
     if (odd && (s->fault == MISSING || s->fault == LATE)) wait_for(&s->finished, RANKS - 1);
     if (!odd || (s->fault != MISSING && s->fault != LEAVES)) got = call(world, s, odd, send, recv);
     for (int i = 0; i < RANKS * COUNT; i += 97) CHECK(recv[i] == 0.0f);
     __atomic_add_fetch(&s->finished, 1, __ATOMIC_RELEASE);
-    if (!odd) survivor(world, s, got);
-    else if (s->fault == LATE) CHECK_EQ_INT(got, XD_ERROR_PEER);
-    else if (s->fault == BAD_ARGUMENT) CHECK_EQ_INT(got, XD_ERROR_ARGUMENT);
-    else if (s->fault >= WRONG_COUNT) CHECK_EQ_INT(got, XD_ERROR_MISMATCH);
+    if (!odd)
+        survivor(world, s, got);
+    else if (s->fault == LATE)
+        CHECK_EQ_INT(got, XD_ERROR_PEER);
+    else if (s->fault == BAD_ARGUMENT)
+        CHECK_EQ_INT(got, XD_ERROR_ARGUMENT);
+    else if (s->fault >= WRONG_COUNT)
+        CHECK_EQ_INT(got, XD_ERROR_MISMATCH);
     if (odd && s->fault >= WRONG_COUNT && s->fault <= BAD_ARGUMENT) CHECK(xd_barrier(world) == XD_OK);
     free(recv);
     free(send);
@@ -114,13 +129,27 @@ static void play(fault f) {
         }
 }
 
-XD_TEST(a_missing_rank_is_named_by_a_timeout_on_every_other) { play(MISSING); }
-XD_TEST(a_rank_that_leaves_is_named_by_every_other) { play(LEAVES); }
-XD_TEST(a_wrong_count_is_found_before_data_moves) { play(WRONG_COUNT); }
-XD_TEST(a_wrong_dtype_is_found_before_data_moves) { play(WRONG_DTYPE); }
-XD_TEST(a_wrong_operation_or_root_is_found_before_data_moves) { play(WRONG_OPERATION); }
-XD_TEST(a_bad_argument_on_one_rank_is_an_error_on_all) { play(BAD_ARGUMENT); }
-XD_TEST(a_rank_after_the_deadline_gets_an_error_too) { play(LATE); }
+XD_TEST(a_missing_rank_is_named_by_a_timeout_on_every_other) {
+    play(MISSING);
+}
+XD_TEST(a_rank_that_leaves_is_named_by_every_other) {
+    play(LEAVES);
+}
+XD_TEST(a_wrong_count_is_found_before_data_moves) {
+    play(WRONG_COUNT);
+}
+XD_TEST(a_wrong_dtype_is_found_before_data_moves) {
+    play(WRONG_DTYPE);
+}
+XD_TEST(a_wrong_operation_or_root_is_found_before_data_moves) {
+    play(WRONG_OPERATION);
+}
+XD_TEST(a_bad_argument_on_one_rank_is_an_error_on_all) {
+    play(BAD_ARGUMENT);
+}
+XD_TEST(a_rank_after_the_deadline_gets_an_error_too) {
+    play(LATE);
+}
 
 static xd_result message_rank(xd_comm *world, void *argument) {
     (void)argument;
@@ -136,7 +165,8 @@ static xd_result message_rank(xd_comm *world, void *argument) {
     CHECK(xd_agree(world, rank == 1 ? XDI_FAIL(xd_comm_ctx(world), XD_ERROR_IO, "disk on fire") : XD_OK) ==
           (rank == 1 ? XD_ERROR_IO : XD_ERROR_PEER));
     if (rank != 1)
-        CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message, "agree: rank 1 failed with ERROR_IO: disk on fire");
+        CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
+                     "agree: rank 1 failed with ERROR_IO: disk on fire");
     return xd_barrier(world);
 }
 
@@ -160,8 +190,10 @@ static xd_result culprit_rank(xd_comm *world, void *argument) {
     xd_comm *half = NULL;
     XDI_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
     xd_result result = XD_OK;
-    if (xd_comm_rank(world) == ODD) result = XDI_FAIL(xd_comm_ctx(world), XD_ERROR_DATA, "the seventh label");
-    else while (result == XD_OK) result = xd_barrier(argument ? half : world); /* until the group breaks */
+    if (xd_comm_rank(world) == ODD)
+        result = XDI_FAIL(xd_comm_ctx(world), XD_ERROR_DATA, "the seventh label");
+    else
+        while (result == XD_OK) result = xd_barrier(argument ? half : world); /* until the group breaks */
     if (xd_comm_rank(world) != ODD) {
         CHECK_EQ_INT(result, XD_ERROR_PEER);
         check_culprit(world, ODD, ODD);
@@ -174,7 +206,8 @@ XD_TEST(the_runner_reports_the_culprit_and_sub_groups_break_with_the_world) {
     static int use_half = 1;
     for (int half = 0; half < 2; half++) {
         xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
-        CHECK_EQ_INT(xd_run_threads(RANKS, NULL, culprit_rank, half ? &use_half : NULL, &error), XD_ERROR_DATA);
+        CHECK_EQ_INT(xd_run_threads(RANKS, NULL, culprit_rank, half ? &use_half : NULL, &error),
+                     XD_ERROR_DATA);
         CHECK_EQ_INT(error.rank, ODD);
         CHECK_EQ_STR(error.message, "the seventh label");
     }
@@ -186,7 +219,8 @@ static xd_result pair_rank(xd_comm *world, void *argument) {
     const bool sends = argument != NULL;
     if (rank == ODD) return XD_OK; /* leaves while rank 1 waits for it */
     if (rank == 1) {
-        CHECK_EQ_INT(sends ? xd_send(world, x, 4, XD_DTYPE_F32, ODD) : xd_recv(world, x, 4, XD_DTYPE_F32, ODD),
+        CHECK_EQ_INT(sends ? xd_send(world, x, 4, XD_DTYPE_F32, ODD)
+                           : xd_recv(world, x, 4, XD_DTYPE_F32, ODD),
                      XD_ERROR_PEER);
         check_culprit(world, ODD, ODD);
     }
@@ -232,7 +266,8 @@ XD_TEST(memory_may_run_out_at_any_point_without_a_hang_or_a_leak) {
     int64_t point = 0;
     for (; !all_granted && point < 1000; point++) {
         ration r = { point, 0 };
-        const xd_ctx_desc desc = { .allocator = { ration_allocate, ration_release, &r }, .timeout_seconds = 20 };
+        const xd_ctx_desc desc = { .allocator = { ration_allocate, ration_release, &r },
+                                   .timeout_seconds = 20 };
         const xd_result result = xd_run_threads(RANKS, &desc, memory_rank, NULL, NULL);
         all_granted = r.left >= 0;
         CHECK_EQ_INT(result, all_granted ? XD_OK : XD_ERROR_MEMORY);

@@ -17,6 +17,7 @@ typedef struct bench {
     long fail_at;    /* this call fails; -1: none does */
     bool fail_files; /* file calls instead of allocations */
     bool no_map;
+    bool unsure;     /* the sync of a directory failed: files are complete, but perhaps not for ever */
     uint64_t bytes_read;
     xd_files real;
 } bench;
@@ -96,8 +97,10 @@ static int bench_rename(void *user, const char *from, const char *to) {
 }
 
 static int bench_sync_directory(void *user, const char *path) {
+    bench *b = (bench *)user;
     (void)path;
-    return fails((bench *)user, true) ? 5 : 0;
+    b->unsure = b->unsure || (b->fail_files && b->calls == b->fail_at);
+    return fails(b, true) ? 5 : 0;
 }
 
 static int bench_remove(void *user, const char *path) {
@@ -658,6 +661,7 @@ static void fail_everything(bool file_calls) {
     long failed = 0;
     for (long n = 0; n < 2000; n++) {
         b.calls = 0;
+        b.unsure = false;
         b.fail_at = n;
         const xd_result result = save_and_load(&b);
         const bool met = b.calls > n;
@@ -670,7 +674,7 @@ static void fail_everything(bool file_calls) {
             CHECK_EQ_INT(xd_last_error(b.ctx)->result, result);
         }
         const int files = bench_files(&b, true);
-        CHECK(files == 4 || (result != XD_OK && files == 0));
+        CHECK(files == 4 || (result != XD_OK && files == 0) || (result != XD_OK && b.unsure));
         if (!met) break;
     }
     CHECK(b.calls > 30 && failed > 20);

@@ -12,10 +12,9 @@ extern "C" {
 
 /* The pattern that goes into a tokenizer.json. Its classes are ASCII only: everything else, any byte >= 0x80
  * included, is in the class "other", so bytes can be looked at one by one. */
-#define BPE_SPLIT_PATTERN                                                                           \
-    "'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]+| ?[0-9]+| ?[^ \\t\\n\\r\\fA-Za-z0-9]+|[ \\t\\n\\r\\f]+(?![^ " \
-    "\\t\\n\\r\\f])|"                                                                               \
-    "[ \\t\\n\\r\\f]+"
+#define BPE_SPLIT_PATTERN                                                     \
+    "'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]+| ?[0-9]+| ?[^ \\t\\n\\r\\fA-Za-z0-9]+|" \
+    "[ \\t\\n\\r\\f]+(?![^ \\t\\n\\r\\f])|[ \\t\\n\\r\\f]+"
 
 /* Bytes of the first piece of `text`, as BPE_SPLIT_PATTERN cuts it: 1..length, or 0 when length is 0. No
  * token crosses the border of a piece. */

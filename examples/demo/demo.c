@@ -31,9 +31,7 @@ typedef struct demo_options {
     const char *out;
 } demo_options;
 
-/* ---- options
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- options ---- */
 
 static int demo_usage(const char *problem, const char *detail) {
     fprintf(
@@ -118,9 +116,7 @@ static int demo_parse(int argc, char **argv, demo_options *o) {
     return 0;
 }
 
-/* ---- the job
- * ---------------------------------------------------------------------------------------------------------
- */
+/* ---- the job ---- */
 
 static nn_config demo_config(int vocab, bool teacher) {
     nn_config c;

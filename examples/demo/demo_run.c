@@ -356,9 +356,7 @@ static xd_result demo_evaluate(demo_rank *r, const nn_model *model, const float 
     return XD_OK;
 }
 
-/* ---- a sample
- * ----------------------------------------------------------------------------------------------------------
- */
+/* ---- a sample ---- */
 
 /* An entry drawn from softmax(logits / 0.8). */
 static int32_t demo_draw(const float *logits, int count, double uniform) {

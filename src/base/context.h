@@ -9,6 +9,7 @@
  * error. One context belongs to one thread at a time; two contexts share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
+/* What the logger receives: the named level and everything graver. */
 typedef enum xd_log_level {
     XD_LOG_WARN = 0, /* the default */
     XD_LOG_NONE,
@@ -40,6 +41,7 @@ typedef enum xd_reduction {
     XD_REDUCTION_INVARIANT
 } xd_reduction;
 
+/* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
     xd_allocator allocator;      /* zero -> malloc and free */
     xd_logger logger;            /* zero -> silent */

@@ -22,6 +22,7 @@
     X(I64, 8, false, "I64")            \
     X(U64, 8, false, "U64")
 
+/* Tag of an element type; XD_DTYPES lists them. */
 typedef enum xd_dtype {
     XD_DTYPE_NONE = 0, /* "not given": fields with a default read it as that default */
 #define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,

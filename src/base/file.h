@@ -3,6 +3,7 @@
 
 #include "base/config.h"
 
+/* How a file is opened. */
 typedef enum xd_file_mode {
     XD_FILE_READ = 1,
     XD_FILE_WRITE_NEW /* create; fail when the name exists */

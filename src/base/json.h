@@ -14,6 +14,7 @@
  *
  * Every question may be asked of NULL and of a value of another kind; the answer is then NULL, 0 or false. */
 
+/* What a value is. */
 typedef enum xd_json_kind {
     XD_JSON_NONE = 0, /* the kind of a NULL pointer: no such value */
     XD_JSON_NULL,
@@ -27,6 +28,7 @@ typedef enum xd_json_kind {
 /* One value of a document; the whole document is reached from, and owned by, its root. */
 typedef struct xd_json xd_json;
 
+/* Limits of a parse. Zero is the default of every field. */
 typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */

@@ -3,6 +3,7 @@
 
 #include "base/result.h"
 
+/* Where memory comes from. Called from the thread that owns the context. */
 typedef struct xd_allocator {
     void *(*allocate)(void *user, size_t bytes); /* aligned for any type; NULL when there is no room */
     void (*release)(void *user, void *memory);   /* NULL memory never arrives here */

@@ -5,19 +5,20 @@
 struct xd_comm {
     xd_ctx *ctx;
     xd_transport *transport;
-    xd_control *all;       /* [size], the records of the call in progress */
-    uint64_t *values;      /* [size], scratch of the comparison */
-    int *members;          /* [size], scratch of split */
+    xd_control *all;  /* [size], the records of the call in progress */
+    uint64_t *values; /* [size], scratch of the comparison */
+    int *members;     /* [size], scratch of split */
     xd_comm_counters counters;
-    uint64_t sequence;     /* collectives begun, send and recv not among them */
-    bool is_world;         /* its first collective has the longer deadline */
-    xd_result broken;      /* XD_OK, or what broke the group */
-    int culprit;           /* world rank; -1 unknown */
+    uint64_t sequence; /* collectives begun, send and recv not among them */
+    bool is_world;     /* its first collective has the longer deadline */
+    xd_result broken;  /* XD_OK, or what broke the group */
+    int culprit;       /* world rank; -1 unknown */
 };
 
-static const char *const xdi_comm_kinds[] = { "nothing",    "barrier", "broadcast", "all_reduce", "reduce_scatter",
-                                              "all_gather", "all_to_all", "gather", "scatter",    "send",
-                                              "recv",       "agree",   "split" };
+static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
+                                              "reduce_scatter", "all_gather", "all_to_all", "gather",
+                                              "scatter",        "send",       "recv",       "agree",
+                                              "split" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
 
@@ -56,7 +57,8 @@ XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int 
     case XD_COLLECTIVE_BROADCAST: return rank == c->root ? c->count : 0;
     case XD_COLLECTIVE_SEND: return c->count;
     case XD_COLLECTIVE_ALL_REDUCE: return c->count * xdi_comm_nodes(&c->leaves);
-    case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_comm_total(c->send_counts, size) * xdi_comm_nodes(&c->leaves);
+    case XD_COLLECTIVE_REDUCE_SCATTER:
+        return xdi_comm_total(c->send_counts, size) * xdi_comm_nodes(&c->leaves);
     case XD_COLLECTIVE_ALL_GATHER:
     case XD_COLLECTIVE_GATHER: return c->recv_counts[rank];
     case XD_COLLECTIVE_SCATTER: return rank == c->root ? xdi_comm_total(c->send_counts, size) : 0;
@@ -97,7 +99,8 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     const int64_t most = INT64_MAX / 64; /* room for every sum of extents in bytes */
     const int n = comm->transport->size;
     int64_t total = 0;
-    XDI_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL", xdi_comm_kind((uint64_t)c->kind), name);
+    XDI_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
+                xdi_comm_kind((uint64_t)c->kind), name);
     for (int r = 0; r < n; r++) {
         XDI_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
                     "%s: %s count %" PRId64 " of rank %d is negative or too large",
@@ -114,29 +117,33 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     xd_ctx *ctx = comm->ctx;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const xd_leaves *l = &c->leaves;
-    XDI_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT, "%s: operation %d does not exist",
-                kind, (int)c->op);
-    XDI_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported", kind,
-                xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+    XDI_REQUIRE(ctx, (int)c->op >= 0 && (int)c->op <= (int)XD_AVG, XD_ERROR_ARGUMENT,
+                "%s: operation %d does not exist", kind, (int)c->op);
+    XDI_REQUIRE(ctx, xd_reduce_supports(c->dtype, c->op), XD_ERROR_DTYPE, "%s: %s of %s is not supported",
+                kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
     const bool sum = c->op == XD_SUM || c->op == XD_AVG;
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
-        XDI_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT, XD_ERROR_UNSUPPORTED,
+        XDI_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
+                    XD_ERROR_UNSUPPORTED,
                     "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
                     xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
         return XD_OK;
     }
-    XDI_REQUIRE(ctx, l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
-                XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", kind,
-                l->first, l->count, l->total);
+    XDI_REQUIRE(ctx,
+                l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,
+                XD_ERROR_ARGUMENT, "%s: leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
+                kind, l->first, l->count, l->total);
     XDI_REQUIRE(ctx, sum && (c->dtype == XD_DTYPE_F32 || c->dtype == XD_DTYPE_F64), XD_ERROR_DTYPE,
                 "%s: leaves go with SUM or AVG of F32 or F64, not %s of %s", kind, xdi_comm_ops[c->op],
                 xd_dtype_name(c->dtype));
     return XD_OK;
 }
 
-/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long one. */
-static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes, uintptr_t recv_bytes) {
+/* True when this rank's buffers overlap other than recv = send or the short one = own piece of the long
+ * one. */
+static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintptr_t send_bytes,
+                              uintptr_t recv_bytes) {
     const uintptr_t send = (uintptr_t)c->send, recv = (uintptr_t)c->recv;
     if (!send_bytes || !recv_bytes || send >= recv + recv_bytes || recv >= send + send_bytes) return false;
     const int rank = comm->transport->rank;
@@ -157,8 +164,10 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const int64_t send = xdi_comm_send_elements(c, rank, n), recv = xdi_comm_recv_elements(c, rank, n);
-    XDI_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT, "%s: send is NULL for %" PRId64 " elements", kind, send);
-    XDI_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT, "%s: recv is NULL for %" PRId64 " elements", kind, recv);
+    XDI_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
+                "%s: send is NULL for %" PRId64 " elements", kind, send);
+    XDI_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
+                "%s: recv is NULL for %" PRId64 " elements", kind, recv);
     const size_t size = xd_dtype_size(c->dtype);
     XDI_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
                 XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
@@ -172,11 +181,13 @@ static xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c) 
     XDI_REQUIRE(ctx, k >= XD_COLLECTIVE_BARRIER && k <= XD_COLLECTIVE_RECV, XD_ERROR_ARGUMENT,
                 "collective kind %d cannot be run", (int)k);
     if (k == XD_COLLECTIVE_BARRIER) return XD_OK;
-    XDI_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind, (int)c->dtype);
+    XDI_REQUIRE(ctx, xd_dtype_size(c->dtype) > 0, XD_ERROR_DTYPE, "%s: dtype %d does not exist", kind,
+                (int)c->dtype);
     XDI_REQUIRE(ctx, c->count >= 0 && c->count <= INT64_MAX / 64, XD_ERROR_ARGUMENT,
                 "%s: count %" PRId64 " is negative or too large", kind, c->count);
     const bool pair = k == XD_COLLECTIVE_SEND || k == XD_COLLECTIVE_RECV;
-    const bool rooted = pair || k == XD_COLLECTIVE_BROADCAST || k == XD_COLLECTIVE_GATHER || k == XD_COLLECTIVE_SCATTER;
+    const bool rooted =
+        pair || k == XD_COLLECTIVE_BROADCAST || k == XD_COLLECTIVE_GATHER || k == XD_COLLECTIVE_SCATTER;
     XDI_REQUIRE(ctx, !rooted || (c->root >= 0 && c->root < comm->transport->size), XD_ERROR_ARGUMENT,
                 "%s: rank %d is outside [0, %d)", kind, c->root, comm->transport->size);
     XDI_REQUIRE(ctx, !pair || c->root != comm->transport->rank, XD_ERROR_ARGUMENT,
@@ -202,8 +213,9 @@ static uint64_t xdi_comm_hash(int from, int to, int64_t count) {
     return xdi_comm_mix(xdi_comm_mix(((uint64_t)(uint32_t)from << 32) | (uint32_t)to) + (uint64_t)count);
 }
 
-/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its sender's
- * and its receiver's: it enters one hash with plus and the other with minus, so the sum over all ranks is zero. */
+/* Counts that all ranks share hash to the same value. In an all_to_all each count stands on two ranks, its
+ * sender's and its receiver's: it enters one hash with plus and the other with minus, so the sum over all
+ * ranks is zero. */
 static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int64_t *shared = xdi_comm_shared_counts(c);
@@ -249,8 +261,10 @@ static double xdi_comm_deadline(const xd_comm *comm) {
     return xd_now(comm->ctx) + (first ? settings->init_timeout_seconds : settings->timeout_seconds);
 }
 
-static xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next, double deadline) {
-    return xdi_comm_break(comm, comm->transport->ops->control(comm->transport, mine, next, comm->all, deadline));
+static xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
+                                   double deadline) {
+    return xdi_comm_break(comm,
+                          comm->transport->ops->control(comm->transport, mine, next, comm->all, deadline));
 }
 
 /* ---- agreement ---- */
@@ -295,15 +309,19 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
     switch (field) {
     case XDI_COMM_KIND: snprintf(text, size, "called %s", xdi_comm_kind(value)); break;
     case XDI_COMM_DTYPE: snprintf(text, size, "passed dtype %s", xd_dtype_name((xd_dtype)value)); break;
-    case XDI_COMM_OP: snprintf(text, size, "passed operation %s", xdi_comm_text(xdi_comm_ops, 4, value)); break;
+    case XDI_COMM_OP:
+        snprintf(text, size, "passed operation %s", xdi_comm_text(xdi_comm_ops, 4, value));
+        break;
     case XDI_COMM_ROOT: snprintf(text, size, "passed root %d", (int)value); break;
-    case XDI_COMM_MODE: snprintf(text, size, "runs in mode %s", xdi_comm_text(xdi_comm_modes, 3, value)); break;
+    case XDI_COMM_MODE:
+        snprintf(text, size, "runs in mode %s", xdi_comm_text(xdi_comm_modes, 3, value));
+        break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }
 }
 
-/* Compares comm->values with that of rank 0; on a difference both sides are shown by `show` of `field`, or as the number
- * `name` when there is a name. */
+/* Compares comm->values with that of rank 0; on a difference both sides are shown by `show` of `field`, or
+ * as the number `name` when there is a name. */
 static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int field, const char *name) {
     const uint64_t *values = comm->values;
     const int n = comm->transport->size;
@@ -319,8 +337,9 @@ static xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int fie
         xdi_comm_show(field, values[other], theirs, sizeof theirs);
         xdi_comm_show(field, values[0], ours, sizeof ours);
     }
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other], "%s: %s %s, rank %d %s",
-                            kind, ranks, theirs, comm->transport->world_ranks[0], ours);
+    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[other],
+                            "%s: %s %s, rank %d %s", kind, ranks, theirs, comm->transport->world_ranks[0],
+                            ours);
 }
 
 /* One more round of control records that carry nothing but two numbers. */
@@ -332,9 +351,10 @@ static xd_result xdi_comm_tell(xd_comm *comm, uint64_t first, uint64_t second, d
     return xdi_comm_exchange(comm, &mine, NULL, deadline);
 }
 
-/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and stops at the
- * same one. */
-static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind, double deadline) {
+/* The hashes of shared counts differ: find the first count that does. Every rank sees the same rounds and
+ * stops at the same one. */
+static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, const char *kind,
+                                         double deadline) {
     const int n = comm->transport->size;
     const int64_t *shared = xdi_comm_shared_counts(c);
     for (int k = 0; k <= n; k++) {
@@ -348,7 +368,8 @@ static xd_result xdi_comm_explain_counts(xd_comm *comm, const xd_collective *c, 
     return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH, "%s: ranks passed different counts", kind);
 }
 
-/* Some count of an all_to_all differs between its two ends: round k compares each rank with its k-th right neighbour. */
+/* Some count of an all_to_all differs between its two ends: round k compares each rank with its k-th right
+ * neighbour. */
 static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, double deadline) {
     const int n = comm->transport->size, rank = comm->transport->rank;
     const int *world = comm->transport->world_ranks;
@@ -359,7 +380,8 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
             const int peer = (r + k) % n;
             if (comm->all[r].count != comm->all[peer].extra)
                 return XDI_FAIL(comm->ctx, XD_ERROR_MISMATCH,
-                                "all_to_all: rank %d sends count %" PRIu64 ", but rank %d receives count %" PRIu64,
+                                "all_to_all: rank %d sends count %" PRIu64
+                                ", but rank %d receives count %" PRIu64,
                                 world[r], comm->all[r].count, world[peer], comm->all[peer].extra);
         }
     }
@@ -367,7 +389,8 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
 }
 
 /* The lowest rank whose status is not XD_OK tells the others its message, 32 bytes a round. */
-static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine, double deadline) {
+static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine,
+                                  double deadline) {
     enum { CHUNK = 32, ROUNDS = 8 };
     char message[CHUNK * ROUNDS + 1];
     const int culprit = comm->transport->world_ranks[refuser];
@@ -382,8 +405,8 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
     if (mine != XD_OK) return mine;
-    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
-                            xd_result_name(theirs), message);
+    return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind,
+                            culprit, xd_result_name(theirs), message);
 }
 
 /* The leaves of the ranks, in rank order, must cover [0, total) without a gap. */
@@ -393,9 +416,10 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     for (int r = 0; r <= n; r++) {
         const uint64_t begins = r < n ? comm->all[r].extra : (uint64_t)c->leaves.total;
         if (begins != end)
-            return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[r < n ? r : n - 1],
-                                    "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64, kind,
-                                    r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
+            return XDI_FAIL_CULPRIT(
+                comm->ctx, XD_ERROR_MISMATCH, comm->transport->world_ranks[r < n ? r : n - 1],
+                "%s: leaves of rank %d end at %" PRIu64 ", and the next begin at %" PRIu64, kind,
+                r ? comm->transport->world_ranks[r - 1] : -1, end, begins);
         if (r < n) end += comm->all[r].leaves;
     }
     return XD_OK;
@@ -428,8 +452,8 @@ static xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_re
 
 /* ---- the one path ---- */
 
-/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces to their
- * owners, sums back. */
+/* Payload in elements. An all_reduce is counted as what it is everywhere but in one address space: pieces
+ * to their owners, sums back. */
 static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const uint64_t size = xd_dtype_size(c->dtype), others = (uint64_t)n - 1;
@@ -486,7 +510,8 @@ static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
     return result == XD_ERROR_MISMATCH ? result : xdi_comm_break(comm, result);
 }
 
-/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn of. */
+/* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
+ * of. */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
@@ -543,15 +568,16 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
-                                   xd_reduce_op op) {
+XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                                   xd_dtype dtype, xd_reduce_op op) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_REDUCE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.op = op;
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype) {
+XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                               xd_dtype dtype) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
@@ -565,14 +591,16 @@ XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *s
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root) {
+XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
+                           int root) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     c.root = root;
     return xd_collective_run(comm, &c);
 }
 
-XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root) {
+XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                            xd_dtype dtype, int root) {
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.root = root;

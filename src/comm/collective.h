@@ -5,23 +5,28 @@
 #include "base/dtype.h"
 #include "kernel/reduce.h"
 
-/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the companion
- * headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread, it was made with.
+/* One rank's handle on an ordered group of ranks. Made by a transport (xd_comm_self, xd_run_threads, the
+ * companion headers), by xd_comm_split, or taken from a mesh. Belongs to the context, and so to the thread,
+ * it was made with.
  *
- * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same order, with
- * the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found before data moves, every
- * rank returns MISMATCH, and the message names the ranks that differ from rank 0 of the group. A rank whose own
- * arguments are wrong returns that error and the others PEER with its message. After either the group goes on.
+ * Every call below is collective over the group unless it says otherwise: all ranks call it, in the same
+ * order, with the same kind, dtype, op, root, reduction mode and fitting counts. What disagrees is found
+ * before data moves, every rank returns MISMATCH, and the message names the ranks that differ from rank 0
+ * of the group. A rank whose own arguments are wrong returns that error and the others PEER with its
+ * message. After either the group goes on.
  *
- * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A rank that did
- * not come makes the others return TIMEOUT, one that left PEER; then the group is broken, with all groups that were
- * split from the same world: every later call returns PEER at once with the culprit's name.
+ * No call waits past xd_ctx_desc.timeout_seconds (init_timeout_seconds for the first call on a world). A
+ * rank that did not come makes the others return TIMEOUT, one that left PEER; then the group is broken,
+ * with all groups that were split from the same world: every later call returns PEER at once with the
+ * culprit's name.
  *
- * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure, except by a
- * group that breaks while data moves. recv may equal send where both have the same extent, and in reduce_scatter,
- * all_gather, gather and scatter the short one may be this rank's piece of the long one; no other overlap. */
+ * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
+ * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
+ * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
+ * no other overlap. */
 typedef struct xd_comm xd_comm;
 
+/* What a collective does. AGREE and SPLIT have calls of their own and no record. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -37,9 +42,9 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_SPLIT
 } xd_collective_kind;
 
-/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then handed to
- * the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of `size` entries, in group
- * rank order; displacements NULL -> pieces lie back to back. */
+/* The one record every collective becomes: checked, counted, traced and fault-injected in one place, then
+ * handed to the transport's `execute`. Unused fields are zero. Counts and displacements are arrays of
+ * `size` entries, in group rank order; displacements NULL -> pieces lie back to back. */
 typedef struct xd_collective {
     xd_collective_kind kind;
     const void *send;
@@ -51,16 +56,18 @@ typedef struct xd_collective {
     const int64_t *recv_displacements;
     xd_dtype dtype;
     xd_reduce_op op;
-    int root;         /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    xd_leaves leaves; /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after
-                       * another, and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode */
-    void *stream;     /* device transports: the work is ordered on it; NULL on the CPU */
+    int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
+     * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
+    xd_leaves leaves;
+    void *stream;      /* device transports: the work is ordered on it; NULL on the CPU */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
 } xd_collective;
 
+/* What one handle has moved so far. */
 typedef struct xd_comm_counters {
-    uint64_t calls;          /* collectives completed */
-    uint64_t bytes_sent;     /* payload bytes this rank gave to other ranks; what stays local does not count */
+    uint64_t calls;      /* collectives completed */
+    uint64_t bytes_sent; /* payload bytes this rank gave to other ranks; what stays local does not count */
     uint64_t bytes_received; /* payload bytes this rank took from other ranks */
 } xd_comm_counters;
 
@@ -77,42 +84,51 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 /* Frees the handle; local, idempotent on NULL. Peers that still wait for this rank get PEER. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in every group of
- * the world. Local; the handles stay valid until destroyed. A rank function that returns an error does it for you. */
+/* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
+ * every group of the world. Local; the handles stay valid until destroyed. A rank function that returns an
+ * error does it for you. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
+/* Returns on every rank after every rank has called. */
 XD_API xd_result xd_barrier(xd_comm *comm);
+/* Copies root's data into every rank's data; [count] elements. */
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root);
+/* recv = op over all ranks of send, element by element; [count] elements, the same bits on every rank. */
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op);
 /* send holds sum(counts) elements; this rank receives piece `rank`, counts[rank] elements. */
-XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
-                                   xd_reduce_op op);
+XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                                   xd_dtype dtype, xd_reduce_op op);
 /* send holds counts[rank] elements; recv holds sum(counts), pieces in rank order. */
-XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype);
+XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                               xd_dtype dtype);
 /* counts[r] elements go to / come from rank r; pieces lie in rank order on both sides. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);
 /* counts is read on every rank and must agree; recv (gather) and send (scatter) are used on root only. */
-XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root);
-XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other ranks. */
+XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
+                           int root);
+XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
+                            xd_dtype dtype, int root);
+/* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
+ * ranks. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
 /* The general form: explicit displacements, leaves, stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks that passed
- * an error get it back and the others get PEER naming the lowest such rank and its message. Call it after work that
- * can fail on one rank alone (files, memory), before anyone communicates again. */
+/* Agrees on a status: every rank passes its own; XD_OK everywhere -> XD_OK everywhere. Otherwise the ranks
+ * that passed an error get it back and the others get PEER naming the lowest such rank and its message.
+ * Call it after work that can fail on one rank alone (files, memory), before anyone communicates again. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
-/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out = NULL. */
+/* As MPI_Comm_split: ranks with one color form a group, ordered by (key, rank). color < 0 -> no group, *out
+ * = NULL. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
-/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns an error,
- * or returns while others wait for it, makes their calls return PEER. */
+/* What each rank of xd_run_threads runs. world belongs to the runner; its context too. A rank that returns
+ * an error, or returns while others wait for it, makes their calls return PEER. */
 typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads of this process as one world and waits for all of them.
@@ -121,14 +137,14 @@ typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
  *           thread-safe.
  *   error   when not NULL: the error behind the result, the culprit's own where one is known
  *
- * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling thread.
- * Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
+ * Returns XD_OK when every rank returned XD_OK, else the first culprit's result. Rank 0 runs on the calling
+ * thread. Errors of its own: ARGUMENT (ranks < 1), MEMORY. */
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error);
 
-/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its own context
- * and destroys its comm when done; destroy the world after the last. xd_thread_world_create is local; joining is
- * collective and waits at most init_timeout_seconds. */
+/* The same world for threads the caller owns: create once, give it to n threads, each joins once with its
+ * own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
+ * local; joining is collective and waits at most init_timeout_seconds. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);

@@ -10,14 +10,15 @@ XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n);
 /* collective.c: where piece `rank` begins, in elements; displacements NULL -> back to back. */
 XD_PRIVATE int64_t xdi_comm_offset(const int64_t *counts, const int64_t *displacements, int rank);
 
-/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece [*begin, *end)
- * of `size` nearly equal ones. */
+/* collective.c: elements of the group's rank `rank` out of `count` that it reduces in an all_reduce: piece
+ * [*begin, *end) of `size` nearly equal ones. */
 XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin, int64_t *end);
 
 /* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
-/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL after the last. */
+/* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
+ * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
 
 /* topology.c: letters, digits and '_', not too long. */

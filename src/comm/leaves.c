@@ -5,13 +5,14 @@ struct xd_leaf_stack {
     xd_ctx *ctx;
     xd_leaves leaves;
     int64_t elements;
-    int64_t pushed;    /* leaves so far */
-    int64_t depth;     /* nodes on the stack */
-    float *nodes;      /* [deepest, elements] */
+    int64_t pushed; /* leaves so far */
+    int64_t depth;  /* nodes on the stack */
+    float *nodes;   /* [deepest, elements] */
 };
 
-/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that leaf. Forests
- * of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not estimated. */
+/* Most nodes alive at once while `count` leaves are pushed: the forest of all but the last leaf, and that
+ * leaf. Forests of shorter ranges are no larger than 2 log2(count) + 1, so the maximum is looked up, not
+ * estimated. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
     for (int64_t n = 1; n <= leaves->count; n++) {
@@ -22,10 +23,11 @@ static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XDI_REQUIRE(ctx, leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
-                         leaves.count <= leaves.total - leaves.first,
-                XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", leaves.first,
-                leaves.count, leaves.total);
+    XDI_REQUIRE(ctx,
+                leaves.first >= 0 && leaves.count >= 0 && leaves.first <= leaves.total &&
+                    leaves.count <= leaves.total - leaves.first,
+                XD_ERROR_ARGUMENT, "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")",
+                leaves.first, leaves.count, leaves.total);
     XDI_REQUIRE(ctx, elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", elements);
     size_t bytes = 0;
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
@@ -37,7 +39,8 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t ele
         stack->nodes = (float *)xd_allocate(ctx, bytes);
     if (!stack->nodes) {
         xd_leaf_stack_destroy(stack);
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements", elements);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a stack of leaves of %" PRId64 " elements",
+                        elements);
     }
     *out = stack;
     return XD_OK;

@@ -11,6 +11,7 @@
  * be destroyed in any order. */
 typedef struct xd_mesh xd_mesh;
 
+/* What to build a mesh from. Read during the call only. */
 typedef struct xd_mesh_desc {
     xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
     const int *ranks;               /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */

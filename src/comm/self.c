@@ -20,7 +20,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     const bool gathers = c->kind == XD_COLLECTIVE_ALL_GATHER || c->kind == XD_COLLECTIVE_ALL_TO_ALL ||
                          c->kind == XD_COLLECTIVE_GATHER;
     const size_t size = xd_dtype_size(c->dtype);
-    const size_t from = scatters ? (size_t)xdi_comm_offset(c->send_counts, c->send_displacements, 0) * size : 0;
+    const size_t from =
+        scatters ? (size_t)xdi_comm_offset(c->send_counts, c->send_displacements, 0) * size : 0;
     const size_t to = gathers ? (size_t)xdi_comm_offset(c->recv_counts, c->recv_displacements, 0) * size : 0;
     const int64_t count = scatters ? c->send_counts[0] : gathers ? c->recv_counts[0] : c->count;
     if (count == 0) return XD_OK;
@@ -34,8 +35,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out);
 
-static xd_result xdi_self_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
-                                xd_transport **out) {
+static xd_result xdi_self_split(xd_transport *transport, const int *members, int size, int rank,
+                                double deadline, xd_transport **out) {
     (void)members, (void)size, (void)rank, (void)deadline;
     return xdi_self_create(transport->ctx, out);
 }

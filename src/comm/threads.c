@@ -7,16 +7,17 @@
 
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
- * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its data lies)
- * and then raises `arrived` to p; a round is complete for a rank when it has seen all others arrive. Nobody can be two
- * rounds ahead, so two pages suffice and reading one needs no second barrier. Short payloads are copied into the page
- * and reduced by every rank for itself: one round. Longer ones stay where they are: ranks read them between the
- * control round and a closing round that says "I have read yours".
+ * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its
+ * data lies) and then raises `arrived` to p; a round is complete for a rank when it has seen all others
+ * arrive. Nobody can be two rounds ahead, so two pages suffice and reading one needs no second barrier.
+ * Short payloads are copied into the page and reduced by every rank for itself: one round. Longer ones stay
+ * where they are: ranks read them between the control round and a closing round that says "I have read
+ * yours".
  *
- * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its call, and
- * its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first and looks whether
- * the world is still whole, and whoever leaves a broken call waits until its peers are not busy. Copying never waits
- * for anything, so that is soon. */
+ * The first wait that fails breaks the world, once and for all groups split from it. A rank then leaves its
+ * call, and its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first
+ * and looks whether the world is still whole, and whoever leaves a broken call waits until its peers are
+ * not busy. Copying never waits for anything, so that is soon. */
 
 enum {
     XDI_THREADS_INLINE = 4096,     /* bytes of a payload that travels in the page */
@@ -29,8 +30,8 @@ enum {
 typedef struct xdi_threads_page {
     xd_control control;
     xd_collective record;
-    const void *data;      /* record.send, or payload below */
-    int64_t *offsets;      /* [size], where the piece for each rank begins in data */
+    const void *data; /* record.send, or payload below */
+    int64_t *offsets; /* [size], where the piece for each rank begins in data */
     bool is_short;
     uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
 } xdi_threads_page;
@@ -38,12 +39,12 @@ typedef struct xdi_threads_page {
 typedef struct xdi_threads_group xdi_threads_group;
 
 typedef struct xdi_threads_slot {
-    uint64_t arrived;          /* rounds this rank has entered; atomic */
-    uint32_t left;             /* this rank destroyed its handle; atomic */
-    uint32_t busy;             /* this rank touches memory of peers; atomic */
-    uint32_t joined;           /* world group: the rank has come; atomic */
-    uint64_t child_round;      /* the round whose split produced `child`; atomic */
-    xdi_threads_group *child;  /* NULL: no memory */
+    uint64_t arrived;         /* rounds this rank has entered; atomic */
+    uint32_t left;            /* this rank destroyed its handle; atomic */
+    uint32_t busy;            /* this rank touches memory of peers; atomic */
+    uint32_t joined;          /* world group: the rank has come; atomic */
+    uint64_t child_round;     /* the round whose split produced `child`; atomic */
+    xdi_threads_group *child; /* NULL: no memory */
     xdi_threads_page page[2];
 } xdi_threads_slot;
 
@@ -74,7 +75,7 @@ struct xd_thread_world {
     pthread_mutex_t lock;
     xdi_threads_group *groups; /* all that exist, the world's own last; under lock */
     xdi_threads_group *root;
-    uint32_t *gone;   /* [ranks], the rank has left the world; atomic */
+    uint32_t *gone; /* [ranks], the rank has left the world; atomic */
 };
 
 typedef struct xdi_threads {
@@ -82,8 +83,8 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
-    const void **pieces;    /* [size], scratch */
-    xd_leaves *leaves;      /* [size], scratch */
+    const void **pieces; /* [size], scratch */
+    xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
 
 /* ---- memory of a world ---- */
@@ -148,7 +149,8 @@ static void xdi_threads_group_leave(xdi_threads_group *group) {
 static void xdi_threads_break(xd_thread_world *world, xd_result result, int culprit) {
     uint64_t healthy = 0;
     const uint64_t failure = ((uint64_t)result << 32) | (uint64_t)(uint32_t)(culprit + 1);
-    __atomic_compare_exchange_n(&world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    __atomic_compare_exchange_n(&world->failure, &healthy, failure, false, __ATOMIC_SEQ_CST,
+                                __ATOMIC_SEQ_CST);
 }
 
 static uint64_t xdi_threads_failure(const xd_thread_world *world) {
@@ -158,10 +160,12 @@ static uint64_t xdi_threads_failure(const xd_thread_world *world) {
 /* Waits until no peer touches this rank's memory: see the top of the file. */
 static void xdi_threads_drain(const xdi_threads *t) {
     for (int r = 0; r < t->group->size; r++)
-        while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST)) sched_yield();
+        while (r != t->base.rank && __atomic_load_n(&t->group->slots[r].busy, __ATOMIC_SEQ_CST))
+            sched_yield();
 }
 
-/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is nobody. */
+/* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
+ * nobody. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
     size_t used = 0;
     text[0] = 0;
@@ -170,8 +174,8 @@ static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
             used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->group->world_ranks[r]);
 }
 
-/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the rank that
- * looked at the clock first; the late one itself, and every later call, says PEER. */
+/* Reports the broken world. A rank that was waiting for the one that did not come says TIMEOUT, like the
+ * rank that looked at the clock first; the late one itself, and every later call, says PEER. */
 static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const uint64_t failure = xdi_threads_failure(t->group->world);
     const xd_result cause = (xd_result)(failure >> 32);
@@ -184,11 +188,13 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     if (cause == XD_ERROR_TIMEOUT && waiting) {
         xdi_threads_missing(t, missing, sizeof missing);
         if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
-        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit, "rank%s %s did not arrive before the deadline",
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                                "rank%s %s did not arrive before the deadline",
                                 strchr(missing, ',') ? "s" : "", missing);
     }
     return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
-                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline" : "failed or left");
+                            cause == XD_ERROR_TIMEOUT ? "did not arrive before the deadline"
+                                                      : "failed or left");
 }
 
 static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
@@ -198,8 +204,8 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at every turn of
- * the spin, always after giving up the core. */
+/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at
+ * every turn of the spin, always after giving up the core. */
 static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
     if (turn < world->spin) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -220,7 +226,8 @@ static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
 static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
-    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_THREADS_YIELD) {
+    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
+         turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
         /* Its last act may have been to arrive: look again after seeing it gone. */
         if (xdi_threads_has_left(group, rank) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
@@ -263,8 +270,8 @@ static void xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, co
     page->data = page->payload;
 }
 
-static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
-                                     xd_control *all, double deadline) {
+static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine,
+                                     const xd_collective *next, xd_control *all, double deadline) {
     xdi_threads *t = (xdi_threads *)transport;
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
@@ -284,9 +291,10 @@ static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threa
     if (count > 0 && target != source) memcpy(target, source, (size_t)count * size);
 }
 
-/* Reduces elements [begin, begin + count) of all ranks' data into out; `stride` elements from node to node. */
-static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out, int64_t begin_own,
-                                    bool by_offset, int64_t stride, int64_t count) {
+/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
+ * each rank has for this one; `stride` elements from node to node. */
+static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
+                                    int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
@@ -296,12 +304,13 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                                c->op);
     return xd_reduce_pieces(t->base.ctx, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
-/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody else reads
- * that share. Short ones are reduced whole by everybody. */
+/* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
+ * else reads that share. Short ones are reduced whole by everybody. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
     const int64_t tile = 4096;
     const size_t size = xd_dtype_size(c->dtype);
@@ -314,7 +323,8 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums, (size_t)n * size);
+                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums,
+                       (size_t)n * size);
     }
     return XD_OK;
 }
@@ -323,7 +333,8 @@ static void xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from, c->recv_counts[r]);
+        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
+                         c->recv_counts[r]);
     }
 }
 
@@ -364,7 +375,8 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_threads *t = (xdi_threads *)transport;
-    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV) return xdi_threads_pair(t, c, deadline);
+    if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV)
+        return xdi_threads_pair(t, c, deadline);
     bool is_short = true;
     for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_threads_page_of(t, r)->is_short;
     if (is_short) return xdi_threads_move(t, c, true);
@@ -377,14 +389,15 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
 
 /* ---- two ranks ---- */
 
-static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender, int receiver) {
+static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender,
+                                   int receiver) {
     const int *world = t->group->world_ranks;
     XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
-                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype), world[receiver],
-                xd_dtype_name(mail->wanted_dtype));
+                "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
+                world[receiver], xd_dtype_name(mail->wanted_dtype));
     XDI_REQUIRE(t->base.ctx, mail->count == mail->wanted, XD_ERROR_MISMATCH,
-                "rank %d sends count %lld, rank %d receives count %lld", world[sender], (long long)mail->count,
-                world[receiver], (long long)mail->wanted);
+                "rank %d sends count %lld, rank %d receives count %lld", world[sender],
+                (long long)mail->count, world[receiver], (long long)mail->wanted);
     return XD_OK;
 }
 
@@ -427,8 +440,8 @@ static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out);
 
 /* The first member makes the group and shows it in its slot of the parent; the others pick it up there. */
-static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
-                                   xd_transport **out) {
+static xd_result xdi_threads_split(xd_transport *transport, const int *members, int size, int rank,
+                                   double deadline, xd_transport **out) {
     xdi_threads *t = (xdi_threads *)transport;
     xdi_threads_slot *leader = &t->group->slots[members[0]];
     if (rank == 0) {
@@ -460,8 +473,10 @@ static void xdi_threads_destroy(xd_transport *transport) {
     xd_release(transport->ctx, t);
 }
 
-static const xd_transport_ops xdi_threads_ops = { "threads",         xdi_threads_control, xdi_threads_execute,
-                                                  xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy };
+static const xd_transport_ops xdi_threads_ops = {
+    "threads",         xdi_threads_control, xdi_threads_execute,
+    xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy
+};
 
 /* A handle on a group whose holders already count this rank; gives that place back on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
@@ -525,8 +540,8 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world) {
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
-    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)", rank,
-                world->root->size);
+    XDI_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
+                rank, world->root->size);
     XDI_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
                 XD_ERROR_STATE, "rank %d has joined before", rank);
     xd_ctx_set_rank(ctx, rank);
@@ -564,8 +579,10 @@ typedef struct xdi_threads_run {
 static void xdi_threads_set_error(xdi_threads_run *run, const xd_error *error, const char *message) {
     run->error.rank = run->rank;
     run->error.culprit = -1;
-    if (error && error->result == run->result) run->error = *error;
-    else strncpy(run->error.message, message, sizeof run->error.message - 1);
+    if (error && error->result == run->result)
+        run->error = *error;
+    else
+        strncpy(run->error.message, message, sizeof run->error.message - 1);
     run->error.result = run->result;
 }
 
@@ -596,7 +613,10 @@ static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, i
     int best = 0;
     for (int r = 0; r < ranks; r++) {
         const xd_result result = runs[r].result;
-        const int weight = result == XD_OK ? 0 : result == XD_ERROR_PEER ? 1 : result == XD_ERROR_TIMEOUT ? 2 : 3;
+        const int weight = result == XD_OK              ? 0
+                           : result == XD_ERROR_PEER    ? 1
+                           : result == XD_ERROR_TIMEOUT ? 2
+                                                        : 3;
         if (weight <= best) continue;
         best = weight;
         found = &runs[r];
@@ -606,13 +626,15 @@ static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, i
 
 static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ranks, xd_error *error) {
     int started = 1;
-    while (started < ranks && pthread_create(&runs[started].thread, NULL, xdi_threads_main, &runs[started]) == 0)
+    while (started < ranks &&
+           pthread_create(&runs[started].thread, NULL, xdi_threads_main, &runs[started]) == 0)
         started++;
     if (started < ranks) xdi_threads_break(runs[0].world, XD_ERROR_PEER, started);
     xdi_threads_main(&runs[0]);
     for (int r = 1; r < started; r++) pthread_join(runs[r].thread, NULL);
     if (started < ranks) {
-        const xd_result result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
+        const xd_result result =
+            XDI_FAIL(ctx, XD_ERROR_MEMORY, "the system has no thread for rank %d", started);
         if (error) *error = *xd_last_error(ctx);
         return result;
     }

@@ -12,6 +12,7 @@
 #define XD_MESH_AXES_MAX 8
 #define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
 
+/* One named axis of a mesh. */
 typedef struct xd_axis {
     const char *name; /* NULL -> no name; either all axes of a mesh have one or none */
     int size;         /* -1 on at most one axis -> what the other axes leave of the world */
@@ -43,6 +44,7 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
 XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                         int world_size, xd_topology *out);
 
+/* What happens over the data axis in the configuration form. */
 typedef enum xd_data_parallel {
     XD_DATA_PARALLEL_NONE = 0,
     XD_DATA_PARALLEL_DDP,

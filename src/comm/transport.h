@@ -23,21 +23,21 @@ typedef struct xd_control {
 
 typedef struct xd_transport xd_transport;
 
-/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy and abort may
- * wait, never past `deadline` (seconds of the context's clock). A transport reports a broken group with PEER or TIMEOUT
- * through xd_fail_culprit. */
+/* One rank's end of a group. The meaning of each call is what comm/threads.c does. All calls but destroy
+ * and abort may wait, never past `deadline` (seconds of the context's clock). A transport reports a broken
+ * group with PEER or TIMEOUT through xd_fail_culprit. */
 typedef struct xd_transport_ops {
     const char *name;
-    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing): a transport
-     * may publish its buffers along with the record. It stays valid until execute returns. */
+    /* All-gathers one record a rank. `next` is what this rank will execute when all agree (NULL: nothing):
+     * a transport may publish its buffers along with the record. It stays valid until execute returns. */
     xd_result (*control)(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                          xd_control *all, double deadline);
-    /* Moves and reduces the data of a record that every rank has agreed on: the control call just before had it as
-     * `next`. SEND and RECV come without a control call; they compare count and dtype themselves, and a MISMATCH on
-     * both sides does not break the group. Other errors do. */
+    /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
+     * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
+     * and a MISMATCH on both sides does not break the group. Other errors do. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
-    /* A sub-group; the members in order are given, this rank is among them. members are ranks of `transport`. Only the
-     * members call it, right after a control call. */
+    /* A sub-group; the members in order are given, this rank is among them. members are ranks of
+     * `transport`. Only the members call it, right after a control call. */
     xd_result (*split)(xd_transport *transport, const int *members, int size, int rank, double deadline,
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */

@@ -5,6 +5,7 @@
 #include "distill/vocab.h"
 #include "kernel/loss.h"
 
+/* Who shares the smoothed probability. */
 typedef enum xd_smoothing {
     XD_SMOOTHING_TORCH = 0, /* epsilon / V to every class, the target included */
     XD_SMOOTHING_MEGATRON   /* epsilon / (V - 1) to every other class */

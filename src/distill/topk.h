@@ -19,6 +19,7 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
                                    xd_comm *comm, int64_t k, int64_t *ids, float *importance);
 
+/* Sums over all ranks of comm, divided by D and scaled, and the masses the loss saw. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
     XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
@@ -51,10 +52,10 @@ typedef struct xd_topk_desc {
     double denominator_value;
     xd_comm *comm;
     xd_rows gradient;
-    float *row_loss;             /* [T] without tau^2 factor, w_row, scale and D; or NULL */
-    float *student_mass;         /* [T] probability the student puts on the valid ids; not in RENORMALISE; or NULL */
+    float *row_loss;             /* [T] with the temperature factor, without w_row, scale and D; or NULL */
+    float *student_mass;         /* [T] probability the student puts on the valid ids; or NULL */
     float *teacher_mass;         /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs;   /* [T, k] of the ids, as the mode normalises them; or NULL */
+    double *student_log_probs;   /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_status *status;
 } xd_topk_desc;
 

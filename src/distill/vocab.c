@@ -124,6 +124,19 @@ XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, co
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
+                                              const xd_rows *gradient) {
+    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
+    const int64_t stride = student->stride ? student->stride : student->cols;
+    const int64_t gradient_stride = gradient->stride ? gradient->stride : gradient->cols;
+    const bool same = gradient->dtype == student->dtype && gradient_stride == stride;
+    XDI_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
+                "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
+                xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
+                (long long)stride);
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result) {
     *result = vocab->tp ? all : mine;

@@ -22,8 +22,10 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_
 /* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
 
+/* Frees the object; local. NULL is fine. */
 XD_API void xd_vocab_destroy(xd_vocab *vocab);
 
+/* What was agreed, as this rank sees it. */
 typedef struct xd_vocab_info {
     xd_comm *tp;            /* NULL on one rank */
     int rank, ranks;
@@ -32,6 +34,7 @@ typedef struct xd_vocab_info {
     const int64_t *offsets; /* [ranks + 1] */
 } xd_vocab_info;
 
+/* The agreed cut; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
 /* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. Local. */

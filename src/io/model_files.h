@@ -29,6 +29,7 @@ XD_API xd_safetensors *xd_model_files_at(const xd_model_files *model, int64_t fi
 XD_API xd_result xd_model_files_find(const xd_model_files *model, const char *name, xd_safetensors **file,
                                      int64_t *index);
 
+/* What to write and how to cut it into files. */
 typedef struct xd_model_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
@@ -37,6 +38,7 @@ typedef struct xd_model_writer_desc {
     int64_t metadata_count;
 } xd_model_writer_desc;
 
+/* A model directory being written. */
 typedef struct xd_model_writer xd_model_writer;
 
 /* Plans the files of a model and starts them under temporary names in an existing directory. The desc is read during
@@ -51,7 +53,8 @@ XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, u
 
 /* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
  * would contradict them, and frees the writer, whatever the result.
- * Errors: as xd_safetensors_commit; then no new file is left behind. */
+ * Each file is published atomically, several are not: a save that fails here may already have replaced files of an
+ * older model in the same directory. Errors: as xd_safetensors_commit; then what was published is removed again. */
 XD_API xd_result xd_model_writer_commit(xd_model_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */

@@ -9,13 +9,16 @@
  * shows anything: lengths, UTF-8, types, that the tensors tile the data without hole or overlap, and that the file ends
  * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
 
+/* An open file. */
 typedef struct xd_safetensors xd_safetensors;
 
+/* How the bytes of an open file are reached. */
 typedef enum xd_safetensors_mode {
     XD_SAFETENSORS_MAP = 0, /* the default: memory-mapped, or read whole where files cannot be mapped */
     XD_SAFETENSORS_STREAM   /* keep the header only, read what is asked for */
 } xd_safetensors_mode;
 
+/* How to open a file. Zero is the default of every field. */
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
@@ -74,6 +77,7 @@ XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, co
 
 /* ---- writing ---- */
 
+/* One tensor of a file to be written. */
 typedef struct xd_safetensors_entry {
     const char *name; /* required; UTF-8, at most 64 KiB, not "__metadata__" */
     xd_dtype dtype;   /* required */
@@ -81,10 +85,12 @@ typedef struct xd_safetensors_entry {
     const int64_t *shape; /* [ndim] */
 } xd_safetensors_entry;
 
+/* One pair of the metadata of a file to be written. */
 typedef struct xd_safetensors_pair {
     const char *key, *value; /* UTF-8 */
 } xd_safetensors_pair;
 
+/* Everything that decides the layout of a file. */
 typedef struct xd_safetensors_writer_desc {
     const xd_safetensors_entry *entries; /* in any order; the file holds wide dtypes first, then by name */
     int64_t entry_count;
@@ -93,6 +99,7 @@ typedef struct xd_safetensors_writer_desc {
     size_t alignment; /* of the data area, a power of two from 8 on; 0 -> 8 */
 } xd_safetensors_writer_desc;
 
+/* A file being written under a temporary name. */
 typedef struct xd_safetensors_writer xd_safetensors_writer;
 
 /* Plans the whole file and starts it under a temporary name. The desc is read during the call only. The layout depends

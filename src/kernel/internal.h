@@ -33,4 +33,8 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
  * close. */
 XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
 
+/* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at k, the last
+ * one falls out. Returns the new length. */
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id);
+
 #endif

@@ -26,6 +26,7 @@
  * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is exactly 0
  * there, and nothing cancels. */
 
+/* How far the student is from the teacher. */
 typedef enum xd_divergence {
     XD_KL_FORWARD = 0,  /* KL(teacher || student) */
     XD_KL_REVERSE,      /* KL(student || teacher) */
@@ -67,6 +68,7 @@ typedef struct xd_loss_row {
     int finding;     /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_loss_row;
 
+/* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
 typedef struct xd_loss_args {
     xd_rows student;
     xd_rows teacher;         /* data NULL -> hard loss only */
@@ -122,6 +124,7 @@ typedef struct xd_topk_row {
     int finding;         /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
+/* Inputs and outputs of the top-k entries. */
 typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids;      /* [rows, k] global; negative: no entry */
@@ -136,8 +139,8 @@ typedef struct xd_topk_args {
     void *sums;              /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values;          /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
     int64_t *order;          /* [k] scratch */
-    const void *all_sums;    /* [shards, rows, XD_TOPK_SUMS], in rank order */
-    const double *all_values; /* [shards, rows, k] */
+    const int64_t *all;      /* every shard's sums, then values, as 8-byte words in rank order */
+    int64_t all_stride;      /* words from one shard to the next */
     xd_topk_side *side;      /* [rows] written by merge */
     /* divergence and grad: values and side are the student's */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
@@ -147,6 +150,7 @@ typedef struct xd_topk_args {
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
+    double weight;           /* of the gradient, beside row_scale */
     double *slots;           /* [rows, k] gradient at each id */
     double *log_probs;       /* [rows, k] the student's, as the mode normalises them; or NULL */
     double *scratch;         /* [4 (k + 1)] */

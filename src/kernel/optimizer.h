@@ -28,6 +28,7 @@ typedef struct xd_update_array {
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
 } xd_update_array;
 
+/* Inputs and outputs of an optimizer entry. */
 typedef struct xd_update_args {
     const xd_update_array *arrays;
     int64_t array_count;
@@ -50,6 +51,7 @@ typedef struct xd_lerp_array {
     xd_dtype source_dtype; /* also F64 */
 } xd_lerp_array;
 
+/* Inputs and outputs of the EMA entry. */
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
@@ -71,10 +73,10 @@ typedef struct xd_norm_array {
     const void *data;
     int64_t count;
     xd_dtype dtype;
-    bool replica; /* somebody else adds these elements up; here they are only looked at for NaN and infinities
-                   */
+    bool replica; /* somebody else adds these up; here they are only searched for NaN and infinities */
 } xd_norm_array;
 
+/* Order of a norm. */
 typedef enum xd_norm_type {
     XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
     XD_NORM_L1,     /* sum of magnitudes */
@@ -95,6 +97,7 @@ typedef struct xd_norm_sum {
     int64_t limbs[XD_NORM_LIMBS]; /* when exact: carried, so that 2^31 ranks can be added */
 } xd_norm_sum;
 
+/* Inputs and outputs of the norm entry. */
 typedef struct xd_norm_args {
     const xd_norm_array *arrays;
     int64_t array_count;
@@ -102,6 +105,7 @@ typedef struct xd_norm_args {
     bool exact; /* sum in limbs instead of double */
 } xd_norm_args;
 
+/* Inputs and outputs of the scale entry. */
 typedef struct xd_scale_args {
     void *data;
     int64_t count;

@@ -138,7 +138,9 @@ static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args
 
 /* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
  * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
- * dtype first. d = source - target |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
+ * dtype first.
+ *   d = source - target
+ *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
  *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
  * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
 static float xdi_cpu_lerp_f32(const xd_lerp_args *args, float target, float source) {

@@ -4,9 +4,10 @@
 #include "base/context.h"
 #include "base/dtype.h"
 
-/* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the additions,
- * and with it every bit, is decided here and nowhere else. */
+/* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
+ * additions, and with it every bit, is decided here and nowhere else. */
 
+/* How elements of several ranks become one. */
 typedef enum xd_reduce_op {
     XD_SUM = 0,
     XD_MAX, /* NaN in, NaN out */
@@ -14,20 +15,22 @@ typedef enum xd_reduce_op {
     XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this rank owns
- * [first, first + count). total 0 -> no leaves given.
+/* Gradient leaves behind one rank's piece of a sum: the step has `total` leaves (micro-batches) and this
+ * rank owns [first, first + count). total 0 -> no leaves given.
  *
- * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and adds left to
- * right; its shape depends on `total` alone, so neither the number of ranks nor the accumulation steps change a bit.
- * A rank's range is cut into aligned power-of-two blocks, each a node of that tree: its forest. */
+ * The canonical tree over leaves [lo, hi) splits at lo + m, m the largest power of two below hi - lo, and
+ * adds left to right; its shape depends on `total` alone, so neither the number of ranks nor the
+ * accumulation steps change a bit. A rank's range is cut into aligned power-of-two blocks, each a node of
+ * that tree: its forest. */
 typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
 
-/* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and fits. Pure. */
+/* Leaves in the first node of the forest of [first, end): the largest power of two that divides first and
+ * fits. Pure. */
 XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end);
 
-/* Nodes in the forest of [first, first + count): 0 for an empty range, 1 for an aligned power of two. Pure. */
+/* Nodes in the forest of [first, first + count): 0 for an empty range, 1 for an aligned block. Pure. */
 XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count);
 
 /* True for the dtypes that have arithmetic: F32 F64 BF16 F16 I32 I64 U8. AVG and leaves narrow it further. */
@@ -38,8 +41,8 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op);
  *   out      [count]; may be one of the pieces
  *   pieces   `ranks` pointers to [count] elements
  *
- * F32, BF16 and F16 add in f32 and round once at the end, F64 in f64, integers wrap. Local, allocates nothing, same
- * bits everywhere. Errors: DTYPE when xd_reduce_supports is false. */
+ * F32, BF16 and F16 add in f32 and round once at the end, F64 in f64, integers wrap. Local, allocates
+ * nothing, same bits everywhere. Errors: DTYPE when xd_reduce_supports is false. */
 XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
                                   xd_dtype dtype, xd_reduce_op op);
 
@@ -49,7 +52,8 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
  *   forests   `ranks` pointers; node k of rank r begins at element k * stride
  *   leaves    [ranks]; ranges in rank order that cover [0, total) without a gap (the caller has checked)
  *
- * Local, allocates nothing, same bits everywhere. Errors: DTYPE unless F32 or F64, ARGUMENT unless SUM or AVG. */
+ * Local, allocates nothing, same bits everywhere. Errors: DTYPE unless F32 or F64, ARGUMENT unless SUM or
+ * AVG. */
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
 

@@ -79,14 +79,13 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
 }
 
 static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
-    const xd_fixed *all = (const xd_fixed *)a->all_sums;
     xd_fixed sum[XD_TOPK_SUMS];
     memset(sum, 0, sizeof sum);
     for (int i = 0; i < a->shards; i++)
         for (int which = 0; which < XD_TOPK_SUMS; which++) {
-            const xd_fixed *part = all + (i * a->logits.rows + r) * XD_TOPK_SUMS + which;
-            sum[which].high += part->high;
-            sum[which].low += part->low;
+            const int64_t *part = a->all + i * a->all_stride + (r * XD_TOPK_SUMS + which) * 2;
+            sum[which].high += part[0];
+            sum[which].low += part[1];
         }
     side->max = a->maxima[r];
     side->outside = xd_fixed_value(sum[XD_TOPK_OUTSIDE]);
@@ -96,15 +95,14 @@ static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side 
 }
 
 static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
-    const double *all = (const double *)a->all_sums;
     side->max = -INFINITY;
     for (int i = 0; i < a->shards; i++) {
-        const double *part = all + (i * a->logits.rows + r) * XD_TOPK_SUMS;
+        const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
         if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
     }
     for (int i = 0; i < a->shards; i++) {
-        const double *part = all + (i * a->logits.rows + r) * XD_TOPK_SUMS;
+        const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
         const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
         if (!(f > 0.0)) continue;
         side->outside += f * part[XD_TOPK_OUTSIDE];
@@ -116,6 +114,7 @@ static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side 
 static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
     const int64_t *ids = a->ids + r * a->k;
     const int64_t valid = xdi_topk_order(ids, a->k, 0, a->offsets[a->shards], a->order);
+    const int64_t sums = a->logits.rows * XD_TOPK_SUMS * (a->fixed ? 2 : 1); /* words before the values */
     int64_t given = 0;
     int shard = 0;
     for (int64_t j = 0; j < a->k; j++) given += ids[j] >= 0 ? 1 : 0;
@@ -123,7 +122,7 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
         while (ids[j] >= a->offsets[shard + 1]) shard++;
-        a->values[r * a->k + j] = a->all_values[(shard * a->logits.rows + r) * a->k + j];
+        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j, sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
     }
 }
@@ -358,14 +357,13 @@ static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
-        if (counts) xdi_topk_grad_row(a, r, a->row_scale[r] / a->temperature);
+        if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
         for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
     }
     return XD_OK;
 }
 
-/* Puts a value into the descending list of n entries, behind its equals; the last one falls out when it is full. */
-static int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id) {
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id) {
     int64_t at = n < k ? n : k - 1;
     for (; at > 0 && value > values[at - 1]; at--) {
         values[at] = values[at - 1];

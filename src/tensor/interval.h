@@ -48,6 +48,7 @@ XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
+/* A product of interval lists, one for each dimension. */
 typedef struct xd_region {
     int ndim;
     int count[XD_DIMS_MAX];
@@ -65,6 +66,7 @@ XD_API int64_t xd_region_numel(const xd_region *region);
  * be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a dimension. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
+/* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
 /* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions that are

@@ -7,6 +7,7 @@
 /* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be asked for
  * without communication. */
 
+/* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
     XD_REPLICATE = 0, /* every rank of the axis holds the same */
     XD_SHARD,         /* the ranks of the axis split a dimension */
@@ -25,6 +26,7 @@ typedef struct xd_placement {
     bool balanced;                /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
 } xd_placement;
 
+/* What to build a layout from. Read during the call only. */
 typedef struct xd_layout_desc {
     int ndim; /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */

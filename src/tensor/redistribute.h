@@ -10,6 +10,7 @@
  * value is reduced where it arrives, pieces in the order of the ranks, by the arithmetic of xd_reduce_pieces; when that
  * moves fewer bytes, in two steps: reduce into equal parts, then gather. */
 
+/* What to build a plan from. Read during the call only. */
 typedef struct xd_plan_desc {
     const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
     xd_dtype dtype;
@@ -19,6 +20,7 @@ typedef struct xd_plan_desc {
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
 } xd_plan_desc;
 
+/* A redistribution worked out for one rank: immutable, reusable. */
 typedef struct xd_plan xd_plan;
 
 /* Local and pure: every rank's plan can be made anywhere.
@@ -39,7 +41,9 @@ typedef struct xd_plan_step {
     bool reduces;                   /* partial pieces are combined on arrival */
 } xd_plan_step;
 
+/* How many steps the plan has, and step `index` of them. Local. */
 XD_API int xd_plan_step_count(const xd_plan *plan);
+/* Step `index` of the plan. Local. */
 XD_API xd_plan_step xd_plan_get_step(const xd_plan *plan, int step);
 
 /* Payload bytes this rank sends to others, over all steps: what the transport will count. */

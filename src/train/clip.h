@@ -8,15 +8,14 @@
 
 /* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
 typedef enum xd_clip_form {
-    XD_CLIP_ABOVE =
-        0, /* the default: c when c < 1; 1 for a norm that is not finite, since that step is skipped */
+    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
     XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
     XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
 } xd_clip_form;
 
+/* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
-    const xd_param
-        *params; /* required; [param_count]; those without gradient, frozen ones and buffers add nothing */
+    const xd_param *params; /* required; [param_count]; without gradient, frozen or a buffer: adds nothing */
     int64_t param_count;
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
@@ -24,6 +23,7 @@ typedef struct xd_gradient_norm_desc {
     xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
 } xd_gradient_norm_desc;
 
+/* The norm and what follows from it, the same on every rank. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN when an element is */
     int64_t not_finite; /* elements over all ranks, replicas counted each */
@@ -33,12 +33,13 @@ typedef struct xd_gradient_norm {
 /* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
  * replicas only the one that does not say `replica`.
  *
- *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages; NULL ->
- * this rank alone
+ *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
+ *          NULL -> this rank alone
  *
  * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX. Ranks may hold different lists
  * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
- * split. Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
+ * split.
+ * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
 

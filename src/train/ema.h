@@ -19,6 +19,7 @@ typedef enum xd_ema_schedule {
     XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
 } xd_ema_schedule;
 
+/* Settings of an average. Zero is the default of every field. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
     double decay; /* CONSTANT, RAMP; in [0, 1]; 0 -> 0.9999; XD_ZERO for a true zero, here and below */
@@ -66,8 +67,9 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
 /* Creates shadows holding the present values.
  *
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- * F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are tied: one
- * shadow, under the first name, and both names find it desc     NULL -> defaults
+ *            F16 or F64; buffers of any dtype are copied as they are. Entries with one value pointer are
+ *            tied: one shadow, under the first name, and both names find it
+ *   desc     NULL -> defaults
  *
  * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
  * stripped; no name), DTYPE, MEMORY. */
@@ -86,8 +88,7 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update
  *
  * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation. Nothing is written then.
- */
+ * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
 /* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
@@ -97,7 +98,7 @@ XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
- * evaluate, save.
+ * to evaluate, to save.
  *
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
@@ -111,7 +112,7 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
  * changed.
  *
  *   record   what xd_ema_get_record gave when the values were saved; NULL -> the iteration stays. The average
- * counts as initialized when every parameter was filled or the record says so
+ *            counts as initialized when every parameter was filled or the record says so
  *
  * Further errors: FORMAT for a record of another version. */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count, const xd_ema_record *record,

@@ -9,6 +9,7 @@
  * bits however the parameters are cut. Master copies and moments are f32. */
 typedef struct xd_optimizer xd_optimizer;
 
+/* Which update. */
 typedef enum xd_optimizer_kind {
     XD_OPTIMIZER_ADAMW = 0, /* the default: decoupled weight decay */
     XD_OPTIMIZER_ADAM_L2,   /* weight decay as an L2 term of the gradient */
@@ -21,28 +22,26 @@ typedef struct xd_optimizer_group {
     double weight_decay;        /* 0 -> the optimizer's; XD_ZERO -> none */
 } xd_optimizer_group;
 
+/* Settings of an optimizer. Zero is the default of every field. */
 typedef struct xd_optimizer_desc {
     const xd_param *params; /* required; [param_count]; borrowed until xd_optimizer_destroy, see xd_param */
     int64_t param_count;
     xd_optimizer_kind kind;
-    double learning_rate; /* 0 -> 1e-3 */
-    double beta1;         /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
-    double beta2;         /* Adam; 0 -> 0.999 */
-    double eps;           /* Adam; 0 -> 1e-8 */
-    double momentum;      /* SGD; 0 -> none */
-    double weight_decay;  /* 0 -> 1e-2 for ADAMW, none for the others */
-    const xd_optimizer_group
-        *groups; /* [group_count], read during creation; NULL -> one group without changes */
+    double learning_rate;             /* 0 -> 1e-3 */
+    double beta1;                     /* Adam; 0 -> 0.9; XD_ZERO for a true zero, here and below */
+    double beta2;                     /* Adam; 0 -> 0.999 */
+    double eps;                       /* Adam; 0 -> 1e-8 */
+    double momentum;                  /* SGD; 0 -> none */
+    double weight_decay;              /* 0 -> 1e-2 for ADAMW, none for the others */
+    const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
     bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
 /* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer. */
 typedef struct xd_optimizer_state {
-    float *
-        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL when the value itself is f32 */
-    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL for parameters never
-                          stepped */
+    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
+    float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */
 } xd_optimizer_state;

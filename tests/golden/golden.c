@@ -42,7 +42,7 @@ static const struct {
 } golden_areas[] = {
     { "ema", golden_kinds_ema },         { "optim", golden_kinds_optim },
     { "shard", golden_kinds_shard },     { "classic", golden_kinds_classic },
-    { "xtoken-parts", golden_kinds_xtoken_parts },
+    { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_xtoken_parts },
 };
 
 /* Areas that belong to later parts of the library. */
@@ -286,13 +286,17 @@ void golden_ulps(golden_case *c, const char *name, const void *got, int64_t coun
 /* ---- running ---- */
 
 static void golden_run_kinds(golden_case *c, const char *area) {
+    bool known = false;
     for (size_t i = 0; i < sizeof golden_areas / sizeof *golden_areas; i++) {
         if (strcmp(golden_areas[i].area, area) != 0) continue;
+        known = true;
         for (const golden_kind *kind = golden_areas[i].kinds; kind->name; kind++) {
             if (!kind->claims(c)) continue;
             kind->run(c);
             return;
         }
+    }
+    if (known) {
         golden_fail(c, "no kind of area %s knows origin %s", area, golden_text(c, "origin"));
         return;
     }

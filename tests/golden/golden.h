@@ -29,6 +29,7 @@ typedef struct golden_kind {
 extern const golden_kind golden_kinds_ema[];
 extern const golden_kind golden_kinds_optim[];
 extern const golden_kind golden_kinds_shard[];
+extern const golden_kind golden_kinds_sequence[]; /* in shard.c */
 extern const golden_kind golden_kinds_classic[];
 extern const golden_kind golden_kinds_xtoken_parts[];
 

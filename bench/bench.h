@@ -18,20 +18,21 @@ enum { BENCH_ROUNDS = 9, BENCH_WARMUP = 3 };
 
 typedef void (*bench_function)(void *state);
 
-/* One arm of a row: `prepare` restores inputs outside the timed region and may be NULL. */
+/* One arm of a row. An operation of several ranks times itself: `measure` then stands instead of `run`. */
 typedef struct bench_arm {
     const char *name;
-    bench_function run, prepare;
     void *state;
+    bench_function run;
+    double (*measure)(void *state); /* seconds of one operation; NULL -> the time of run */
 } bench_arm;
 
 typedef struct bench_row {
     const char *op, *variant, *shape; /* shape: a JSON object's inside, "\"N\":256,\"V\":32000" */
     const char *dtype;
-    double bytes;        /* minimal bytes of the operation */
+    double bytes;        /* minimal bytes of the operation; 0 -> the row has no floor */
     double ceiling;      /* bytes a second of the matching access pattern, bench_machine */
     const char *ceiling_name;
-    double error;        /* largest relative error against the reference, checked before timing */
+    double error;        /* relative error against the reference, checked before timing */
     double error_limit;
 } bench_row;
 
@@ -39,7 +40,8 @@ typedef struct bench_row {
 typedef struct bench_machine {
     double read, copy, in_place;
     char cpu[96];
-    long cache_bytes;
+    char commit[48];
+    long cache_bytes, cores;
 } bench_machine;
 
 typedef struct bench_timing {
@@ -69,7 +71,7 @@ static bench_timing bench_summary(const double *samples, int count) {
 }
 
 static double bench_time_once(const bench_arm *arm) {
-    if (arm->prepare) arm->prepare(arm->state);
+    if (arm->measure) return arm->measure(arm->state);
     const double begin = bench_now();
     arm->run(arm->state);
     return bench_now() - begin;
@@ -94,6 +96,23 @@ static double bench_rate_in_place(float *data, size_t count) {
     return 2.0 * (double)(count * sizeof *data) / (bench_now() - begin);
 }
 
+/* The first line that a command prints, or "unknown". */
+static void bench_first_line(const char *command, char *line, int size) {
+    FILE *pipe = popen(command, "r");
+    if (!pipe || !fgets(line, size, pipe)) snprintf(line, (size_t)size, "unknown");
+    if (pipe) pclose(pipe);
+    line[strcspn(line, "\n")] = '\0';
+}
+
+static void bench_describe(bench_machine *m) {
+    bench_first_line("sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null", m->cpu, (int)sizeof m->cpu);
+    bench_first_line("git describe --always --dirty 2>/dev/null", m->commit, (int)sizeof m->commit);
+    m->cores = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    m->cache_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+#endif
+}
+
 static bench_machine bench_measure_machine(size_t bytes) {
     bench_machine m;
     memset(&m, 0, sizeof m);
@@ -109,37 +128,41 @@ static bench_machine bench_measure_machine(size_t bytes) {
     }
     free(a);
     free(b);
-    FILE *info = fopen("/proc/cpuinfo", "r");
-    char line[256];
-    while (info && fgets(line, sizeof line, info))
-        if (sscanf(line, "model name : %95[^\n]", m.cpu) == 1) break;
-    if (info) fclose(info);
-    m.cache_bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    bench_describe(&m);
     return m;
 }
 
 /* ---- rows ---- */
 
-static void bench_header(const bench_machine *m, const char *title, const char *commit) {
-    printf("# xdistill-bench  %s  git=%s\n", title, commit);
-    printf("# cpu %s, last-level cache %ld MiB; read %.1f, copy %.1f, in-place %.1f GB/s (one thread)\n", m->cpu,
-           m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
-    printf("# %-22s %-12s %-5s %12s %9s %7s %7s %12s %8s %9s\n", "op", "variant", "type", "time(us)", "p90(us)", "GB/s",
-           "score", "ref(us)", "speedup", "maxerr");
+/* The file named by -J, to append to; NULL without one. */
+static FILE *bench_open_json(int argc, char **argv) {
+    if (argc == 1) return NULL;
+    FILE *json = argc == 3 && !strcmp(argv[1], "-J") ? fopen(argv[2], "a") : NULL;
+    if (!json) {
+        fprintf(stderr, "usage: %s [-J FILE]    append the rows to FILE as JSON lines\n", argv[0]);
+        exit(2);
+    }
+    return json;
 }
 
-/* Times the row and prints it; appends the JSON line to `json` when it is not NULL. Returns false when the error is
- * above the limit: a wrong result is not timed. */
-static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, const bench_arm *ours,
-                      const bench_arm *reference) {
+static void bench_header(const bench_machine *m, const char *title) {
+    printf("# xdistill-bench  %s  git=%s\n", title, m->commit);
+    printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one thread)\n", m->cpu,
+           m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
+    printf("# %-22s %-26s %-5s %12s %12s %7s %6s %12s %8s %8s\n", "op", "variant", "type", "time(us)", "p90(us)", "GB/s",
+           "score", "ref(us)", "speedup", "error");
+}
+
+typedef struct bench_times {
+    bench_timing ours, reference, ratio; /* ratio: reference over ours, per round */
+} bench_times;
+
+static bench_times bench_interleave(const bench_arm *ours, const bench_arm *reference) {
     double a[BENCH_ROUNDS * 2], b[BENCH_ROUNDS * 2], ratio[BENCH_ROUNDS];
-    if (!(row->error <= row->error_limit)) {
-        printf("  %-22s %-12s wrong: error %.3g above %.3g\n", row->op, row->variant, row->error, row->error_limit);
-        return false;
-    }
+    bench_times t;
     for (int i = 0; i < BENCH_WARMUP; i++) {
         bench_time_once(ours);
-        if (i == 0) bench_time_once(reference);
+        bench_time_once(reference);
     }
     for (int round = 0; round < BENCH_ROUNDS; round++) { /* A B B A */
         a[2 * round] = bench_time_once(ours);
@@ -148,25 +171,48 @@ static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, 
         a[2 * round + 1] = bench_time_once(ours);
         ratio[round] = (b[2 * round] + b[2 * round + 1]) / (a[2 * round] + a[2 * round + 1]);
     }
-    const bench_timing ta = bench_summary(a, 2 * BENCH_ROUNDS), tb = bench_summary(b, 2 * BENCH_ROUNDS);
-    const bench_timing tr = bench_summary(ratio, BENCH_ROUNDS);
-    const double floor_seconds = row->ceiling > 0.0 ? row->bytes / row->ceiling : 0.0;
-    const double score = floor_seconds / ta.median;
-    printf("  %-22s %-12s %-5s %12.2f %9.2f %7.2f %7.2f %12.2f %8.2f %9.1e\n", row->op, row->variant, row->dtype,
-           ta.median * 1e6, ta.high * 1e6, row->bytes / ta.median * 1e-9, score, tb.median * 1e6, tr.median, row->error);
+    t.ours = bench_summary(a, 2 * BENCH_ROUNDS);
+    t.reference = bench_summary(b, 2 * BENCH_ROUNDS);
+    t.ratio = bench_summary(ratio, BENCH_ROUNDS);
+    return t;
+}
+
+static void bench_write_json(FILE *json, const bench_machine *m, const bench_row *row, const bench_times *t,
+                             const char *reference, double floor_seconds) {
+    const time_t now = time(NULL);
+    char utc[32];
+    strftime(utc, sizeof utc, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
+    fprintf(json, "{\"schema\":\"xdistill-bench/1\",\"op\":\"%s\",\"variant\":\"%s\",\"shape\":{%s},\"dtype_in\":\"%s\",",
+            row->op, row->variant, row->shape, row->dtype);
+    fprintf(json, "\"arm\":\"xdistill\",\"mode\":\"%s\",", row->bytes < (double)m->cache_bytes ? "hot" : "kernel");
+    fprintf(json, "\"ms\":{\"median\":%.6g,\"p10\":%.6g,\"p90\":%.6g,\"samples\":%d,\"rounds\":%d},", t->ours.median * 1e3,
+            t->ours.low * 1e3, t->ours.high * 1e3, 2 * BENCH_ROUNDS, BENCH_ROUNDS);
+    fprintf(json, "\"ratio\":{\"vs\":\"%s\",\"median\":%.4g,\"p10\":%.4g,\"p90\":%.4g},", reference, t->ratio.median,
+            t->ratio.low, t->ratio.high);
+    if (row->bytes > 0.0)
+        fprintf(json, "\"roof\":{\"min_bytes\":%.6g,\"bound\":\"bytes\",\"floor_ms\":%.6g,\"ceiling_name\":\"%s\","
+                "\"ceiling_value\":%.4g,\"score\":%.4g},\"achieved\":{\"GBps_min\":%.4g},", row->bytes, floor_seconds * 1e3,
+                row->ceiling_name, row->ceiling, floor_seconds / t->ours.median, row->bytes / t->ours.median * 1e-9);
+    fprintf(json, "\"check\":{\"error\":%.3g,\"limit\":%.3g,\"pass\":true},", row->error, row->error_limit);
+    fprintf(json, "\"device\":{\"cpu\":\"%s\",\"cores\":%ld,\"llc_bytes\":%ld,\"commit\":\"%s\",\"utc\":\"%s\"}}\n", m->cpu,
+            m->cores, m->cache_bytes, m->commit, utc);
+}
+
+/* Times the row and prints it; appends the JSON line to `json` when it is not NULL. Returns false when the error is
+ * above the limit: a wrong result is not timed. */
+static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, const bench_arm *ours,
+                      const bench_arm *reference) {
+    if (!(row->error <= row->error_limit)) {
+        printf("  %-22s %-26s wrong: error %.3g above %.3g\n", row->op, row->variant, row->error, row->error_limit);
+        return false;
+    }
+    const bench_times t = bench_interleave(ours, reference);
+    const double floor_seconds = row->bytes > 0.0 ? row->bytes / row->ceiling : 0.0;
+    printf("  %-22s %-26s %-5s %12.2f %12.2f %7.2f %6.2f %12.2f %8.2f %8.1e\n", row->op, row->variant, row->dtype,
+           t.ours.median * 1e6, t.ours.high * 1e6, row->bytes / t.ours.median * 1e-9, floor_seconds / t.ours.median,
+           t.reference.median * 1e6, t.ratio.median, row->error);
     fflush(stdout);
-    if (json)
-        fprintf(json,
-                "{\"schema\":\"xdistill-bench/1\",\"op\":\"%s\",\"variant\":\"%s\",\"shape\":{%s},\"dtype_in\":\"%s\","
-                "\"arm\":\"xdistill\",\"mode\":\"kernel\",\"ms\":{\"median\":%.6g,\"p10\":%.6g,\"p90\":%.6g,"
-                "\"samples\":%d,\"rounds\":%d},\"ratio\":{\"vs\":\"%s\",\"median\":%.4g},\"roof\":{\"min_bytes\":%.6g,"
-                "\"bound\":\"bytes\",\"floor_ms\":%.6g,\"ceiling_name\":\"%s\",\"ceiling_value\":%.4g,\"score\":%.4g},"
-                "\"achieved\":{\"GBps_min\":%.4g},\"check\":{\"error\":%.3g,\"pass\":true},\"device\":{\"cpu\":\"%s\","
-                "\"llc_bytes\":%ld}}\n",
-                row->op, row->variant, row->shape, row->dtype, ta.median * 1e3, ta.low * 1e3, ta.high * 1e3,
-                2 * BENCH_ROUNDS, BENCH_ROUNDS, reference->name, tr.median, row->bytes, floor_seconds * 1e3,
-                row->ceiling_name, row->ceiling, score, row->bytes / ta.median * 1e-9, row->error, m->cpu,
-                m->cache_bytes);
+    if (json) bench_write_json(json, m, row, &t, reference->name, floor_seconds);
     return true;
 }
 

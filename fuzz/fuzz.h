@@ -15,12 +15,12 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 /* A broken promise ends the program, so that the fuzzer keeps the input. */
-#define FUZZ_CHECK(condition)                                                \
-    do {                                                                     \
-        if (!(condition)) {                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);  \
-            abort();                                                         \
-        }                                                                    \
+#define FUZZ_CHECK(condition)                                               \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                        \
+        }                                                                   \
     } while (0)
 
 static xd_ctx *fuzz_ctx(void) {

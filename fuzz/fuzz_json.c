@@ -10,8 +10,10 @@ static void rewrite(const xd_json *value, xd_json_writer *w) {
     double real;
     bool truth;
     if (kind == XD_JSON_ARRAY || kind == XD_JSON_OBJECT) {
-        if (kind == XD_JSON_ARRAY) xd_json_write_array(w);
-        else xd_json_write_object(w);
+        if (kind == XD_JSON_ARRAY)
+            xd_json_write_array(w);
+        else
+            xd_json_write_object(w);
         for (const xd_json *item = xd_json_first(value); item; item = xd_json_next(item)) {
             if (kind == XD_JSON_OBJECT) {
                 const char *key = xd_json_key(item, &bytes);
@@ -24,12 +26,18 @@ static void rewrite(const xd_json *value, xd_json_writer *w) {
         return;
     }
     const char *string = xd_json_string(value, &bytes);
-    if (string) xd_json_write_string_n(w, string, bytes);
-    else if (xd_json_int64(value, &integer)) xd_json_write_int64(w, integer);
-    else if (xd_json_uint64(value, &natural)) xd_json_write_uint64(w, natural);
-    else if (xd_json_double(value, &real)) xd_json_write_double(w, real);
-    else if (xd_json_bool(value, &truth)) xd_json_write_bool(w, truth);
-    else xd_json_write_null(w);
+    if (string)
+        xd_json_write_string_n(w, string, bytes);
+    else if (xd_json_int64(value, &integer))
+        xd_json_write_int64(w, integer);
+    else if (xd_json_uint64(value, &natural))
+        xd_json_write_uint64(w, natural);
+    else if (xd_json_double(value, &real))
+        xd_json_write_double(w, real);
+    else if (xd_json_bool(value, &truth))
+        xd_json_write_bool(w, truth);
+    else
+        xd_json_write_null(w);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {

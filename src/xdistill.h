@@ -63,6 +63,7 @@
 
 #include "io/safetensors.h"
 #include "io/model_files.h"
+#include "io/gather.h"
 
 #endif /* XDISTILL_H */
 
@@ -123,6 +124,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/model_files.c"
+#include "io/gather.c"
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */

@@ -1,4 +1,5 @@
-/* tensor_model.h - the plain model that layouts and plans are compared with: arrays of indices, one entry an element. */
+/* tensor_model.h - the plain model that layouts and plans are compared with: arrays of indices, one entry an
+ * element. */
 #ifndef TENSOR_MODEL_H
 #define TENSOR_MODEL_H
 
@@ -12,7 +13,8 @@ static inline int model_draw(uint64_t *state, int below) {
     return (int)((*state >> 33) % (uint64_t)below);
 }
 
-/* Keeps of `list` what a coordinate of one axis gets; returns the new length. Written from the rule, not from the code. */
+/* Keeps of `list` what a coordinate of one axis gets; returns the new length. Written from the rule, not from
+ * the code. */
 static inline int model_split(int *list, int n, const xd_placement *p, int size, int coordinate) {
     int kept[MODEL_EXTENT], count = 0;
     for (int i = 0; i < n; i++) {
@@ -26,7 +28,9 @@ static inline int model_split(int *list, int n, const xd_placement *p, int size,
         } else {
             int begin = 0, section = 0, length;
             for (;; section++, begin += length) {
-                length = p->section_sizes ? (int)p->section_sizes[section] : p->sections ? n / p->sections : n;
+                length = p->section_sizes ? (int)p->section_sizes[section]
+                         : p->sections    ? n / p->sections
+                                          : n;
                 if (i < begin + length) break;
             }
             owner = (i - begin) / ((length + size - 1) / size);
@@ -37,7 +41,8 @@ static inline int model_split(int *list, int n, const xd_placement *p, int size,
     return count;
 }
 
-/* Global row-major numbers of what a rank holds, in the order of its memory. Returns how many; -1 for an outsider. */
+/* Global row-major numbers of what a rank holds, in the order of its memory. Returns how many; -1 for an
+ * outsider. */
 static inline int model_held(const xd_layout_desc *d, int rank, int *held) {
     int list[XD_DIMS_MAX][MODEL_EXTENT], n[XD_DIMS_MAX], c[XD_MESH_AXES_MAX], count = 1;
     if (!xd_topology_coordinate(d->topology, rank, c)) return -1;
@@ -48,7 +53,8 @@ static inline int model_held(const xd_layout_desc *d, int rank, int *held) {
     for (int i = 0; i < d->topology->axis_count; i++) {
         const int axis = d->order[i];
         const xd_placement *p = &d->placement[axis];
-        if (p->kind == XD_SHARD) n[p->dim] = model_split(list[p->dim], n[p->dim], p, d->topology->size[axis], c[axis]);
+        if (p->kind == XD_SHARD)
+            n[p->dim] = model_split(list[p->dim], n[p->dim], p, d->topology->size[axis], c[axis]);
     }
     for (int k = 0; k < d->ndim; k++) count *= n[k];
     for (int i = 0; i < count; i++) {

@@ -221,8 +221,9 @@ XD_TEST(an_error_keeps_message_place_rank_and_culprit) {
 }
 
 XD_TEST(the_logger_gets_what_its_level_asks_for) {
-    static const int heard[][5] = { { 1, 0, 1, 0, 0 }, { 0, 0, 0, 0, 0 }, { 0, 0, 1, 0, 0 }, { 1, 0, 1, 1, 0 },
-                                    { 1, 0, 1, 1, 1 } };
+    static const int heard[][5] = {
+        { 1, 0, 1, 0, 0 }, { 0, 0, 0, 0, 0 }, { 0, 0, 1, 0, 0 }, { 1, 0, 1, 1, 0 }, { 1, 0, 1, 1, 1 }
+    };
     for (int level = 0; level < 5; level++) {
         log_book book;
         xd_ctx *ctx = NULL;

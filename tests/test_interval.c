@@ -67,7 +67,8 @@ XD_TEST(selecting_positions_equals_counting_them) {
 }
 
 XD_TEST(a_cover_is_checked_for_gaps_and_overlaps) {
-    const xd_interval a[2] = { { 0, 3 }, { 7, 9 } }, b[1] = { { 3, 7 } }, c[1] = { { 4, 7 } }, d[1] = { { 2, 7 } };
+    const xd_interval a[2] = { { 0, 3 }, { 7, 9 } }, b[1] = { { 3, 7 } }, c[1] = { { 4, 7 } },
+                      d[1] = { { 2, 7 } };
     const xd_interval *lists[2] = { a, b };
     const int counts[2] = { 2, 1 };
     int64_t first = -1;
@@ -94,7 +95,8 @@ static int64_t copy_elements(const xd_copy *copy) {
     return count;
 }
 
-/* Moves the common part of two regions of a 6 x 6 shape whose rows are padded to `pad` and compares with the elements. */
+/* Moves the common part of two regions of a 6 x 6 shape whose rows are padded to `pad` and compares with the
+ * elements. */
 static long copy_between(const xd_region *a, const xd_region *b, int64_t pad) {
     xd_copy copies[64];
     int src[64], dst[64];
@@ -110,7 +112,8 @@ static long copy_between(const xd_region *a, const xd_region *b, int64_t pad) {
         for (int64_t r = a->interval[0][i].begin; r < a->interval[0][i].end; r++, at++) {
             int64_t column = at * stride[0];
             for (int k = 0; k < a->count[1]; k++)
-                for (int64_t c = a->interval[1][k].begin; c < a->interval[1][k].end; c++) src[column++] = (int)(6 * r + c);
+                for (int64_t c = a->interval[1][k].begin; c < a->interval[1][k].end; c++)
+                    src[column++] = (int)(6 * r + c);
         }
     const int64_t n = xd_region_copies(a, stride, b, NULL, copies, 64);
     for (int64_t i = 0; i < n; i++) {
@@ -124,7 +127,8 @@ static long copy_between(const xd_region *a, const xd_region *b, int64_t pad) {
             for (int k = 0; k < b->count[1]; k++)
                 for (int64_t c = b->interval[1][k].begin; c < b->interval[1][k].end; c++, at++) {
                     bool held = false, row = false;
-                    for (int j = 0; j < a->count[0]; j++) row = row || (r >= a->interval[0][j].begin && r < a->interval[0][j].end);
+                    for (int j = 0; j < a->count[0]; j++)
+                        row = row || (r >= a->interval[0][j].begin && r < a->interval[0][j].end);
                     for (int j = 0; j < a->count[1]; j++)
                         held = held || (c >= a->interval[1][j].begin && c < a->interval[1][j].end);
                     wrong += dst[at] != (held && row ? (int)(6 * r + c) : -1);

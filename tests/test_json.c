@@ -57,8 +57,9 @@ XD_TEST(a_document_is_walked_and_searched) {
 
 XD_TEST(integers_and_doubles_are_told_apart) {
     xd_ctx *ctx = new_ctx();
-    xd_json *root = parse(ctx, "[-1,1.0,1e3,-0,18446744073709551615,-9223372036854775808,18446744073709551616,"
-                               "-9223372036854775809,9223372036854775808]");
+    xd_json *root =
+        parse(ctx, "[-1,1.0,1e3,-0,18446744073709551615,-9223372036854775808,18446744073709551616,"
+                   "-9223372036854775809,9223372036854775808]");
     int64_t i = 7;
     uint64_t u = 7;
     double d = 0.0;
@@ -80,7 +81,8 @@ XD_TEST(integers_and_doubles_are_told_apart) {
 
 XD_TEST(escapes_and_utf8_are_decoded) {
     xd_ctx *ctx = new_ctx();
-    xd_json *root = parse(ctx, "[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\",\"\\u0041\\u00e9\\u20AC\\ud83d\\ude00\",\"\xc3\xa9\"]");
+    xd_json *root =
+        parse(ctx, "[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\",\"\\u0041\\u00e9\\u20AC\\ud83d\\ude00\",\"\xc3\xa9\"]");
     size_t bytes = 0;
     CHECK_EQ_STR(xd_json_string(xd_json_at(root, 0), &bytes), "\"\\/\b\f\n\r\t");
     CHECK_EQ_INT(bytes, 8);
@@ -93,17 +95,46 @@ XD_TEST(escapes_and_utf8_are_decoded) {
 
 XD_TEST(malformed_texts_are_refused_with_the_place) {
     static const char *const wrong[][2] = {
-        { "", "byte 0" },           { "  ", "byte 2" },        { "{", "string expected" }, { "[1", "',' or ']'" },
-        { "[1,]", "byte 3" },       { "{\"a\"}", "':'" },      { "{\"a\":1,}", "string" }, { "{a:1}", "string" },
-        { "nul", "byte 0" },        { "truex", "after the" },  { "[1] 2", "byte 4" },      { "01", "after the" },
-        { "+1", "byte 0" },         { "1.", "digit" },         { ".5", "value" },          { "1e", "digit" },
-        { "1e+", "digit" },         { "-", "value" },          { "0x1", "after the" },     { "NaN", "value" },
-        { "1e999", "range" },       { "-1e999", "range" },     { "\"a", "without end" },   { "\"\n\"", "control" },
-        { "\"\\x\"", "escape" },    { "\"\\", "escape" },      { "\"\\u12\"", "four" },    { "\"\\u0000\"", "NUL" },
-        { "\"\\ud800\"", "lone" },  { "\"\\udc00\"", "lone" }, { "\"\\ud800\\u0041\"", "lone" },
-        { "\"\x80\"", "UTF-8" },    { "\"\xc0\x80\"", "UTF-8" }, { "\"\xed\xa0\x80\"", "UTF-8" },
-        { "\"\xf4\x90\x80\x80\"", "UTF-8" }, { "\"\xe2\x82", "UTF-8" }, { "\xef\xbb\xbf{}", "byte 0" },
-        { "{\"a\":1,\"b\":2,\"a\":3}", "stands twice" },       { "'a'", "value" },         { "[1 2]", "',' or ']'" },
+        { "", "byte 0" },
+        { "  ", "byte 2" },
+        { "{", "string expected" },
+        { "[1", "',' or ']'" },
+        { "[1,]", "byte 3" },
+        { "{\"a\"}", "':'" },
+        { "{\"a\":1,}", "string" },
+        { "{a:1}", "string" },
+        { "nul", "byte 0" },
+        { "truex", "after the" },
+        { "[1] 2", "byte 4" },
+        { "01", "after the" },
+        { "+1", "byte 0" },
+        { "1.", "digit" },
+        { ".5", "value" },
+        { "1e", "digit" },
+        { "1e+", "digit" },
+        { "-", "value" },
+        { "0x1", "after the" },
+        { "NaN", "value" },
+        { "1e999", "range" },
+        { "-1e999", "range" },
+        { "\"a", "without end" },
+        { "\"\n\"", "control" },
+        { "\"\\x\"", "escape" },
+        { "\"\\", "escape" },
+        { "\"\\u12\"", "four" },
+        { "\"\\u0000\"", "NUL" },
+        { "\"\\ud800\"", "lone" },
+        { "\"\\udc00\"", "lone" },
+        { "\"\\ud800\\u0041\"", "lone" },
+        { "\"\x80\"", "UTF-8" },
+        { "\"\xc0\x80\"", "UTF-8" },
+        { "\"\xed\xa0\x80\"", "UTF-8" },
+        { "\"\xf4\x90\x80\x80\"", "UTF-8" },
+        { "\"\xe2\x82", "UTF-8" },
+        { "\xef\xbb\xbf{}", "byte 0" },
+        { "{\"a\":1,\"b\":2,\"a\":3}", "stands twice" },
+        { "'a'", "value" },
+        { "[1 2]", "',' or ']'" },
     };
     xd_ctx *ctx = new_ctx();
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) refuse(ctx, wrong[i][0], wrong[i][1]);
@@ -176,7 +207,8 @@ XD_TEST(the_writer_separates_escapes_and_indents) {
         xd_json_write_string(&w, "\x01/\xc3\xa9");
         xd_json_write_end(&w);
         CHECK_EQ_INT(xd_json_writer_finish(&w, &text, NULL), XD_OK);
-        CHECK_EQ_STR(text, indent ? "{\n  \"a\\n\\\"\": [\n    -1,\n    1.0\n  ],\n  \"e\": {},\n  \"s\": \"\\u0001/\xc3\xa9\"\n}"
+        CHECK_EQ_STR(text, indent ? "{\n  \"a\\n\\\"\": [\n    -1,\n    1.0\n  ],\n  \"e\": {},\n  \"s\": "
+                                    "\"\\u0001/\xc3\xa9\"\n}"
                                   : "{\"a\\n\\\"\":[-1,1.0],\"e\":{},\"s\":\"\\u0001/\xc3\xa9\"}");
         xd_json_writer_destroy(&w);
     }
@@ -185,7 +217,8 @@ XD_TEST(the_writer_separates_escapes_and_indents) {
 
 XD_TEST(doubles_read_back_to_the_same_bits) {
     xd_ctx *ctx = new_ctx();
-    const double special[] = { 0.0, -0.0, 1.0, 0.1, 1.0 / 3.0, DBL_MAX, -DBL_MIN, 4.9406564584124654e-324, 1e22, 1e21 };
+    const double special[] = { 0.0,  -0.0, 1.0, 0.1, 1.0 / 3.0, DBL_MAX, -DBL_MIN, 4.9406564584124654e-324,
+                               1e22, 1e21 };
     const xd_philox noise = { 5, XD_STREAM_USER, 0, 0, 0 };
     xd_json_writer w = xd_json_writer_create(ctx);
     const char *text = NULL;
@@ -224,7 +257,8 @@ XD_TEST(the_writer_refuses_what_is_no_json) {
         if (k == 5) xd_json_write_key(&w, "\x80"), xd_json_write_null(&w);
         if (k == 6) xd_json_write_end(&w), xd_json_write_end(&w);
         if (k != 3 && k < 6) xd_json_write_end(&w);
-        CHECK_EQ_INT(xd_json_writer_finish(&w, &text, NULL), k == 4 || k == 5 ? XD_ERROR_ARGUMENT : XD_ERROR_STATE);
+        CHECK_EQ_INT(xd_json_writer_finish(&w, &text, NULL),
+                     k == 4 || k == 5 ? XD_ERROR_ARGUMENT : XD_ERROR_STATE);
     }
     CHECK(text == NULL);
     xd_json_writer_destroy(&w);

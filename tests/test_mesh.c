@@ -18,8 +18,11 @@ static const char *groups(xd_ctx *ctx, const xd_topology *t, const char *names) 
     text[0] = 0;
     CHECK(xd_topology_groups(ctx, t, names, ranks, &size) == XD_OK);
     for (int i = 0; i < t->rank_count && used + 8 < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%d%s", i % size ? "," : i ? " [" : "[", ranks[i],
-                                 (i + 1) % size ? "" : "]");
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%d%s",
+                                 i % size ? ","
+                                 : i      ? " ["
+                                          : "[",
+                                 ranks[i], (i + 1) % size ? "" : "]");
     return text;
 }
 
@@ -40,8 +43,10 @@ XD_TEST(order_strings_give_the_groups_of_the_table) {
     xd_ctx *ctx = plain_ctx();
     xd_topology t;
     CHECK(xd_topology_from_order(ctx, "tp-cp-ep-dp-pp", axes, 5, 16, &t) == XD_OK);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) CHECK_EQ_STR(groups(ctx, &t, table[i][0]), table[i][1]);
-    const xd_axis three[3] = { { "tp", 2 }, { "pp", 4 }, { "dp", 2 } }, cube[3] = { { "tp", 2 }, { "pp", 2 }, { "dp", -1 } };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        CHECK_EQ_STR(groups(ctx, &t, table[i][0]), table[i][1]);
+    const xd_axis three[3] = { { "tp", 2 }, { "pp", 4 }, { "dp", 2 } },
+                  cube[3] = { { "tp", 2 }, { "pp", 2 }, { "dp", -1 } };
     CHECK(xd_topology_from_order(ctx, "tp-dp-pp", three, 3, 16, &t) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]");
     CHECK_EQ_STR(groups(ctx, &t, "pp"), "[0,4,8,12] [1,5,9,13] [2,6,10,14] [3,7,11,15]");
@@ -63,7 +68,8 @@ XD_TEST(bad_order_strings_are_refused) {
     CHECK(xd_topology_from_order(ctx, "tp-dp-xx", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
     CHECK(xd_topology_from_order(ctx, "tp--dp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
     CHECK(xd_topology_from_order(ctx, "cp-ep", both, 2, 4, &t) == XD_ERROR_ARGUMENT);
-    CHECK(xd_topology_from_order(ctx, "edp", inside, 2, 4, &t) == XD_ERROR_ARGUMENT); /* "dp" is no part of "edp" */
+    CHECK(xd_topology_from_order(ctx, "edp", inside, 2, 4, &t) ==
+          XD_ERROR_ARGUMENT); /* "dp" is no part of "edp" */
     CHECK(xd_topology_from_order(ctx, "tp-dp-pp", axes, 3, 8, &t) == XD_ERROR_TOPOLOGY);
     xd_ctx_destroy(ctx);
 }
@@ -140,12 +146,18 @@ static xd_result refused_meshes(xd_comm *world, void *argument) {
         xd_result expected;
         const char *message;
     } cases[] = {
-        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 6, NULL, NULL }, XD_ERROR_ARGUMENT, "multiply to 8 but world_size is 6" },
-        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "multiply to 8 but the world has 2" },
+        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 6, NULL, NULL },
+          XD_ERROR_ARGUMENT,
+          "multiply to 8 but world_size is 6" },
+        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 0, NULL, NULL },
+          XD_ERROR_TOPOLOGY,
+          "multiply to 8 but the world has 2" },
         { { { { "dp", 1 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "multiply to 1" },
         { { { { "dp", 1 }, { "dp", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "both named \"dp\"" },
         { { { { "dp", 1 }, { NULL, 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "name all" },
-        { { { { "dp", -1 }, { "tp", -1 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "at most 1 can fill" },
+        { { { { "dp", -1 }, { "tp", -1 } }, NULL, 0, 0, NULL, NULL },
+          XD_ERROR_ARGUMENT,
+          "at most 1 can fill" },
         { { { { "dp", -1 }, { "tp", 3 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "fill 2 ranks" },
         { { { { "dp", 0 }, { "tp", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "has size 0" },
         { { { { "d p", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "no name" },
@@ -159,7 +171,8 @@ static xd_result refused_meshes(xd_comm *world, void *argument) {
         xd_mesh *mesh = NULL;
         CHECK_EQ_INT(xd_mesh_create(world, &cases[i].desc, &mesh), cases[i].expected);
         CHECK(mesh == NULL);
-        if (!strstr(xd_last_error(ctx)->message, cases[i].message)) CHECK_EQ_STR(xd_last_error(ctx)->message, cases[i].message);
+        if (!strstr(xd_last_error(ctx)->message, cases[i].message))
+            CHECK_EQ_STR(xd_last_error(ctx)->message, cases[i].message);
     }
     return XD_OK;
 }
@@ -195,7 +208,8 @@ XD_TEST(ranks_that_disagree_about_a_mesh_are_named) {
 /* The world ranks of a communicator as text. */
 static const char *members(const xd_comm *comm, char *text) {
     text[0] = 0;
-    for (int i = 0; i < xd_comm_size(comm); i++) sprintf(text + strlen(text), i ? ",%d" : "%d", xd_comm_world_rank(comm, i));
+    for (int i = 0; i < xd_comm_size(comm); i++)
+        sprintf(text + strlen(text), i ? ",%d" : "%d", xd_comm_world_rank(comm, i));
     return text;
 }
 
@@ -204,7 +218,8 @@ static xd_result derived_meshes(xd_comm *world, void *argument) {
     const xd_axis parts[2] = { { "replicate", 2 }, { "shard", 1 } };
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_mesh_desc d;
-    xd_mesh *mesh = NULL, *again = NULL, *slice = NULL, *flat = NULL, *split = NULL, *joined = NULL, *bad = NULL;
+    xd_mesh *mesh = NULL, *again = NULL, *slice = NULL, *flat = NULL, *split = NULL, *joined = NULL,
+            *bad = NULL;
     xd_comm *a = NULL, *b = NULL;
     char text[64], expected[64];
     int c = -1;
@@ -232,7 +247,8 @@ static xd_result derived_meshes(xd_comm *world, void *argument) {
     CHECK(xd_mesh_slice(mesh, "dp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->rank_count == 4);
     CHECK_EQ_INT(xd_mesh_topology(slice)->ranks[3], (me & 2) + 5);
     CHECK(xd_mesh_group(mesh, "cp", &a) == XD_OK && xd_mesh_group(slice, "cp", &b) == XD_OK && a == b);
-    CHECK(xd_mesh_slice(mesh, "tp,dp", &bad) == XD_ERROR_ARGUMENT && xd_mesh_slice(mesh, "dp,dp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(xd_mesh_slice(mesh, "tp,dp", &bad) == XD_ERROR_ARGUMENT &&
+          xd_mesh_slice(mesh, "dp,dp", &bad) == XD_ERROR_ARGUMENT);
     /* flatten */
     CHECK(xd_mesh_flatten(mesh, "dp,cp", NULL, &flat) == XD_OK);
     CHECK(xd_mesh_group(flat, NULL, &a) == XD_OK && xd_mesh_group(mesh, "dp_cp", &b) == XD_OK && a == b);

@@ -297,8 +297,9 @@ static int meet_and_gather(void *user, const float *send, float *received, const
 /* ---- every split equals one rank ---- */
 
 /* Positions of each context-parallel rank: uneven, out of order, ends together with middles. */
-static const int32_t split_positions[3][POSITIONS] = { { 0, 8, 1, 7 }, { 2, 6, 5, 3, 4 }, { 0 } };
-static const int32_t split_counts[3][3] = { { POSITIONS, 0, 0 }, { 4, 5, 0 }, { 0, 0, 0 } };
+static const int32_t split_positions[2][POSITIONS] = { { 0, 8, 1, 7 }, { 2, 6, 5, 3, 4 } };
+static const int32_t split_counts[2] = { 4, 5 };
+static const int32_t whole_count[1] = { POSITIONS };
 
 typedef struct split_rank {
     const tiny_run *whole; /* one rank's result */
@@ -347,7 +348,7 @@ static void *run_split_rank(void *argument) {
     const nn_group cp = { me->cp_size, me->cp_rank, &cp_member, meet_and_sum, meet_and_gather };
     int32_t ids[SEQUENCES * POSITIONS], all[POSITIONS];
     tiny_run t;
-    const int32_t *counts = split_counts[me->cp_size - 1];
+    const int32_t *counts = me->cp_size > 1 ? split_counts : whole_count;
     for (int r = 0, n = 0; r < me->cp_size && me->cp_size > 1; n += counts[r++])
         memcpy(all + n, split_positions[r], (size_t)counts[r] * sizeof *all);
     tiny_start(&t, me->tied, &tp, &cp, counts[me->cp_rank],

@@ -17,7 +17,7 @@ typedef struct bench {
     long fail_at;    /* this call fails; -1: none does */
     bool fail_files; /* file calls instead of allocations */
     bool no_map;
-    bool unsure;     /* the sync of a directory failed: files are complete, but perhaps not for ever */
+    bool unsure; /* the sync of a directory failed: files are complete, but perhaps not for ever */
     uint64_t bytes_read;
     xd_files real;
 } bench;
@@ -169,8 +169,8 @@ static const char *bench_path(const bench *b, const char *name) {
 /* ---- headers by hand ---- */
 
 /* Opens a file made of a header text and a number of data bytes. */
-static xd_result open_text(xd_ctx *ctx, const char *header, size_t data_bytes, const xd_safetensors_desc *desc,
-                           unsigned char **memory, xd_safetensors **out) {
+static xd_result open_text(xd_ctx *ctx, const char *header, size_t data_bytes,
+                           const xd_safetensors_desc *desc, unsigned char **memory, xd_safetensors **out) {
     const size_t length = strlen(header);
     *memory = (unsigned char *)calloc(8 + length + data_bytes, 1);
     for (int i = 0; i < 8; i++) (*memory)[i] = (unsigned char)((uint64_t)length >> (8 * i));
@@ -185,7 +185,8 @@ static void check_header(xd_ctx *ctx, const char *header, size_t data_bytes, con
     if (expected) {
         CHECK_EQ_INT(result, XD_ERROR_FORMAT);
         CHECK(file == NULL);
-        if (!strstr(xd_last_error(ctx)->message, expected)) CHECK_EQ_STR(xd_last_error(ctx)->message, expected);
+        if (!strstr(xd_last_error(ctx)->message, expected))
+            CHECK_EQ_STR(xd_last_error(ctx)->message, expected);
     } else {
         if (result != XD_OK) CHECK_EQ_STR(xd_last_error(ctx)->message, header);
         xd_safetensors_close(file);
@@ -206,9 +207,12 @@ XD_TEST(legal_headers_are_accepted) {
     check_header(b.ctx, "{" ENTRY("a", "F32", "[2]", 0, 8) "}", 8, NULL);
     check_header(b.ctx, "{" ENTRY("a", "F32", "[]", 0, 4) "}", 4, NULL);
     check_header(b.ctx, "{" ENTRY("b", "U8", "[3]", 4, 7) "," ENTRY("a", "F32", "[1,1]", 0, 4) "}", 7, NULL);
-    check_header(b.ctx, "{" ENTRY("a", "U8", "[3,0]", 2, 2) "," ENTRY("b", "U8", "[2]", 0, 2) ","
-                 ENTRY("c", "F64", "[0]", 2, 2) "," ENTRY("d", "U8", "[1]", 2, 3) "}", 3, NULL);
-    check_header(b.ctx, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"more\":[1.5,{}]}}", 1, NULL);
+    check_header(b.ctx,
+                 "{" ENTRY("a", "U8", "[3,0]", 2, 2) "," ENTRY("b", "U8", "[2]", 0, 2) "," ENTRY(
+                     "c", "F64", "[0]", 2, 2) "," ENTRY("d", "U8", "[1]", 2, 3) "}",
+                 3, NULL);
+    check_header(b.ctx, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"more\":[1.5,{}]}}",
+                 1, NULL);
     check_header(b.ctx, "{" ENTRY("\\ud83d\\ude00", "U8", "[1]", 0, 1) "}", 1, NULL);
     bench_end(&b);
 }
@@ -230,22 +234,28 @@ XD_TEST(every_broken_promise_of_a_header_is_named) {
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1e0]", 0, 1) "}", 1, "non-negative");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", -0, 1) "}", 1, "data_offsets");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 0, 1e0) "}", 1, "data_offsets");
-    check_header(b.ctx, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,1]}}", 1, "data_offsets");
+    check_header(b.ctx, "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,1]}}", 1,
+                 "data_offsets");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 1, 0) "}", 1, "begins at 1 but ends at 0");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[2]", 0, 1) "}", 1, "needs 2 bytes but its offsets span 1");
     check_header(b.ctx, "{" ENTRY("a", "F64", "[4611686018427387904,2]", 0, 0) "}", 0, "overflows");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[18446744073709551615]", 0, 1) "}", 1, "non-negative");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 1, 2) "}", 2, "begins at 1, the one before ends at 0");
-    check_header(b.ctx, "{" ENTRY("a", "U8", "[2]", 0, 2) "," ENTRY("b", "U8", "[2]", 1, 3) "}", 3, "ends at 2");
-    check_header(b.ctx, "{" ENTRY("a", "U8", "[2]", 0, 2) "," ENTRY("b", "U8", "[2]", 0, 2) "}", 2, "ends at 2");
-    check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 0, 1) "," ENTRY("b", "U8", "[1]", 2, 3) "}", 3, "begins at 2");
+    check_header(b.ctx, "{" ENTRY("a", "U8", "[2]", 0, 2) "," ENTRY("b", "U8", "[2]", 1, 3) "}", 3,
+                 "ends at 2");
+    check_header(b.ctx, "{" ENTRY("a", "U8", "[2]", 0, 2) "," ENTRY("b", "U8", "[2]", 0, 2) "}", 2,
+                 "ends at 2");
+    check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 0, 1) "," ENTRY("b", "U8", "[1]", 2, 3) "}", 3,
+                 "begins at 2");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 0, 1) "}", 2, "end at 1 but there are 2");
     check_header(b.ctx, "{" ENTRY("a", "U8", "[1]", 0, 1) "}", 0, "end at 1 but there are 0");
     check_header(b.ctx, "{}", 1, "end at 0 but there are 1");
     check_header(b.ctx, "{\"__metadata__\":[]}", 0, "__metadata__ is no object");
     check_header(b.ctx, "{\"__metadata__\":{\"a\":1}}", 0, "is no string");
-    check_header(b.ctx, "{" ENTRY("a", "U8", "[0]", 0, 0) "," ENTRY("a", "U8", "[0]", 0, 0) "}", 0, "stands twice");
-    check_header(b.ctx, "{" ENTRY("a", "U8", "[0]", 0, 0) "," ENTRY("\\u0061", "U8", "[0]", 0, 0) "}", 0, "twice");
+    check_header(b.ctx, "{" ENTRY("a", "U8", "[0]", 0, 0) "," ENTRY("a", "U8", "[0]", 0, 0) "}", 0,
+                 "stands twice");
+    check_header(b.ctx, "{" ENTRY("a", "U8", "[0]", 0, 0) "," ENTRY("\\u0061", "U8", "[0]", 0, 0) "}", 0,
+                 "twice");
     check_header(b.ctx, "{" ENTRY("\\u0000", "U8", "[0]", 0, 0) "}", 0, "NUL");
     check_header(b.ctx, "{" ENTRY("\\ud800", "U8", "[0]", 0, 0) "}", 0, "lone surrogate");
     check_header(b.ctx, "{\"a\":{\"x\":[[[1]]]}}", 0, "nested too deeply");
@@ -459,7 +469,8 @@ XD_TEST(a_streamed_box_reads_little_more_than_its_bytes) {
     xd_safetensors_writer_desc desc;
     xd_safetensors_writer *w = NULL;
     xd_safetensors *file = NULL;
-    unsigned char *data = (unsigned char *)malloc(ROWS * COLUMNS), *part = (unsigned char *)malloc(ROWS * COLUMNS);
+    unsigned char *data = (unsigned char *)malloc(ROWS * COLUMNS),
+                  *part = (unsigned char *)malloc(ROWS * COLUMNS);
     for (int i = 0; i < ROWS * COLUMNS; i++) data[i] = (unsigned char)(i * 31 + i / 997);
     memset(&desc, 0, sizeof desc);
     desc.entries = &entry;
@@ -471,7 +482,8 @@ XD_TEST(a_streamed_box_reads_little_more_than_its_bytes) {
     memset(&stream, 0, sizeof stream);
     stream.mode = XD_SAFETENSORS_STREAM;
     CHECK_EQ_INT(xd_safetensors_open(b.ctx, bench_path(&b, "f"), &stream, &file), XD_OK);
-    const int64_t offsets[2][2] = { { 10, 0 }, { 5, 1000 } }, sizes[2][2] = { { 20, COLUMNS }, { 50, 100000 } };
+    const int64_t offsets[2][2] = { { 10, 0 }, { 5, 1000 } },
+                  sizes[2][2] = { { 20, COLUMNS }, { 50, 100000 } };
     for (int k = 0; k < 2; k++) {
         b.bytes_read = 0;
         CHECK_EQ_INT(xd_safetensors_read_box(file, 0, offsets[k], sizes[k], part), XD_OK);
@@ -488,13 +500,12 @@ XD_TEST(a_streamed_box_reads_little_more_than_its_bytes) {
 
 XD_TEST(bad_plans_are_refused_before_a_file_exists) {
     static const int64_t negative[] = { -1 }, huge[] = { (int64_t)1 << 62, 4 };
-    static const xd_safetensors_entry bad[] = { { NULL, XD_DTYPE_U8, 0, NULL },
-                                                { "__metadata__", XD_DTYPE_U8, 0, NULL },
-                                                { "a", XD_DTYPE_NONE, 0, NULL },
-                                                { "a", XD_DTYPE_U8, 1, negative },
-                                                { "a", XD_DTYPE_U8, 2, huge },
-                                                { "a", XD_DTYPE_U8, 65, huge },
-                                                { "\xff", XD_DTYPE_U8, 0, NULL } };
+    static const xd_safetensors_entry bad[] = {
+        { NULL, XD_DTYPE_U8, 0, NULL },  { "__metadata__", XD_DTYPE_U8, 0, NULL },
+        { "a", XD_DTYPE_NONE, 0, NULL }, { "a", XD_DTYPE_U8, 1, negative },
+        { "a", XD_DTYPE_U8, 2, huge },   { "a", XD_DTYPE_U8, 65, huge },
+        { "\xff", XD_DTYPE_U8, 0, NULL }
+    };
     const xd_safetensors_entry twice[] = { { "a", XD_DTYPE_U8, 0, NULL }, { "a", XD_DTYPE_I8, 0, NULL } };
     bench b;
     bench_start(&b);
@@ -610,9 +621,11 @@ XD_TEST(a_model_reads_back_from_one_file_and_from_several) {
 }
 
 static void check_index(bench *b, const char *text, xd_result expected, const char *message) {
-    CHECK_EQ_INT(xd_file_save(b->ctx, bench_path(b, "model.safetensors.index.json"), text, strlen(text)), XD_OK);
+    CHECK_EQ_INT(xd_file_save(b->ctx, bench_path(b, "model.safetensors.index.json"), text, strlen(text)),
+                 XD_OK);
     CHECK_EQ_INT(open_model(b, 0), expected);
-    if (!strstr(xd_last_error(b->ctx)->message, message)) CHECK_EQ_STR(xd_last_error(b->ctx)->message, message);
+    if (!strstr(xd_last_error(b->ctx)->message, message))
+        CHECK_EQ_STR(xd_last_error(b->ctx)->message, message);
 }
 
 XD_TEST(an_index_that_does_not_fit_its_files_is_refused) {
@@ -627,7 +640,8 @@ XD_TEST(an_index_that_does_not_fit_its_files_is_refused) {
     check_index(&b, "{\"weight_map\":{\"a\":\"..\"}}", XD_ERROR_FORMAT, "does not lie");
     check_index(&b, "{\"weight_map\":{\"a\":\"\"}}", XD_ERROR_FORMAT, "does not lie");
     check_index(&b, "{\"weight_map\":{\"a\":\"two.safetensors\"}}", XD_ERROR_IO, "two.safetensors");
-    check_index(&b, "{\"weight_map\":{\"a\":\"one.safetensors\"}}", XD_ERROR_MISSING, "holds no tensor \"a\"");
+    check_index(&b, "{\"weight_map\":{\"a\":\"one.safetensors\"}}", XD_ERROR_MISSING,
+                "holds no tensor \"a\"");
     check_index(&b, "{\"weight_map\":{\"empty\":\"one.safetensors\"}}", XD_ERROR_UNEXPECTED, "into no file");
     bench_end(&b);
 }

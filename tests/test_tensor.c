@@ -1,4 +1,5 @@
-/* Layouts and redistribution: exhaustively against arrays of indices in one thread, and executed by ranks on a sample. */
+/* Layouts and redistribution: exhaustively against arrays of indices in one thread, and executed by ranks on
+ * a sample. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
@@ -52,9 +53,11 @@ static bool layout_is_right(const xd_layout *layout, int ranks) {
 }
 
 XD_TEST(chunks_follow_the_table_of_the_rule) {
-    static const int table[][10] = { { 10, 4, 3, 3, 3, 1 }, { 5, 4, 2, 2, 1, 0 }, { 6, 4, 2, 2, 2, 0 },
-                                     { 7, 3, 3, 3, 1 },     { 9, 2, 5, 4 },       { 3, 8, 1, 1, 1, 0, 0, 0, 0, 0 },
-                                     { 1, 2, 1, 0 },        { 0, 3, 0, 0, 0 },    { 20, 8, 3, 3, 3, 3, 3, 3, 2, 0 } };
+    static const int table[][10] = {
+        { 10, 4, 3, 3, 3, 1 }, { 5, 4, 2, 2, 1, 0 }, { 6, 4, 2, 2, 2, 0 },
+        { 7, 3, 3, 3, 1 },     { 9, 2, 5, 4 },       { 3, 8, 1, 1, 1, 0, 0, 0, 0, 0 },
+        { 1, 2, 1, 0 },        { 0, 3, 0, 0, 0 },    { 20, 8, 3, 3, 3, 3, 3, 3, 2, 0 }
+    };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         int64_t begin = 0;
         for (int r = 0; r < table[i][1]; r++) {
@@ -128,12 +131,15 @@ XD_TEST(every_layout_up_to_40_indices_and_12_ranks_equals_the_model) {
                     }
                     if (split == 4) {
                         for (int i = 0; i < t.size[first]; i++)
-                            offsets[i + 1] = i + 1 < t.size[first] ? offsets[i] + model_draw(&state, n - (int)offsets[i] + 1) : n;
+                            offsets[i + 1] = i + 1 < t.size[first]
+                                                 ? offsets[i] + model_draw(&state, n - (int)offsets[i] + 1)
+                                                 : n;
                         d.placement[first].offsets = offsets;
                     }
                     xd_layout *layout = NULL;
                     layouts++;
-                    if (xd_layout_create(ctx, &d, &layout) != XD_OK || !layout_is_right(layout, RANKS)) wrong++;
+                    if (xd_layout_create(ctx, &d, &layout) != XD_OK || !layout_is_right(layout, RANKS))
+                        wrong++;
                     xd_layout_destroy(layout);
                 }
     CHECK_EQ_INT(wrong, 0);
@@ -150,7 +156,8 @@ XD_TEST(bad_layouts_are_refused_with_both_numbers) {
     d.placement[0].kind = XD_SHARD;
     d.placement[0].offsets = gap;
     CHECK(xd_layout_create(ctx, &d, &layout) == XD_ERROR_SHAPE);
-    CHECK(strstr(xd_last_error(ctx)->message, "splits 10 indices") && strstr(xd_last_error(ctx)->message, "end at 9"));
+    CHECK(strstr(xd_last_error(ctx)->message, "splits 10 indices") &&
+          strstr(xd_last_error(ctx)->message, "end at 9"));
     d.placement[0].offsets = back;
     CHECK(xd_layout_create(ctx, &d, &layout) == XD_ERROR_ARGUMENT);
     d.placement[0].offsets = NULL;
@@ -176,7 +183,8 @@ XD_TEST(bad_layouts_are_refused_with_both_numbers) {
 
 /* ---- plans ---- */
 
-/* What one rank's element holds before, and what it must hold afterwards. Partial coordinates add up to 7 x number. */
+/* What one rank's element holds before, and what it must hold afterwards. Partial coordinates add up to 7 x
+ * number. */
 static int64_t partial_weight(const xd_layout_desc *d, int rank) {
     int c[XD_MESH_AXES_MAX], linear = 0, size = 1;
     xd_topology_coordinate(d->topology, rank, c);
@@ -210,7 +218,8 @@ static bool has_partial(const xd_layout_desc *d) {
     return false;
 }
 
-/* Elements that must move at least: those a rank is to have and does not hold. Only for layouts without partial axes. */
+/* Elements that must move at least: those a rank is to have and does not hold. Only for layouts without
+ * partial axes. */
 static int64_t least_moved(const xd_layout_desc *from, const xd_layout_desc *to) {
     int64_t moved = 0;
     for (int r = 0; r < RANKS; r++) {
@@ -287,7 +296,8 @@ XD_TEST(every_plan_between_two_lines_of_ranks_moves_what_is_missing_and_no_more)
                     da.placement[0].kind = form == 1 ? XD_REPLICATE : form == 2 ? XD_PARTIAL : XD_SHARD;
                     db.placement[0].kind = form == 2 && n % 2 ? XD_REPLICATE : XD_SHARD;
                     if (form && n % 3) continue;
-                    wrong += xd_layout_create(ctx, &da, &from) != XD_OK || xd_layout_create(ctx, &db, &to) != XD_OK;
+                    wrong += xd_layout_create(ctx, &da, &from) != XD_OK ||
+                             xd_layout_create(ctx, &db, &to) != XD_OK;
                     wrong += simulate(ctx, from, to);
                     xd_layout_destroy(from);
                     xd_layout_destroy(to);
@@ -321,11 +331,13 @@ static void draw_layout(uint64_t *state, xd_layout_desc *d, xd_topology *t, int 
         p->kind = (xd_placement_kind)model_draw(state, 3);
         p->dim = d->ndim ? model_draw(state, d->ndim) : 0;
         if (p->kind == XD_SHARD && d->ndim == 0) p->kind = XD_REPLICATE;
-        if (p->kind == XD_SHARD && d->shape[p->dim] % 2 == 0 && i == turn && model_draw(state, 2)) p->sections = 2;
+        if (p->kind == XD_SHARD && d->shape[p->dim] % 2 == 0 && i == turn && model_draw(state, 2))
+            p->sections = 2;
         if (p->kind != XD_SHARD || i != turn || p->sections || model_draw(state, 2)) continue;
         for (int k = 0; k < t->size[i]; k++)
-            offsets[k + 1] = k + 1 < t->size[i] ? offsets[k] + model_draw(state, (int)(d->shape[p->dim] - offsets[k]) + 1)
-                                                : d->shape[p->dim];
+            offsets[k + 1] = k + 1 < t->size[i]
+                                 ? offsets[k] + model_draw(state, (int)(d->shape[p->dim] - offsets[k]) + 1)
+                                 : d->shape[p->dim];
         p->offsets = offsets;
     }
 }
@@ -356,12 +368,16 @@ XD_TEST(plans_between_drawn_meshes_of_up_to_three_axes_equal_the_model) {
             for (int k = 0; k < ta.axis_count; k++) {
                 db.placement[k].kind = (xd_placement_kind)model_draw(&state, db.ndim ? 3 : 1);
                 db.placement[k].dim = db.ndim ? model_draw(&state, db.ndim) : 0;
-                const bool sharded = da.placement[k].kind == XD_SHARD, partial = db.placement[k].kind == XD_PARTIAL;
-                if (partial && (sharded || da.placement[k].kind == XD_REPLICATE)) db.placement[k].kind = XD_REPLICATE;
+                const bool sharded = da.placement[k].kind == XD_SHARD,
+                           partial = db.placement[k].kind == XD_PARTIAL;
+                if (partial && (sharded || da.placement[k].kind == XD_REPLICATE))
+                    db.placement[k].kind = XD_REPLICATE;
             }
-            /* Partial on both sides keeps what each rank holds, so the sums the model checks need the same axes. */
+            /* What stays partial keeps what each rank holds, so the model needs the same axes. */
             for (int k = 0; k < ta.axis_count; k++)
-                if (has_partial(&db)) db.placement[k].kind = da.placement[k].kind == XD_PARTIAL ? XD_PARTIAL : db.placement[k].kind;
+                if (has_partial(&db))
+                    db.placement[k].kind =
+                        da.placement[k].kind == XD_PARTIAL ? XD_PARTIAL : db.placement[k].kind;
         } else
             for (int k = 0; k < tb.axis_count; k++)
                 if (db.placement[k].kind == XD_PARTIAL) db.placement[k].kind = XD_REPLICATE;
@@ -370,7 +386,8 @@ XD_TEST(plans_between_drawn_meshes_of_up_to_three_axes_equal_the_model) {
             const long bad = simulate(ctx, from, to);
             wrong += bad;
             done++;
-            if (bad && xd_test_fail()) printf("case %d: %ld wrong, %s\n", i, bad, xd_last_error(ctx)->message);
+            if (bad && xd_test_fail())
+                printf("case %d: %ld wrong, %s\n", i, bad, xd_last_error(ctx)->message);
         }
         xd_layout_destroy(from);
         xd_layout_destroy(to);
@@ -401,9 +418,12 @@ XD_TEST(transitions_that_have_no_meaning_are_refused) {
         int ranks;
         xd_result expected;
     } cases[] = {
-        { shard, sum, XD_DTYPE_F32, 3, XD_ERROR_UNSUPPORTED }, { sum, max, XD_DTYPE_F32, 3, XD_ERROR_UNSUPPORTED },
-        { max, elsewhere, XD_DTYPE_F32, 3, XD_ERROR_UNSUPPORTED }, { shard, longer, XD_DTYPE_F32, 3, XD_ERROR_SHAPE },
-        { sum, shard, XD_DTYPE_BOOL, 3, XD_ERROR_DTYPE }, { shard, shard, XD_DTYPE_NONE, 3, XD_ERROR_ARGUMENT },
+        { shard, sum, XD_DTYPE_F32, 3, XD_ERROR_UNSUPPORTED },
+        { sum, max, XD_DTYPE_F32, 3, XD_ERROR_UNSUPPORTED },
+        { max, elsewhere, XD_DTYPE_F32, 3, XD_ERROR_UNSUPPORTED },
+        { shard, longer, XD_DTYPE_F32, 3, XD_ERROR_SHAPE },
+        { sum, shard, XD_DTYPE_BOOL, 3, XD_ERROR_DTYPE },
+        { shard, shard, XD_DTYPE_NONE, 3, XD_ERROR_ARGUMENT },
         { shard, shard, XD_DTYPE_F32, 1, XD_ERROR_TOPOLOGY },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -434,8 +454,10 @@ static xd_result run_moves(xd_comm *world, void *argument) {
     uint64_t state = 100 + (uint64_t)size;
     (void)argument;
     for (int i = 0; i < 60; i++) {
-        static const xd_placement_kind kinds[5][2] = { { XD_SHARD, XD_REPLICATE }, { XD_REPLICATE, XD_SHARD },
-                                                       { XD_SHARD, XD_SHARD },     { XD_PARTIAL, XD_SHARD },
+        static const xd_placement_kind kinds[5][2] = { { XD_SHARD, XD_REPLICATE },
+                                                       { XD_REPLICATE, XD_SHARD },
+                                                       { XD_SHARD, XD_SHARD },
+                                                       { XD_PARTIAL, XD_SHARD },
                                                        { XD_PARTIAL, XD_REPLICATE } };
         const int members = size - (i % 3 == 2 && size > 1); /* sometimes smaller than the world */
         xd_topology ta = grid(members, 0), tb = grid(size, 0);
@@ -466,7 +488,8 @@ static xd_result run_moves(xd_comm *world, void *argument) {
         const xd_comm_counters after = xd_comm_get_counters(world);
         CHECK_EQ_INT(after.bytes_sent - before.bytes_sent, xd_plan_bytes_sent(plan));
         CHECK_EQ_INT(differing(&db, me, dst), 0);
-        xd_tensor from_view = xd_tensor_view(from, me, src, XD_DTYPE_I64), to_view = xd_tensor_view(to, me, dst, XD_DTYPE_I64);
+        xd_tensor from_view = xd_tensor_view(from, me, src, XD_DTYPE_I64),
+                  to_view = xd_tensor_view(to, me, dst, XD_DTYPE_I64);
         memset(dst, 0, sizeof dst);
         CHECK(xd_redistribute(world, &from_view, &to_view) == XD_OK);
         CHECK_EQ_INT(differing(&db, me, dst), 0);
@@ -540,7 +563,8 @@ static xd_result run_reductions(xd_comm *world, void *argument) {
 }
 
 XD_TEST(partial_values_reduce_to_the_bits_of_all_reduce) {
-    for (int size = 1; size <= 5; size++) CHECK(xd_run_threads(size, NULL, run_reductions, NULL, NULL) == XD_OK);
+    for (int size = 1; size <= 5; size++)
+        CHECK(xd_run_threads(size, NULL, run_reductions, NULL, NULL) == XD_OK);
 }
 
 static xd_result run_sum_of_replicas(xd_comm *world, void *argument) {
@@ -554,7 +578,8 @@ static xd_result run_sum_of_replicas(xd_comm *world, void *argument) {
     CHECK(xd_layout_create(ctx, &d, &replicated) == XD_OK);
     d.placement[0].kind = XD_PARTIAL;
     CHECK(xd_layout_create(ctx, &d, &sum) == XD_OK);
-    const xd_tensor a = xd_tensor_view(replicated, me, value, XD_DTYPE_F32), b = xd_tensor_view(sum, me, out, XD_DTYPE_F32);
+    const xd_tensor a = xd_tensor_view(replicated, me, value, XD_DTYPE_F32),
+                    b = xd_tensor_view(sum, me, out, XD_DTYPE_F32);
     CHECK(xd_redistribute(world, &a, &b) == XD_OK);
     for (int i = 0; i < 5; i++) CHECK_NEAR(out[i], me ? 0.0f : value[i], 0);
     xd_layout_destroy(sum);

@@ -7,10 +7,10 @@
 
 struct xd_json {
     xd_json_kind kind;
-    bool negative;       /* of an integer: the value is -integer */
-    bool exact;          /* of a number: integer notation that fits 64 bits */
-    size_t offset;       /* in the text */
-    const char *key;     /* of a member; NULL for elements and the root */
+    bool negative;   /* of an integer: the value is -integer */
+    bool exact;      /* of a number: integer notation that fits 64 bits */
+    size_t offset;   /* in the text */
+    const char *key; /* of a member; NULL for elements and the root */
     size_t key_bytes;
     const xd_json *next; /* sibling */
     union {
@@ -85,9 +85,12 @@ static size_t xdi_json_count_nodes(const char *text, size_t bytes) {
     bool quoted = false;
     for (size_t i = 0; i < bytes; i++) {
         const char c = text[i];
-        if (c == '"') quoted = !quoted;
-        else if (quoted && c == '\\') i++;
-        else if (!quoted && (c == '[' || c == '{' || c == ',')) count++;
+        if (c == '"')
+            quoted = !quoted;
+        else if (quoted && c == '\\')
+            i++;
+        else if (!quoted && (c == '[' || c == '{' || c == ','))
+            count++;
     }
     return count;
 }
@@ -244,8 +247,9 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     bool integer;
     XDI_TRY(xdi_json_scan_number(p, &integer));
     const size_t length = p->at - begin;
-    XDI_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT, "JSON: number of %llu bytes at byte %llu",
-                (unsigned long long)length, (unsigned long long)begin);
+    XDI_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT,
+                "JSON: number of %llu bytes at byte %llu", (unsigned long long)length,
+                (unsigned long long)begin);
     memcpy(digits, p->text + begin, length);
     digits[length] = '\0';
     value->kind = XD_JSON_NUMBER;
@@ -314,12 +318,15 @@ static xd_result xdi_json_parse_container(xdi_json_parser *p, xd_json *container
         do {
             xd_json *item;
             XDI_TRY(xdi_json_parse_member(p, object, &item));
-            if (last) last->next = item;
-            else first = item;
+            if (last)
+                last->next = item;
+            else
+                first = item;
             last = item;
             xdi_json_skip_space(p);
         } while (xdi_json_take(p, ','));
-        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, close), object ? "',' or '}' expected" : "',' or ']' expected"));
+        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, close),
+                                object ? "',' or '}' expected" : "',' or ']' expected"));
     }
     p->depth--;
     return xdi_json_close(p, container, first);
@@ -333,16 +340,20 @@ static xd_result xdi_json_parse_value(xdi_json_parser *p, xd_json **out) {
     switch (xdi_json_peek(p)) {
     case '{':
     case '[': return xdi_json_parse_container(p, value);
-    case '"': value->kind = XD_JSON_STRING;
+    case '"':
+        value->kind = XD_JSON_STRING;
         return xdi_json_parse_string(p, &value->as.string.text, &value->as.string.bytes);
-    case 'n': value->kind = XD_JSON_NULL;
+    case 'n':
+        value->kind = XD_JSON_NULL;
         XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "null"), "value expected"));
         return XD_OK;
-    case 't': value->kind = XD_JSON_BOOL;
+    case 't':
+        value->kind = XD_JSON_BOOL;
         value->as.truth = true;
         XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "true"), "value expected"));
         return XD_OK;
-    case 'f': value->kind = XD_JSON_BOOL;
+    case 'f':
+        value->kind = XD_JSON_BOOL;
         XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "false"), "value expected"));
         return XD_OK;
     default: return xdi_json_parse_number(p, value);
@@ -378,7 +389,8 @@ static xd_json_desc xdi_json_limits(const xd_json_desc *desc) {
     return d;
 }
 
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes, xd_json **root) {
+XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                               xd_json **root) {
     const xd_json_desc d = xdi_json_limits(desc);
     xdi_json_parser p;
     xd_json *block = NULL;
@@ -400,8 +412,10 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
             result = XDI_FAIL(ctx, XD_ERROR_FORMAT, "JSON: text after the value at byte %llu",
                               (unsigned long long)p.at);
     }
-    if (result == XD_OK) *root = block;
-    else xd_release(ctx, block);
+    if (result == XD_OK)
+        *root = block;
+    else
+        xd_release(ctx, block);
     return result;
 }
 
@@ -449,8 +463,10 @@ XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, siz
         const xd_json *item = (const xd_json *)object->as.container.items[middle];
         const int order = xdi_json_compare(key, key_bytes, item->key, item->key_bytes);
         if (order == 0) return item;
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -499,7 +515,8 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out) {
     if (!xdi_json_is(value, XD_JSON_NUMBER) || !value->exact) return false;
     const uint64_t magnitude = value->as.number.integer;
     if (!value->negative && magnitude > (uint64_t)INT64_MAX) return false;
-    *out = value->negative ? -(int64_t)(magnitude - 1u) - 1 : (int64_t)magnitude; /* INT64_MIN has no negative */
+    *out =
+        value->negative ? -(int64_t)(magnitude - 1u) - 1 : (int64_t)magnitude; /* INT64_MIN has no negative */
     return true;
 }
 
@@ -561,8 +578,10 @@ static void xdi_json_put_string(xd_json_writer *w, const char *value, size_t byt
             static const char names[] = "\"\\\b\f\n\r\t", values[] = "\"\\bfnrt";
             const char *name = strchr(names, (char)s[i]);
             char escape[8];
-            if (name) snprintf(escape, sizeof escape, "\\%c", values[name - names]);
-            else snprintf(escape, sizeof escape, "\\u%04x", (unsigned)s[i]);
+            if (name)
+                snprintf(escape, sizeof escape, "\\%c", values[name - names]);
+            else
+                snprintf(escape, sizeof escape, "\\u%04x", (unsigned)s[i]);
             xdi_json_put(w, escape, strlen(escape));
         } else {
             xdi_json_put(w, value + i, length);

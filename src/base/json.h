@@ -43,7 +43,8 @@ typedef struct xd_json_desc {
  * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000, a repeated key in one
  * object and a number beyond the range of a double are refused.
  * Errors: FORMAT with the byte offset, also when a limit is exceeded; MEMORY; ARGUMENT for a depth above 1000. */
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes, xd_json **root);
+XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                               xd_json **root);
 
 /* Reads and parses a file. Errors: as xd_json_parse, and IO; all of them name the file. */
 XD_API xd_result xd_json_load(xd_ctx *ctx, const xd_json_desc *desc, const char *path, xd_json **root);
@@ -84,9 +85,9 @@ XD_API bool xd_json_double(const xd_json *value, double *out);
 /* Text being built. Errors stick: check the result of xd_json_writer_finish only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
-    int indent;     /* spaces a level; 0 -> everything on one line. May be set before the first write */
-    char *text;     /* from the context's allocator */
-    size_t bytes;   /* written so far */
+    int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
+    char *text;   /* from the context's allocator */
+    size_t bytes; /* written so far */
     size_t capacity;
     int depth;      /* open containers, at most 63 */
     uint64_t array; /* bit d: the container at depth d is an array */

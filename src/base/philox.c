@@ -59,7 +59,7 @@ static float xdi_philox_uniform(uint32_t word) {
 /* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
  * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
 static float xdi_philox_log(float x) {
-    static const float p[] = { 0.333333313f, -0.24999997f,  0.200007156f,  -0.166678026f, 0.142490581f,
+    static const float p[] = { 0.333333313f,  -0.24999997f, 0.200007156f,  -0.166678026f, 0.142490581f,
                                -0.124256872f, 0.116854198f, -0.114797339f, 0.0697161183f };
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -31,8 +31,8 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     }
     xd_release(ctx, text);
     XDI_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
-    XDI_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path, (unsigned long long)size,
-                (unsigned long long)limit);
+    XDI_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
+                (unsigned long long)size, (unsigned long long)limit);
     return XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
 }
 
@@ -88,8 +88,8 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = files->resize(files->user, p->file, bytes);
-    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path, (unsigned long long)bytes,
-                strerror(error));
+    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
+                (unsigned long long)bytes, strerror(error));
     return XD_OK;
 }
 

@@ -1,8 +1,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* One partition of the world into ordered groups: for each rank the first member of its group and its place there;
- * leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not, alike. */
+/* One partition of the world into ordered groups: for each rank the first member of its group and its place
+ * there; leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not,
+ * alike. */
 typedef struct xdi_mesh_entry {
     int *leader, *place; /* [world size] each */
     xd_comm *comm;       /* this rank's group; NULL when it stands outside */
@@ -41,7 +42,8 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
     int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
-    const xd_result room = xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
+    const xd_result room =
+        xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
     if (room != XD_OK) {
         xd_release(ctx, counts);
         return room;
@@ -56,7 +58,8 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     for (int i = 1; result == XD_OK && i < size; i++) {
         if (all[i] == all[0]) continue;
         if (used + 16 < sizeof list)
-            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "", xd_comm_world_rank(comm, i));
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "",
+                                     xd_comm_world_rank(comm, i));
         differ++;
     }
     if (differ)
@@ -101,7 +104,8 @@ XD_API void xd_mesh_destroy(xd_mesh *mesh) {
 /* The topology with a rank list of its own; false without memory. */
 static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
-    for (int i = 0; ranks && i < topology->rank_count; i++) ranks[i] = topology->ranks ? topology->ranks[i] : i;
+    for (int i = 0; ranks && i < topology->rank_count; i++)
+        ranks[i] = topology->ranks ? topology->ranks[i] : i;
     topology->ranks = ranks;
     return ranks != NULL;
 }
@@ -159,7 +163,8 @@ static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, 
 }
 
 /* The entry for the groups over mask, made when it is new: then collective over parent. */
-static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent, xdi_mesh_entry **out) {
+static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent,
+                                    xdi_mesh_entry **out) {
     xdi_mesh_table *table = root->table;
     if (root->groups[mask]) {
         *out = root->groups[mask];
@@ -173,10 +178,13 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
         return XD_OK;
     }
     xd_result result = XD_OK;
-    if (!entry) result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks", root->topology.rank_count);
+    if (!entry)
+        result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
+                          root->topology.rank_count);
     result = xd_agree(parent, result);
     if (result == XD_OK) {
-        const uint64_t hash = xd_hash(0, entry->leader, 2 * (size_t)xd_comm_size(table->world) * sizeof *entry->leader);
+        const uint64_t hash =
+            xd_hash(0, entry->leader, 2 * (size_t)xd_comm_size(table->world) * sizeof *entry->leader);
         result = xd_agree_same(parent, hash, "mesh groups");
     }
     if (result == XD_OK) result = xdi_mesh_connect(table, entry, parent);
@@ -190,7 +198,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders take part in the first. */
+/* The members' communicator first, then every single axis from left to right. Outsiders take part in the
+ * first. */
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
@@ -201,8 +210,10 @@ static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
     return result;
 }
 
-/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on failure. */
-static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes, const char (*names)[XD_AXIS_NAME_MAX], int count) {
+/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
+ * failure. */
+static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
+                              const char (*names)[XD_AXIS_NAME_MAX], int count) {
     xd_ctx *ctx = root->table->ctx;
     xd_mesh *mesh = (xd_mesh *)xd_allocate(ctx, sizeof *mesh);
     if (!mesh) return NULL;
@@ -251,7 +262,8 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
     for (int i = 0; i < topology->axis_count; i++) axes[i] = 1u << i;
     if (xdi_mesh_own_ranks(table->ctx, &root->topology)) {
         root->member = xd_topology_coordinate(topology, xd_comm_rank(table->world), root->coordinate);
-        mesh = xdi_mesh_over(root, axes, (const char(*)[XD_AXIS_NAME_MAX])topology->name, topology->axis_count);
+        mesh =
+            xdi_mesh_over(root, axes, (const char(*)[XD_AXIS_NAME_MAX])topology->name, topology->axis_count);
     }
     xdi_mesh_root_release(root); /* the mesh holds it now */
     return mesh;
@@ -278,7 +290,8 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     XDI_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
                 "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
     return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
-                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world), out);
+                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
+                              out);
 }
 
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
@@ -338,16 +351,17 @@ XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
 }
 
 static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
-    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE, "rank %d is none of the %d ranks of the mesh",
-                xd_comm_rank(mesh->root->table->world), mesh->root->topology.rank_count);
+    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
+                "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
+                mesh->root->topology.rank_count);
     return XD_OK;
 }
 
 /* Index of a mesh's own axis; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
-    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT, "the mesh has %d axes: name one",
-                mesh->topology.axis_count);
+    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
+                "the mesh has %d axes: name one", mesh->topology.axis_count);
     *axis = name ? xd_topology_axis(&mesh->topology, name) : 0;
     XDI_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
                 mesh->topology.axis_count);
@@ -384,8 +398,8 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;
     unsigned seen = 0;
-    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT, "\"%s\" cannot be looked up: the mesh has no axis names",
-                list);
+    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT,
+                "\"%s\" cannot be looked up: the mesh has no axis names", list);
     *count = 0;
     for (const char *rest = list, *name; rest; (*count)++) {
         const size_t length = xdi_topology_next(&rest, &name);
@@ -395,7 +409,8 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
         memset(names[*count], 0, XD_AXIS_NAME_MAX);
         memcpy(names[*count], name, length);
         sets[*count] = xdi_mesh_lookup(root, names[*count]);
-        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh", names[*count], list);
+        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh",
+                    names[*count], list);
         XDI_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
         seen |= sets[*count];
     }
@@ -434,8 +449,8 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
     return xdi_mesh_group_of(mesh->root, mask, out);
 }
 
-static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets, const char (*names)[XD_AXIS_NAME_MAX],
-                                 int count, xd_mesh **out) {
+static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets,
+                                 const char (*names)[XD_AXIS_NAME_MAX], int count, xd_mesh **out) {
     xd_mesh *mesh = xdi_mesh_over(root, sets, names, count);
     XDI_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
     *out = mesh;
@@ -455,13 +470,14 @@ XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
 /* The name a flattened set gets: the caller's, or its axes joined with '_'. */
 static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *name, char *out) {
     const char *source = name ? name : axes;
-    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT, "the name \"%s\" is longer than %d letters",
-                source, XD_AXIS_NAME_MAX - 1);
+    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+                "the name \"%s\" is longer than %d letters", source, XD_AXIS_NAME_MAX - 1);
     memset(out, 0, XD_AXIS_NAME_MAX);
     memcpy(out, source, strlen(source));
     for (char *c = out; !name && *c; c++)
         if (*c == ',' || *c == '-') *c = '_';
-    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis", out);
+    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis",
+                out);
     return XD_OK;
 }
 
@@ -478,8 +494,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     XDI_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
     for (int i = 0; i < count; i++) mask |= sets[i];
     const unsigned known = xdi_mesh_lookup(root, flat[0]);
-    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT, "\"%s\" is already the name of other axes than \"%s\"",
-                flat[0], axes);
+    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT,
+                "\"%s\" is already the name of other axes than \"%s\"", flat[0], axes);
     XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
                 "the mesh already has %d flattened names, the most there can be", root->flat_count);
     XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
@@ -491,7 +507,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count, xd_mesh **out) {
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
+                                   xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xd_topology topology;
@@ -499,10 +516,13 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_comm *members;
     XDI_TRY(xdi_mesh_require_member(mesh));
     XDI_TRY(xdi_mesh_group_of(root, all, &members));
-    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
+    xd_result result =
+        xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
-        if (!fresh) result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes", topology.axis_count);
+        if (!fresh)
+            result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes",
+                              topology.axis_count);
     }
     return xdi_mesh_publish(members, result, fresh, out);
 }
@@ -515,7 +535,8 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     int total = 0;
     XDI_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
-        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT, "slice %d comes from another mesh than slice 0", i);
+        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
+                    "slice %d comes from another mesh than slice 0", i);
         for (int k = 0; k < slices[i]->topology.axis_count; k++, total++) {
             XDI_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
                         "slice %d repeats an axis of the %d slices", i, count);

@@ -45,8 +45,8 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
         XDI_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
                     "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
         for (int k = 0; k < i; k++)
-            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d", k, i,
-                        ranks[i]);
+            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d",
+                        k, i, ranks[i]);
     }
     return XD_OK;
 }
@@ -63,17 +63,19 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
         t.size[i] = axes[i].size;
         if (axes[i].name) memcpy(t.name[i], axes[i].name, strlen(axes[i].name) + 1);
         if (axes[i].size > 0) product *= axes[i].size;
-        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY, "axis sizes multiply to more than 2^31 ranks");
+        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY,
+                    "axis sizes multiply to more than 2^31 ranks");
     }
     for (int i = 0; i < axis_count; i++) {
         if (t.size[i] != -1) continue;
         XDI_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
-                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available, (int)product);
+                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available,
+                    (int)product);
         t.size[i] = available / (int)product;
         product = available;
     }
-    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks", (int)product,
-                ranks ? "the list has" : "the world has", available);
+    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
+                (int)product, ranks ? "the list has" : "the world has", available);
     if (ranks) XDI_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
@@ -91,7 +93,8 @@ XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name) {
 
 static int xdi_topology_find(const xd_axis *axes, int axis_count, const char *name, size_t length) {
     for (int i = 0; i < axis_count; i++)
-        if (axes[i].name && strlen(axes[i].name) == length && memcmp(axes[i].name, name, length) == 0) return i;
+        if (axes[i].name && strlen(axes[i].name) == length && memcmp(axes[i].name, name, length) == 0)
+            return i;
     return -1;
 }
 
@@ -103,8 +106,8 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     for (const char *rest = order, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         const int axis = xdi_topology_find(axes, axis_count, name, length);
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order, (int)length,
-                    name, axis_count);
+        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order,
+                    (int)length, name, axis_count);
         XDI_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
                     axes[axis].name);
         seen |= 1u << axis;
@@ -112,8 +115,9 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     }
     for (int i = 0; i < axis_count; i++) {
         if (seen >> i & 1u) continue;
-        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT, "order \"%s\" leaves out \"%s\", whose size is %d, not 1",
-                    order, axes[i].name, axes[i].size);
+        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT,
+                    "order \"%s\" leaves out \"%s\", whose size is %d, not 1", order, axes[i].name,
+                    axes[i].size);
         sequence[count++] = i;
     }
     return XD_OK;
@@ -136,17 +140,20 @@ XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size, xd_topology *out) {
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
+                                         xd_topology *out) {
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
     int count = 0;
-    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT, "tensor is %d and domain is %d, must be at least 1",
-                tensor, domain);
+    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
+                "tensor is %d and domain is %d, must be at least 1", tensor, domain);
     XDI_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
                 "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
     const int dp = world_size / (tensor * domain);
     XDI_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
-                "data is none but %d data ranks are left: their gradients would never meet (set replicas to allow it)", dp);
+                "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
+                "allow it)",
+                dp);
     const char *const names[3] = { "dp", "tp", "domain" };
     const int sizes[3] = { dp, tensor, domain };
     for (int i = 0; i < 3; i++) {
@@ -166,7 +173,8 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
     const char *const names[5] = { "tp", "cp", "ep", "dp", "pp" };
     const int64_t taken = (int64_t)tp * cp * ep * d->pp;
     XDI_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
-                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp, d->world_size);
+                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp,
+                d->world_size);
     const int sizes[5] = { tp, cp, ep, (int)(d->world_size / taken), d->pp };
     xd_axis axes[5];
     for (int i = 0; i < 5; i++) {
@@ -186,13 +194,15 @@ static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *fir
     *first = xd_topology_rank(t, c);
 }
 
-static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *dense, const xd_topology *expert) {
+static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *dense,
+                                              const xd_topology *expert) {
     for (int rank = 0; rank < dense->rank_count; rank++) {
         int first[2], place[2];
         xdi_topology_pipeline_place(dense, rank, &first[0], &place[0]);
         xdi_topology_pipeline_place(expert, rank, &first[1], &place[1]);
         XDI_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
-                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that of rank %d in "
+                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that "
+                    "of rank %d in "
                     "the expert grid",
                     rank, place[0], first[0], place[1], first[1]);
     }
@@ -209,11 +219,13 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     if (!d.expert_tp) d.expert_tp = d.tp;
     if (!d.optimizer_instances) d.optimizer_instances = 1;
     if (!d.order) d.order = "tp-cp-ep-dp-pp";
-    XDI_REQUIRE(ctx, d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
-                XD_ERROR_ARGUMENT, "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
+    XDI_REQUIRE(ctx,
+                d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
+                XD_ERROR_ARGUMENT,
+                "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
                 d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
-    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT, "virtual_pipeline is %d but pp is %d",
-                d.virtual_pipeline, d.pp);
+    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT,
+                "virtual_pipeline is %d but pp is %d", d.virtual_pipeline, d.pp);
     xd_topology grids[2];
     XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
     XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
@@ -233,13 +245,14 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
     int64_t product = 1;
     int count = 0;
     XDI_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-                "%d parts for one of %d axes, at most %d axes are possible", part_count, topology->axis_count,
-                XD_MESH_AXES_MAX);
+    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
+                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+                topology->axis_count, XD_MESH_AXES_MAX);
     XDI_TRY(xdi_topology_check_axes(ctx, parts, part_count));
     for (int i = 0; i < part_count; i++) product *= parts[i].size;
-    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY, "the parts multiply to %lld but \"%s\" has size %d",
-                (long long)product, axis, topology->size[at]);
+    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
+                "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+                topology->size[at]);
     for (int i = 0; i < topology->axis_count; i++) {
         for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
         if (i == at) continue;
@@ -259,17 +272,19 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
     return -1;
 }
 
-XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names, unsigned *mask) {
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                  unsigned *mask) {
     unsigned found = 0;
     XDI_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
                 "\"%s\" cannot be looked up: the mesh has no axis names", names);
     for (const char *rest = names, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         int axis = topology->axis_count - 1;
-        while (axis >= 0 && (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
+        while (axis >= 0 &&
+               (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
             axis--;
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes", (int)length, name, names,
-                    topology->axis_count);
+        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
+                    (int)length, name, names, topology->axis_count);
         XDI_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
                     topology->name[axis]);
         found |= 1u << axis;
@@ -296,7 +311,8 @@ XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *c
     return true;
 }
 
-/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0 again). */
+/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0
+ * again). */
 static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
     for (int i = topology->axis_count - 1; i >= 0; i--) {
         if (!(mask >> i & 1u)) continue;

@@ -3,11 +3,12 @@
 
 #include "base/context.h"
 
-/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any topology can be
- * computed and tested on one machine for any number of ranks. A rank is a position in the group a mesh is made over.
+/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any
+ * topology can be computed and tested on one machine for any number of ranks. A rank is a position in the
+ * group a mesh is made over.
  *
  * Row-major: the last axis varies fastest. The rank at coordinate c is
- *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...]                                                          */
+ *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
 
 #define XD_MESH_AXES_MAX 8
 #define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
@@ -32,14 +33,14 @@ typedef struct xd_topology {
  *   axes    axis_count of them, slowest first
  *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
  *
- * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the sizes do not
- * multiply to the number of ranks, or do not divide it for -1). */
+ * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
+ * sizes do not multiply to the number of ranks, or do not divide it for -1). */
 XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
                                     int rank_count, int world_size, xd_topology *out);
 
-/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes come in any
- * order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an error, and so are unknown
- * and repeated names in the string, and "cp" and "ep" both above 1.
+/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
+ * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
+ * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
  * Errors: ARGUMENT, TOPOLOGY as above. */
 XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                         int world_size, xd_topology *out);
@@ -59,10 +60,12 @@ typedef struct xd_parallelism {
     bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
 } xd_parallelism;
 
-/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and domain
- * when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
- * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not `replicas`). */
-XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size, xd_topology *out);
+/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and
+ * domain when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
+ * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not
+ * `replicas`). */
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
+                                         xd_topology *out);
 
 /* The two grids of a mixture-of-experts run over one world. */
 typedef struct xd_expert_desc {
@@ -76,26 +79,30 @@ typedef struct xd_expert_desc {
 
 /* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
  * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
- * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups of the two
- * grids differ). */
-XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense, xd_topology *expert);
+ * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups
+ * of the two grids differ). */
+XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
+                                     xd_topology *expert);
 
-/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT, TOPOLOGY. */
+/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
+ * TOPOLOGY. */
 XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
                                        const xd_axis *parts, int part_count, xd_topology *out);
 
 /* Index of the axis of that name; -1 when there is none. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
 
-/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does not matter.
- * Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
-XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names, unsigned *mask);
+/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does
+ * not matter. Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                  unsigned *mask);
 
 /* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
 XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
 XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
 
-/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in row-major order.
+/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in
+ * row-major order.
  *
  *   ranks        [rank_count]: group after group
  *   group_size   ranks in each group

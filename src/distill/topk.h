@@ -19,7 +19,7 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
                                    xd_comm *comm, int64_t k, int64_t *ids, float *importance);
 
-/* Sums over all ranks of comm, divided by D and scaled, and the masses the loss saw. */
+/* What the teacher shipped for each id. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
     XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */

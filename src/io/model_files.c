@@ -57,13 +57,14 @@ static xd_result xdi_model_collect(xd_model_files *m) {
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
         const char *name = xd_json_string(entry, NULL);
         XDI_REQUIRE(m->ctx, name && xdi_model_is_basename(name), XD_ERROR_FORMAT,
-                    "%s/%s: tensor \"%.80s\" does not lie in a file of the directory", m->directory, XDI_MODEL_INDEX,
-                    xd_json_key(entry, NULL));
+                    "%s/%s: tensor \"%.80s\" does not lie in a file of the directory", m->directory,
+                    XDI_MODEL_INDEX, xd_json_key(entry, NULL));
         m->names[used++] = name;
     }
     xdi_sort((const void **)m->names, used, xdi_model_by_name);
     for (size_t i = 0; i < used; i++)
-        if (m->count == 0 || strcmp(m->names[m->count - 1], m->names[i]) != 0) m->names[m->count++] = m->names[i];
+        if (m->count == 0 || strcmp(m->names[m->count - 1], m->names[i]) != 0)
+            m->names[m->count++] = m->names[i];
     return XD_OK;
 }
 
@@ -73,8 +74,10 @@ static xd_safetensors *xdi_model_file(const xd_model_files *m, const char *name)
         const int64_t middle = low + (high - low) / 2;
         const int order = strcmp(name, m->names[middle]);
         if (order == 0) return m->files[middle];
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -100,8 +103,8 @@ static xd_result xdi_model_check(const xd_model_files *m) {
             const char *name = xd_safetensors_at(m->files[i], k)->name;
             const char *file = xd_json_string(xd_json_find(map, name), NULL);
             XDI_REQUIRE(m->ctx, file && strcmp(file, m->names[i]) == 0, XD_ERROR_UNEXPECTED,
-                        "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory, m->names[i], name,
-                        file ? file : "no file");
+                        "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory,
+                        m->names[i], name, file ? file : "no file");
         }
     return XD_OK;
 }
@@ -138,11 +141,15 @@ XD_API xd_result xd_model_files_open(xd_ctx *ctx, const char *directory, const x
     }
     m->ctx = ctx;
     m->directory = directory;
-    if (xdi_model_exists(ctx, single)) result = xdi_model_open_single(m, single, desc);
-    else result = xdi_model_open_index(m, desc);
+    if (xdi_model_exists(ctx, single))
+        result = xdi_model_open_single(m, single, desc);
+    else
+        result = xdi_model_open_index(m, desc);
     xd_release(ctx, single);
-    if (result == XD_OK) *out = m;
-    else xd_model_files_close(m);
+    if (result == XD_OK)
+        *out = m;
+    else
+        xd_model_files_close(m);
     return result;
 }
 
@@ -188,8 +195,11 @@ struct xd_model_writer {
 };
 
 static void xdi_model_shard_name(char name[XDI_MODEL_NAME], int64_t shard, int64_t shards) {
-    if (shards == 1) snprintf(name, XDI_MODEL_NAME, "%s", XDI_MODEL_SINGLE);
-    else snprintf(name, XDI_MODEL_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1, (long long)shards);
+    if (shards == 1)
+        snprintf(name, XDI_MODEL_NAME, "%s", XDI_MODEL_SINGLE);
+    else
+        snprintf(name, XDI_MODEL_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
+                 (long long)shards);
 }
 
 /* Fills files greedily in the order of the entries. */
@@ -277,8 +287,10 @@ XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, cons
     memcpy(w->directory, directory, length);
     w->index = xd_json_writer_create(ctx);
     const xd_result result = xdi_model_start(w, desc);
-    if (result == XD_OK) *out = w;
-    else xd_model_writer_abort(w);
+    if (result == XD_OK)
+        *out = w;
+    else
+        xd_model_writer_abort(w);
     return result;
 }
 
@@ -289,8 +301,10 @@ XD_API xd_result xd_model_writer_write(xd_model_writer *w, int64_t index, uint64
     int64_t low = 0, high = w->shards; /* the last shard that starts at or before index */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (w->first[middle] <= index) low = middle;
-        else high = middle;
+        if (w->first[middle] <= index)
+            low = middle;
+        else
+            high = middle;
     }
     return xd_safetensors_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }

@@ -33,7 +33,8 @@ XD_API xd_result xd_model_files_find(const xd_model_files *model, const char *na
 typedef struct xd_model_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
-    uint64_t max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
+    uint64_t
+        max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
     const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
     int64_t metadata_count;
 } xd_model_writer_desc;
@@ -48,8 +49,8 @@ XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, cons
 
 /* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_write_range: a
  * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
-XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, uint64_t first_byte, size_t bytes,
-                                       const void *data);
+XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, uint64_t first_byte,
+                                       size_t bytes, const void *data);
 
 /* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
  * would contradict them, and frees the writer, whatever the result.

@@ -4,7 +4,7 @@ enum {
     XDI_SAFETENSORS_LIMIT = 100000000, /* header bytes */
     XDI_SAFETENSORS_NAME = 65536,
     XDI_SAFETENSORS_DIMS = 64,
-    XDI_SAFETENSORS_GAP = 256 * 1024,  /* bytes between two pieces that are worth a second read */
+    XDI_SAFETENSORS_GAP = 256 * 1024, /* bytes between two pieces that are worth a second read */
     XDI_SAFETENSORS_STAGE = 1024 * 1024
 };
 
@@ -17,7 +17,7 @@ struct xd_safetensors {
     xd_safetensors_info *infos; /* [count], by name */
     int64_t *shapes;            /* of all tensors */
     int64_t count;
-    uint64_t size, data; /* of the file; where the data area starts */
+    uint64_t size, data;        /* of the file; where the data area starts */
     const unsigned char *bytes; /* the whole file; NULL in stream mode */
     void *owned;                /* bytes, when they were read into memory of ours */
     bool mapped, open, skip_unknown;
@@ -44,11 +44,11 @@ static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape
     return true;
 }
 
-static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape, xd_safetensors_info *info,
-                                             int64_t *sizes) {
+static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
+                                             xd_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no shape",
-                f->path, info->name);
+    XDI_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                "%s: tensor \"%.80s\" has no shape", f->path, info->name);
     XDI_REQUIRE(f->ctx, ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_FORMAT,
                 "%s: tensor \"%.80s\" has %llu dimensions, allowed are %d", f->path, info->name,
                 (unsigned long long)ndim, (int)XDI_SAFETENSORS_DIMS);
@@ -56,18 +56,19 @@ static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *s
     info->shape = sizes;
     for (size_t i = 0; i < ndim; i++)
         XDI_REQUIRE(f->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
-                    "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path, info->name,
-                    (unsigned long long)i);
+                    "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path,
+                    info->name, (unsigned long long)i);
     return XD_OK;
 }
 
 /* Fills one info from its entry. An unknown dtype gives XD_DTYPE_NONE when such tensors are skipped. */
-static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry, xd_safetensors_info *info,
-                                             int64_t *sizes) {
+static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry,
+                                             xd_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
     info->name = xd_json_key(entry, &name_bytes);
-    XDI_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT, "%s: a name of %llu bytes, allowed are %d",
-                f->path, (unsigned long long)name_bytes, (int)XDI_SAFETENSORS_NAME);
+    XDI_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
+                "%s: a name of %llu bytes, allowed are %d", f->path, (unsigned long long)name_bytes,
+                (int)XDI_SAFETENSORS_NAME);
     const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
     XDI_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
     info->dtype = strcmp(dtype, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(dtype);
@@ -80,10 +81,11 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                 xd_json_kind_of(offsets) == XD_JSON_ARRAY && xd_json_count(offsets) == 2 &&
                     xd_json_uint64(xd_json_at(offsets, 0), &info->begin) &&
                     xd_json_uint64(xd_json_at(offsets, 1), &info->end),
-                XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers", f->path,
-                info->name);
-    XDI_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" begins at %llu but ends at %llu",
-                f->path, info->name, (unsigned long long)info->begin, (unsigned long long)info->end);
+                XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers",
+                f->path, info->name);
+    XDI_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT,
+                "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
+                (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
     if (info->dtype == XD_DTYPE_NONE) return XD_OK;
     XDI_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
@@ -96,11 +98,11 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
 
 static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json *metadata) {
     const xd_json_kind kind = xd_json_kind_of(metadata);
-    XDI_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT, XD_ERROR_FORMAT,
-                "%s: __metadata__ is no object", f->path);
+    XDI_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
+                XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
     for (const xd_json *pair = xd_json_first(metadata); pair; pair = xd_json_next(pair))
-        XDI_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT, "%s: metadata \"%.80s\" is no string", f->path,
-                    xd_json_key(pair, NULL));
+        XDI_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT,
+                    "%s: metadata \"%.80s\" is no string", f->path, xd_json_key(pair, NULL));
     return XD_OK;
 }
 
@@ -128,7 +130,8 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
-    XDI_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path, (unsigned long long)count);
+    XDI_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
+                (unsigned long long)count);
     for (size_t i = 0; i < count; i++) order[i] = &f->infos[i];
     xdi_sort(order, count, xdi_safetensors_by_offset);
     uint64_t end = 0;
@@ -136,21 +139,23 @@ static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     for (size_t i = 0; i < count && result == XD_OK; i++) {
         const xd_safetensors_info *info = (const xd_safetensors_info *)order[i];
         if (info->begin != end)
-            result = XDI_FAIL(f->ctx, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu",
-                              f->path, info->name, (unsigned long long)info->begin, (unsigned long long)end);
+            result = XDI_FAIL(f->ctx, XD_ERROR_FORMAT,
+                              "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
+                              info->name, (unsigned long long)info->begin, (unsigned long long)end);
         end = info->end;
     }
     xd_release(f->ctx, order);
     XDI_TRY(result);
-    XDI_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT, "%s: the tensors end at %llu but there are %llu bytes",
-                f->path, (unsigned long long)end, (unsigned long long)(f->size - f->data));
+    XDI_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT,
+                "%s: the tensors end at %llu but there are %llu bytes", f->path, (unsigned long long)end,
+                (unsigned long long)(f->size - f->data));
     return XD_OK;
 }
 
 /* Takes the tensors out of the parsed header, in the order of their names. */
 static xd_result xdi_safetensors_collect(xd_safetensors *f) {
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT, "%s: the header is no object",
-                f->path);
+    XDI_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+                "%s: the header is no object", f->path);
     XDI_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
     XDI_TRY(xdi_safetensors_reserve(f));
     int64_t *sizes = f->shapes;
@@ -201,10 +206,11 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
     XDI_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
     const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;
-    XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu", f->path,
-                (unsigned long long)length, (unsigned long long)limit);
-    XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT, "%s: a header of %llu bytes in a file of %llu", f->path,
-                (unsigned long long)length, (unsigned long long)f->size);
+    XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu",
+                f->path, (unsigned long long)length, (unsigned long long)limit);
+    XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT,
+                "%s: a header of %llu bytes in a file of %llu", f->path, (unsigned long long)length,
+                (unsigned long long)f->size);
     f->data = 8 + length;
     if (f->bytes) return xdi_safetensors_parse(f, (const char *)f->bytes + 8, (size_t)length);
 
@@ -228,7 +234,8 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
         return XD_OK;
     }
     void *memory = f->size < SIZE_MAX ? xd_allocate(f->ctx, (size_t)f->size) : NULL;
-    XDI_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path, (unsigned long long)f->size);
+    XDI_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path,
+                (unsigned long long)f->size);
     f->owned = memory;
     XDI_TRY(xdi_safetensors_read(f, memory, (size_t)f->size, 0));
     f->bytes = (const unsigned char *)memory;
@@ -259,8 +266,10 @@ static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const 
 
 /* Publishes the object, or takes it down again. */
 static xd_result xdi_safetensors_finish(xd_safetensors *f, xd_result result, xd_safetensors **out) {
-    if (result == XD_OK) *out = f;
-    else xd_safetensors_close(f);
+    if (result == XD_OK)
+        *out = f;
+    else
+        xd_safetensors_close(f);
     return result;
 }
 
@@ -316,8 +325,10 @@ XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
         const int64_t middle = low + (high - low) / 2;
         const int order = strcmp(name, f->infos[middle].name);
         if (order == 0) return middle;
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return -1;
 }
@@ -326,7 +337,8 @@ XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *
     return xd_json_string(xd_json_find(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), key), NULL);
 }
 
-XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key, const char **value) {
+XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key,
+                                       const char **value) {
     if (index < 0) return false;
     const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
     if (!pair) return false;
@@ -342,15 +354,16 @@ XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
 
 /* ---- reading ---- */
 
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte, size_t bytes,
-                                           void *destination) {
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                 (long long)f->count);
     const uint64_t length = info->end - info->begin;
     XDI_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
-                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path, (unsigned long long)bytes,
-                (unsigned long long)first_byte, info->name, (unsigned long long)length);
+                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
+                (unsigned long long)bytes, (unsigned long long)first_byte, info->name,
+                (unsigned long long)length);
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
@@ -358,9 +371,9 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uin
 typedef struct xdi_safetensors_box {
     const xd_safetensors_info *info;
     const int64_t *offset, *size;
-    int outer;           /* dimensions that are stepped through; the others lie inside one piece */
-    uint64_t piece;      /* bytes */
-    uint64_t first;      /* file offset of the first piece */
+    int outer;      /* dimensions that are stepped through; the others lie inside one piece */
+    uint64_t piece; /* bytes */
+    uint64_t first; /* file offset of the first piece */
     int64_t pieces;
     uint64_t stride[64]; /* bytes between neighbours along a dimension */
 } xdi_safetensors_box;
@@ -434,21 +447,23 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info, const int64_t *offset,
-                                           const int64_t *size, bool *empty) {
+static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info,
+                                           const int64_t *offset, const int64_t *size, bool *empty) {
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
         XDI_REQUIRE(f->ctx,
-                    offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] && size[i] <= info->shape[i] - offset[i],
-                    XD_ERROR_ARGUMENT, "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld",
-                    f->path, info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
+                    offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] &&
+                        size[i] <= info->shape[i] - offset[i],
+                    XD_ERROR_ARGUMENT,
+                    "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld", f->path,
+                    info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
         if (size[i] == 0) *empty = true;
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset, const int64_t *size,
-                                         void *destination) {
+XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
+                                         const int64_t *size, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     bool empty;
     XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
@@ -482,15 +497,19 @@ struct xd_safetensors_writer {
     uint64_t data; /* where the data area starts */
 };
 
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes) {
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
+                                                 uint64_t *bytes) {
     XDI_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
                 "a tensor needs a name other than __metadata__");
     const size_t length = strlen(e->name);
-    XDI_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT, "a name of %llu bytes, allowed are %d",
-                (unsigned long long)length, (int)XDI_SAFETENSORS_NAME);
-    XDI_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
+    XDI_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT,
+                "a name of %llu bytes, allowed are %d", (unsigned long long)length,
+                (int)XDI_SAFETENSORS_NAME);
+    XDI_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype",
+                e->name);
     XDI_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
-                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim, (int)XDI_SAFETENSORS_DIMS);
+                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
+                (int)XDI_SAFETENSORS_DIMS);
     XDI_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
                 "the size of tensor \"%.80s\" is negative or overflows", e->name);
     return XD_OK;
@@ -557,7 +576,8 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
     unsigned char prefix[8];
     const uint64_t padded = ((8 + bytes + alignment - 1) & ~(uint64_t)(alignment - 1)) - 8;
     XDI_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
-                "a header of %llu bytes, allowed are %d", (unsigned long long)padded, (int)XDI_SAFETENSORS_LIMIT);
+                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
+                (int)XDI_SAFETENSORS_LIMIT);
     writer->data = 8 + padded;
     for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)(padded >> (8 * i));
     memset(spaces, ' ', sizeof spaces);
@@ -566,7 +586,8 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
     XDI_TRY(xd_publish_write(writer->file, text, bytes, 8));
     for (uint64_t at = 8 + bytes; at < writer->data; at += sizeof spaces) {
         const uint64_t rest = writer->data - at;
-        XDI_TRY(xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
+        XDI_TRY(
+            xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
     }
     return XD_OK;
 }
@@ -615,8 +636,8 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
 XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
                                        xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
-    XDI_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT, "%lld tensors, allowed are %d",
-                (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XDI_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
+                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
     XDI_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
@@ -631,8 +652,10 @@ XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_s
         result = xdi_safetensors_build(writer, path, desc, &header, order);
     xd_json_writer_destroy(&header);
     xd_release(ctx, order);
-    if (result == XD_OK) *out = writer;
-    else xd_safetensors_abort(writer);
+    if (result == XD_OK)
+        *out = writer;
+    else
+        xd_safetensors_abort(writer);
     return result;
 }
 
@@ -661,9 +684,10 @@ XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer) {
     for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
         if (item->written != item->end - item->begin)
-            result = XDI_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                              (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                              (long long)i);
+            result =
+                XDI_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
+                         (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
+                         (long long)i);
     }
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);

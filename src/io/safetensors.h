@@ -65,8 +65,8 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte, size_t bytes,
-                                           void *destination);
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination);
 
 /* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
  * mode pieces less than 256 KiB apart share a read.

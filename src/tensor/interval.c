@@ -21,7 +21,8 @@ XD_API int xd_intervals_unite(const xd_interval *a, int na, const xd_interval *b
     return count;
 }
 
-XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out) {
+XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                  xd_interval *out) {
     int count = 0;
     for (int i = 0, k = 0; i < na && k < nb;) {
         const int64_t begin = a[i].begin > b[k].begin ? a[i].begin : b[k].begin;
@@ -35,7 +36,8 @@ XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interva
     return count;
 }
 
-XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out) {
+XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                 xd_interval *out) {
     int count = 0, k = 0;
     for (int i = 0; i < na; i++) {
         int64_t begin = a[i].begin;
@@ -65,7 +67,8 @@ XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t e
     return reached <= extent;
 }
 
-XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end, xd_interval *out) {
+XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
+                               xd_interval *out) {
     int selected = 0;
     int64_t position = 0;
     for (int i = 0; i < count; i++) {
@@ -92,8 +95,8 @@ static int xdi_interval_holders(const xd_interval *const *lists, const int *coun
     return holders;
 }
 
-XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners, int64_t extent,
-                                    int64_t *first, int *holders) {
+XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
+                                    int64_t extent, int64_t *first, int *holders) {
     for (int64_t index = 0, next; index < extent; index = next) {
         next = extent;
         const int found = xdi_interval_holders(lists, counts, owners, index, &next);
@@ -123,12 +126,14 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape) {
 }
 
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape) {
-    for (int d = 0; d < region->ndim; d++) shape[d] = xd_intervals_extent(region->interval[d], region->count[d]);
+    for (int d = 0; d < region->ndim; d++)
+        shape[d] = xd_intervals_extent(region->interval[d], region->count[d]);
 }
 
 XD_API int64_t xd_region_numel(const xd_region *region) {
     int64_t numel = 1;
-    for (int d = 0; d < region->ndim; d++) numel *= xd_intervals_extent(region->interval[d], region->count[d]);
+    for (int d = 0; d < region->ndim; d++)
+        numel *= xd_intervals_extent(region->interval[d], region->count[d]);
     return numel;
 }
 
@@ -136,7 +141,8 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
     bool common = true;
     out->ndim = a->ndim;
     for (int d = 0; d < a->ndim; d++) {
-        out->count[d] = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d], out->interval[d]);
+        out->count[d] = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d],
+                                               out->interval[d]);
         common = common && out->count[d] > 0;
     }
     return common;
@@ -146,8 +152,10 @@ XD_API bool xd_region_equal(const xd_region *a, const xd_region *b) {
     if (a->ndim != b->ndim) return false;
     for (int d = 0; d < a->ndim; d++) {
         xd_interval rest[2 * XD_REGION_INTERVALS_MAX];
-        const int only_a = xd_intervals_subtract(a->interval[d], a->count[d], b->interval[d], b->count[d], rest);
-        const int only_b = xd_intervals_subtract(b->interval[d], b->count[d], a->interval[d], a->count[d], rest);
+        const int only_a =
+            xd_intervals_subtract(a->interval[d], a->count[d], b->interval[d], b->count[d], rest);
+        const int only_b =
+            xd_intervals_subtract(b->interval[d], b->count[d], a->interval[d], a->count[d], rest);
         if (only_a || only_b) return false;
     }
     return true;
@@ -165,7 +173,8 @@ static int64_t xdi_interval_position(const xd_interval *list, int64_t index) {
     return position + index - list->begin;
 }
 
-/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a run. */
+/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a
+ * run. */
 static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_interval_run *runs) {
     xd_interval common[2 * XD_REGION_INTERVALS_MAX];
     const int n = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d], common);
@@ -192,7 +201,8 @@ static void xdi_interval_fold(xd_copy *copy) {
     for (int d = 0; d < copy->ndim; d++) {
         const int64_t extent = copy->extent[d], src = copy->src_stride[d], dst = copy->dst_stride[d];
         if (extent == 1) continue;
-        const bool runs_on = n && copy->src_stride[n - 1] == src * extent && copy->dst_stride[n - 1] == dst * extent;
+        const bool runs_on =
+            n && copy->src_stride[n - 1] == src * extent && copy->dst_stride[n - 1] == dst * extent;
         if (!runs_on) n++;
         copy->extent[n - 1] = runs_on ? copy->extent[n - 1] * extent : extent;
         copy->src_stride[n - 1] = src;

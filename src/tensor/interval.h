@@ -3,8 +3,9 @@
 
 #include "base/context.h"
 
-/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what one holds
- * with what another wants, get a list of strided copies. Pure: no call communicates or allocates unless it says so. */
+/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
+ * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
+ * unless it says so. */
 
 #define XD_DIMS_MAX 8
 
@@ -13,11 +14,14 @@ typedef struct xd_interval {
     int64_t begin, end;
 } xd_interval;
 
-/* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has touching
- * neighbours. `out` must have room for na + nb entries and may not overlap an input; the number written is returned. */
+/* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
+ * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
+ * written is returned. */
 XD_API int xd_intervals_unite(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out);
-XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out);
-XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out);
+XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                  xd_interval *out);
+XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                 xd_interval *out);
 
 /* Number of indices in a list. */
 XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
@@ -25,9 +29,10 @@ XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
 /* Sorted, disjoint, none empty, all within [0, extent). */
 XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t extent);
 
-/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end). Room for
- * `count` entries. */
-XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end, xd_interval *out);
+/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end).
+ * Room for `count` entries. */
+XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
+                               xd_interval *out);
 
 /* Do the lists together hold every index of [0, extent) exactly once?
  *
@@ -36,15 +41,16 @@ XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin
  *   holders         and how many hold it
  *
  * Time grows with owners x intervals for each interval. */
-XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners, int64_t extent,
-                                    int64_t *first, int *holders);
+XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
+                                    int64_t extent, int64_t *first, int *holders);
 
-/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or empty. */
+/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or
+ * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of the indices,
- * last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so that the common part of
- * two of them always fits. */
+/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
+ * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
+ * that the common part of two of them always fits. */
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
@@ -62,15 +68,16 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape);
 XD_API int64_t xd_region_numel(const xd_region *region);
 
-/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and neither may
- * be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a dimension. */
+/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and
+ * neither may be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a
+ * dimension. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions that are
- * contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
+ * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
 typedef struct xd_copy {
     int ndim;
     int64_t src_offset, dst_offset; /* elements */
@@ -82,8 +89,8 @@ typedef struct xd_copy {
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
  *   copies                   room for `capacity`; may be NULL with capacity 0 to count
  *
- * Returns the number of copies, which may be above capacity. Copies are disjoint on both sides and cover each common index
- * once, in ascending order. */
+ * Returns the number of copies, which may be above capacity. Copies are disjoint on both sides and cover each
+ * common index once, in ascending order. */
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                 const int64_t *dst_stride, xd_copy *copies, int64_t capacity);
 

@@ -11,16 +11,19 @@ struct xd_layout {
 static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     int64_t room = (int64_t)1 << 62;
     bool empty = false;
-    XDI_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT, "%d dimensions, 0 to %d are possible",
-                d->ndim, XD_DIMS_MAX);
-    XDI_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT, "a layout needs a topology with axes");
+    XDI_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
+    XDI_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
+                "a layout needs a topology with axes");
     for (int i = 0; i < d->ndim; i++) {
-        XDI_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i, (long long)d->shape[i]);
+        XDI_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
+                    (long long)d->shape[i]);
         empty = empty || d->shape[i] == 0;
     }
     for (int i = 0; i < d->ndim && !empty; i++) {
         room /= d->shape[i];
-        XDI_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE, "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
+        XDI_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE,
+                    "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
                     (long long)d->shape[i]);
     }
     return XD_OK;
@@ -31,17 +34,18 @@ static xd_result xdi_layout_check_split(xd_ctx *ctx, const xd_layout_desc *d, in
     const int forms = (p->offsets != NULL) + (p->sections > 1) + p->balanced;
     XDI_REQUIRE(ctx, p->dim >= -d->ndim && p->dim < d->ndim, XD_ERROR_ARGUMENT,
                 "axis %d splits dimension %d of a tensor of %d dimensions", axis, p->dim, d->ndim);
-    XDI_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT, "axis %d: choose one of offsets, sections and balanced, not %d", axis,
-                forms);
+    XDI_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT,
+                "axis %d: choose one of offsets, sections and balanced, not %d", axis, forms);
     XDI_REQUIRE(ctx, p->sections >= 0 && p->sections <= XD_LAYOUT_INTERVALS_MAX, XD_ERROR_ARGUMENT,
-                "axis %d has %d sections, at most %d are possible", axis, p->sections, XD_LAYOUT_INTERVALS_MAX);
+                "axis %d has %d sections, at most %d are possible", axis, p->sections,
+                XD_LAYOUT_INTERVALS_MAX);
     for (int i = 0; p->offsets && i < d->topology->size[axis]; i++)
         XDI_REQUIRE(ctx, p->offsets[0] == 0 && p->offsets[i] <= p->offsets[i + 1], XD_ERROR_ARGUMENT,
                     "axis %d: offsets[%d] is %lld and offsets[%d] is %lld: they must ascend from 0", axis, i,
                     (long long)p->offsets[i], i + 1, (long long)p->offsets[i + 1]);
     for (int i = 0; p->section_sizes && i < p->sections; i++)
-        XDI_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld", axis, i,
-                    (long long)p->section_sizes[i]);
+        XDI_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld",
+                    axis, i, (long long)p->section_sizes[i]);
     return XD_OK;
 }
 
@@ -50,12 +54,13 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     unsigned seen = 0;
     for (int i = 0; i < d->topology->axis_count; i++) {
         const xd_placement *p = &d->placement[i];
-        XDI_REQUIRE(ctx, d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
-                    XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i, d->order[i],
-                    d->topology->axis_count);
+        XDI_REQUIRE(ctx,
+                    d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
+                    XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i,
+                    d->order[i], d->topology->axis_count);
         seen |= 1u << d->order[i];
-        XDI_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL, XD_ERROR_ARGUMENT,
-                    "axis %d has no such placement as %d", i, (int)p->kind);
+        XDI_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL,
+                    XD_ERROR_ARGUMENT, "axis %d has no such placement as %d", i, (int)p->kind);
         if (p->kind == XD_SHARD) XDI_TRY(xdi_layout_check_split(ctx, d, i));
         if (p->kind != XD_PARTIAL) continue;
         if (first_partial < 0) first_partial = i;
@@ -66,9 +71,11 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     return XD_OK;
 }
 
-/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the result is in
- * positions of that. Returns the number of pieces; -1 when the numbers of the placement do not fit the extent. */
-static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent, xd_interval *pieces) {
+/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the
+ * result is in positions of that. Returns the number of pieces; -1 when the numbers of the placement do not
+ * fit the extent. */
+static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent,
+                             xd_interval *pieces) {
     if (p->offsets) {
         pieces[0].begin = p->offsets[coordinate];
         pieces[0].end = p->offsets[coordinate + 1];
@@ -94,15 +101,17 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
     return begin == extent ? sections : -1;
 }
 
-/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was given; an axis
- * that would make too many intervals is returned with extent -1. */
-static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region, int64_t *extent) {
+/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was
+ * given; an axis that would make too many intervals is returned with extent -1. */
+static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
+                            int64_t *extent) {
     *region = xd_region_whole(d->ndim, d->shape);
     for (int i = 0; i < d->topology->axis_count; i++) {
         const int axis = d->order[i];
         const xd_placement *p = &d->placement[axis];
         if (p->kind != XD_SHARD) continue;
-        xd_interval pieces[XD_LAYOUT_INTERVALS_MAX], all[XD_REGION_INTERVALS_MAX], old[XD_REGION_INTERVALS_MAX];
+        xd_interval pieces[XD_LAYOUT_INTERVALS_MAX], all[XD_REGION_INTERVALS_MAX],
+            old[XD_REGION_INTERVALS_MAX];
         const int old_count = region->count[p->dim];
         int count = 0;
         memcpy(old, region->interval[p->dim], sizeof old);
@@ -126,7 +135,8 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
     return -1;
 }
 
-/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to others. */
+/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to
+ * others. */
 static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) {
     for (int r = 0; r < d->topology->rank_count; r++) {
         const int rank = d->topology->ranks ? d->topology->ranks[r] : r;
@@ -137,11 +147,13 @@ static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) 
         const int axis = xdi_layout_split(d, coordinate, &region, &extent);
         if (axis < 0) continue;
         XDI_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
-                    "axis %d cuts dimension %d into more than %d intervals on rank %d", axis, d->placement[axis].dim,
-                    XD_LAYOUT_INTERVALS_MAX, rank);
+                    "axis %d cuts dimension %d into more than %d intervals on rank %d", axis,
+                    d->placement[axis].dim, XD_LAYOUT_INTERVALS_MAX, rank);
         const xd_placement *p = &d->placement[axis];
-        const long long given = p->offsets ? (long long)p->offsets[d->topology->size[axis]] : (long long)p->sections;
-        return XDI_FAIL(ctx, XD_ERROR_SHAPE, "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
+        const long long given =
+            p->offsets ? (long long)p->offsets[d->topology->size[axis]] : (long long)p->sections;
+        return XDI_FAIL(ctx, XD_ERROR_SHAPE,
+                        "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
                         (long long)extent, p->dim, rank,
                         p->offsets    ? "offsets end at"
                         : p->balanced ? "balanced pieces need a multiple of 2 x"
@@ -163,7 +175,8 @@ static bool xdi_layout_own(xd_layout *layout) {
     layout->topology = *d->topology;
     layout->ranks = (int *)xd_allocate(layout->ctx, (size_t)d->topology->rank_count * sizeof *layout->ranks);
     if (!layout->ranks) return false;
-    for (int i = 0; i < d->topology->rank_count; i++) layout->ranks[i] = d->topology->ranks ? d->topology->ranks[i] : i;
+    for (int i = 0; i < d->topology->rank_count; i++)
+        layout->ranks[i] = d->topology->ranks ? d->topology->ranks[i] : i;
     layout->topology.ranks = d->topology->ranks ? layout->ranks : NULL;
     for (int i = 0; i < d->topology->axis_count; i++) {
         xd_placement *p = &d->placement[i];
@@ -262,10 +275,16 @@ XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
     for (int i = 0; i < layout->topology.axis_count; i++) {
         const xd_placement *p = &d->placement[i];
         const bool shard = p->kind == XD_SHARD;
-        const int count = !shard ? 0 : p->offsets ? layout->topology.size[i] + 1 : p->section_sizes ? p->sections : 0;
-        const int facts[7] = { d->ndim,           (int)p->kind,
-                               shard ? p->dim : 0, p->kind == XD_PARTIAL ? (int)p->op : 0,
-                               shard ? p->sections : 0, shard && p->balanced,
+        const int count = !shard             ? 0
+                          : p->offsets       ? layout->topology.size[i] + 1
+                          : p->section_sizes ? p->sections
+                                             : 0;
+        const int facts[7] = { d->ndim,
+                               (int)p->kind,
+                               shard ? p->dim : 0,
+                               p->kind == XD_PARTIAL ? (int)p->op : 0,
+                               shard ? p->sections : 0,
+                               shard && p->balanced,
                                d->order[i] };
         hash = xd_hash(hash, facts, sizeof facts);
         if (count) hash = xd_hash(hash, layout->numbers[i], (size_t)count * sizeof *layout->numbers[i]);

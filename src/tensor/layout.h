@@ -4,8 +4,8 @@
 #include "comm/mesh.h"
 #include "tensor/interval.h"
 
-/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be asked for
- * without communication. */
+/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
+ * asked for without communication. */
 
 /* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
@@ -14,43 +14,44 @@ typedef enum xd_placement_kind {
     XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
 } xd_placement_kind;
 
-/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left: pieces by
- * xd_chunk unless one of the other forms is chosen. */
+/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
+ * pieces by xd_chunk unless one of the other forms is chosen. */
 typedef struct xd_placement {
     xd_placement_kind kind;
-    int dim;          /* SHARD: tensor dimension; negative counts from the end */
-    xd_reduce_op op;  /* PARTIAL */
-    const int64_t *offsets; /* SHARD: [axis size + 1] from 0 to the extent, ascending, uneven or empty pieces; NULL -> chunks */
-    int sections;           /* SHARD: a fused dimension: this many sections one after another, each split by itself; 0 -> 1 */
+    int dim;                      /* SHARD: tensor dimension; negative counts from the end */
+    xd_reduce_op op;              /* PARTIAL */
+    const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
+    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
     const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
-    bool balanced;                /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
+    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
 } xd_placement;
 
 /* What to build a layout from. Read during the call only. */
 typedef struct xd_layout_desc {
-    int ndim; /* 0 is a scalar */
+    int ndim;                                 /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */
     const xd_topology *topology;              /* required; xd_mesh_topology(mesh) */
     xd_placement placement[XD_MESH_AXES_MAX]; /* one for each mesh axis; zero -> REPLICATE */
-    int order[XD_MESH_AXES_MAX]; /* mesh axes in the order in which they split; all zero -> left to right. FSDP over TP
-                                    on one dimension: the TP axis first */
+    /* Mesh axes in the order in which they split; all zero -> left to right. FSDP over TP: TP first. */
+    int order[XD_MESH_AXES_MAX];
 } xd_layout_desc;
 
 typedef struct xd_layout xd_layout; /* immutable */
 
 /* A layout. desc and all it points to are copied.
  *
- * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets or sections
- * that do not end at the extent, an extent that `balanced` or equal sections do not divide, more than 2^62 elements),
- * UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals), MEMORY. */
+ * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
+ * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
+ * than 2^62 elements), UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals),
+ * MEMORY. */
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
 XD_API void xd_layout_destroy(xd_layout *layout);
 
 /* The desc with defaults filled in and pointers to the layout's own copies. */
 XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
 
-/* What a rank holds; false for a rank outside the mesh, whose region is empty. A split of nothing gives an empty region,
- * never an error. */
+/* What a rank holds; false for a rank outside the mesh, whose region is empty. A split of nothing gives an
+ * empty region, never an error. */
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
 
 /* Elements of the whole tensor. */

@@ -1,7 +1,7 @@
 #include <string.h>
 
-/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial); inside it,
- * `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
+/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
+ * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
 typedef struct xdi_plan_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
@@ -16,10 +16,10 @@ typedef struct xdi_plan_exchange {
     int *source; /* [cells][pieces]: the rank that gives me this piece; -1 -> none */
     int64_t *send_counts, *send_displacements, *recv_counts, *recv_displacements;
     int64_t send_count, recv_count, total_count;
-    int64_t kept_count; /* elements that reach me from myself; behind the received ones when they are to be reduced */
+    int64_t kept_count; /* elements from myself; they lie behind the received ones when they are reduced */
     bool zero;          /* my part is the zeros beside a newly partial sum */
     xd_region src, dst; /* mine; dst cut to the window */
-    xd_copy *copies; /* pack, then local, then unpack */
+    xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
 } xdi_plan_exchange;
@@ -84,7 +84,8 @@ static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
 }
 
 /* What a rank is to have of the destination. False when that is nothing that moves. */
-static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted, bool *zero) {
+static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted,
+                            bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX], ignored;
     xd_region whole;
@@ -110,7 +111,8 @@ static bool xdi_plan_same_partial(const xdi_plan_exchange *x, int a, int b) {
     return xdi_plan_linear(t, x->kept, ca, &ignored) == xdi_plan_linear(t, x->kept, cb, &ignored);
 }
 
-/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take turns. */
+/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
+ * turns. */
 static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     const int me = plan->desc.rank;
@@ -122,7 +124,8 @@ static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_
         for (int cell = 0; cell < h->cells; cell++) {
             const int first = h->rank[cell * h->pieces * h->replicas];
             xd_layout_region(x->from, first, &held);
-            if (!xdi_plan_same_partial(x, first, taker) || !xd_region_intersect(&held, &wanted, &common)) continue;
+            if (!xdi_plan_same_partial(x, first, taker) || !xd_region_intersect(&held, &wanted, &common))
+                continue;
             const int64_t count = xd_region_numel(&common);
             for (int piece = 0; piece < h->pieces; piece++) {
                 const int giver = xdi_plan_giver(h, cell, piece, taker);
@@ -140,7 +143,8 @@ static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_
 }
 
 /* The dense common part of what I hold and what `peer` wants, or the other way round. */
-static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, int peer, bool sending, xd_region *message) {
+static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, int peer, bool sending,
+                             xd_region *message) {
     xd_region other;
     bool zero;
     if (sending) {
@@ -151,11 +155,11 @@ static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, in
     return xd_region_intersect(&other, &x->dst, message);
 }
 
-/* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that is a staging
- * buffer: 1 the destination, -1 the source, 0 none. */
+/* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that
+ * is a staging buffer: 1 the destination, -1 the source, 0 none. */
 static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity, const xd_region *src,
-                            const int64_t *src_stride, const xd_region *dst, const int64_t *dst_stride, int side,
-                            int64_t dense_offset) {
+                            const int64_t *src_stride, const xd_region *dst, const int64_t *dst_stride,
+                            int side, int64_t dense_offset) {
     const int64_t begin = *end;
     xd_copy *copies = x->copies ? x->copies + begin : NULL;
     *end += xd_region_copies(src, src_stride, dst, dst_stride, copies, x->copies ? capacity - begin : 0);
@@ -166,15 +170,18 @@ static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity
 }
 
 /* The three lists of copies, in the order of the ranks. Called twice: to count, and to fill. */
-static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride, const int64_t *to_stride) {
+static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride,
+                          const int64_t *to_stride) {
     const int64_t capacity = x->copy_end;
     int64_t end = 0;
     xd_region message;
     for (int r = 0; r < plan->desc.ranks; r++)
         if (x->send_counts[r] && xdi_plan_message(plan, x, r, true, &message))
-            xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->send_displacements[r]);
+            xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+                            x->send_displacements[r]);
     x->pack_end = end;
-    if (x->kept_count && x->pieces == 1) xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
+    if (x->kept_count && x->pieces == 1)
+        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
     if (x->kept_count && x->pieces > 1 && xdi_plan_message(plan, x, plan->desc.rank, false, &message))
         xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
@@ -229,7 +236,8 @@ static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int6
 }
 
 /* How each mesh axis of the two layouts fits together, and which axes are reduced. */
-static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to, xdi_plan_exchange *x) {
+static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
+                                xdi_plan_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
     const bool same = xd_topology_equal(f->topology, t->topology);
     const unsigned partial = xdi_plan_axes(from, XD_PARTIAL);
@@ -238,12 +246,13 @@ static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_lay
     x->to = to;
     for (int i = 0; i < t->topology->axis_count; i++) {
         if (t->placement[i].kind != XD_PARTIAL) continue;
-        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED, "axis %d of the destination is partial, but the source is on another mesh",
-                    i);
+        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED,
+                    "axis %d of the destination is partial, but the source is on another mesh", i);
         XDI_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
                     "axis %d: a shard cannot become partial; replicate it first", i);
         XDI_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
-                    XD_ERROR_UNSUPPORTED, "axis %d: partial by operation %d cannot become partial by operation %d", i,
+                    XD_ERROR_UNSUPPORTED,
+                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
                     (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
         /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
@@ -259,35 +268,38 @@ static xd_result xdi_plan_validate(xd_ctx *ctx, const xd_plan_desc *d, xdi_plan_
     const xd_layout_desc *side[2];
     XDI_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
     XDI_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
-    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank, d->ranks);
+    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank,
+                d->ranks);
     side[0] = xd_layout_settings(d->from);
     side[1] = xd_layout_settings(d->to);
-    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE, "the source has %d dimensions, the destination %d",
-                side[0]->ndim, side[1]->ndim);
+    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE,
+                "the source has %d dimensions, the destination %d", side[0]->ndim, side[1]->ndim);
     for (int i = 0; i < side[0]->ndim; i++)
         XDI_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
-                    "dimension %d: the source has extent %lld, the destination %lld", i, (long long)side[0]->shape[i],
-                    (long long)side[1]->shape[i]);
+                    "dimension %d: the source has extent %lld, the destination %lld", i,
+                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
-            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY, "the %s lies on rank %d, the world has %d ranks",
-                        s ? "destination" : "source", rank, d->ranks);
+            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY,
+                        "the %s lies on rank %d, the world has %d ranks", s ? "destination" : "source", rank,
+                        d->ranks);
         }
     XDI_TRY(xdi_plan_match(ctx, d->from, d->to, x));
     if (!x->reduced) return XD_OK;
-    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE, "%s cannot be reduced by operation %d",
-                xd_dtype_name(d->dtype), (int)x->op);
+    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE,
+                "%s cannot be reduced by operation %d", xd_dtype_name(d->dtype), (int)x->op);
     XDI_REQUIRE(ctx,
-                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !xd_dtype_is_floating(d->dtype) ||
-                    x->op == XD_MAX || x->op == XD_MIN,
-                XD_ERROR_UNSUPPORTED, "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
+                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT ||
+                    !xd_dtype_is_floating(d->dtype) || x->op == XD_MAX || x->op == XD_MIN,
+                XD_ERROR_UNSUPPORTED,
+                "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
                 xd_dtype_name(d->dtype));
     return XD_OK;
 }
 
-/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after all other
- * splits. */
+/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
+ * all other splits. */
 static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
     const int axes = d.topology->axis_count;
@@ -332,12 +344,14 @@ XD_API void xd_plan_destroy(xd_plan *plan) {
     xd_release(plan->ctx, plan);
 }
 
-/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already built. */
+/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
+ * built. */
 static xd_result xdi_plan_try_two_steps(xd_plan *plan) {
     xd_plan two = *plan;
     xdi_plan_exchange *x = two.step;
     xd_ctx *ctx = plan->ctx;
-    if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0) return XD_OK;
+    if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0)
+        return XD_OK;
     XDI_TRY(xdi_plan_middle(ctx, &plan->step[0], &two.middle));
     xd_result result = xdi_plan_match(ctx, plan->desc.from, two.middle, &x[0]);
     if (result == XD_OK) result = xdi_plan_match(ctx, two.middle, plan->desc.to, &x[1]);
@@ -367,7 +381,8 @@ static bool xdi_plan_take_buffers(xd_plan *plan) {
     plan->send = xd_allocate(plan->ctx, (size_t)send * size);
     plan->recv = xd_allocate(plan->ctx, (size_t)recv * size);
     if (plan->middle)
-        plan->middle_data = xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+        plan->middle_data =
+            xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
     return plan->send && plan->recv && (!plan->middle || plan->middle_data);
 }
 
@@ -385,7 +400,8 @@ XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan *
         plan->window = *desc->window;
         plan->desc.window = &plan->window;
     }
-    if (desc->from_stride) plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
+    if (desc->from_stride)
+        plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
     if (desc->to_stride) plan->desc.to_stride = (int64_t *)memcpy(plan->stride[1], desc->to_stride, strides);
     xd_result result = XD_OK;
     bool room = xdi_plan_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
@@ -393,7 +409,9 @@ XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan *
     room = room && result == XD_OK && xdi_plan_take_buffers(plan);
     if (!room) {
         xd_plan_destroy(plan);
-        return result != XD_OK ? result : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+        return result != XD_OK
+                   ? result
+                   : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     }
     *out = plan;
     return XD_OK;
@@ -444,7 +462,8 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
 XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
     const xdi_plan_exchange *x = &plan->step[step];
     const void *src = step ? plan->middle_data : source;
-    for (int64_t i = 0; i < x->pack_end; i++) xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
+    for (int64_t i = 0; i < x->pack_end; i++)
+        xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
 }
 
 /* Combines the pieces of every cell into the first of them. */
@@ -460,13 +479,14 @@ static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x
             count = own ? x->kept_count : x->recv_counts[source[piece]];
             x->pointers[piece] = (char *)recv + (size_t)at * size;
         }
-        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces, count,
-                                 plan->desc.dtype, x->op));
+        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces,
+                                 count, plan->desc.dtype, x->op));
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv, void *destination) {
+XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
+                                void *destination) {
     const xdi_plan_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;
@@ -476,7 +496,8 @@ XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *sourc
         const int64_t none[XD_DIMS_MAX] = { 0 };
         const uint64_t zero = 0;
         xd_copy copy;
-        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) xd_copy_run(&copy, &zero, dst, size);
+        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1))
+            xd_copy_run(&copy, &zero, dst, size);
         return XD_OK;
     }
     for (int64_t i = x->pack_end; i < x->local_end; i++)
@@ -523,15 +544,16 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
     const int rank = xd_comm_rank(world);
     xd_region region;
     const bool member = xd_layout_region(tensor->layout, rank, &region);
-    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d", which,
-                tensor->ndim, region.ndim);
+    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
+                which, tensor->ndim, region.ndim);
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
         XDI_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
                     "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
                     (long long)tensor->shape[i], rank, (long long)extent);
     }
-    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT, "the %s has no data", which);
+    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
+                "the %s has no data", which);
     return XD_OK;
 }
 
@@ -549,14 +571,14 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
     xd_result result = xdi_tensor_check(world, from, "source");
     if (result == XD_OK) result = xdi_tensor_check(world, to, "destination");
     if (result == XD_OK && from->dtype != to->dtype)
-        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s", xd_dtype_name(from->dtype),
-                          xd_dtype_name(to->dtype));
+        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s",
+                          xd_dtype_name(from->dtype), xd_dtype_name(to->dtype));
     return xdi_plan_run(world, &d, result, from->data, to->data);
 }
 
 /* Moves a tensor, or a window of it, into a dense part under a layout that is destroyed here. */
-static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to, const xd_region *window,
-                                 xd_result result, void *out) {
+static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to,
+                                 const xd_region *window, xd_result result, void *out) {
     xd_plan_desc d;
     memset(&d, 0, sizeof d);
     d.from = tensor->layout;
@@ -578,15 +600,15 @@ XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *f
     return xdi_tensor_move(world, tensor, to, NULL, result, full);
 }
 
-static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
-                                   xd_region *window) {
+static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin,
+                                   const int64_t *end, xd_region *window) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
     *window = xd_region_whole(d->ndim, d->shape);
     XDI_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
     for (int i = 0; begin && i < d->ndim; i++) {
         XDI_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i], (long long)end[i], i,
-                    (long long)d->shape[i]);
+                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
+                    (long long)end[i], i, (long long)d->shape[i]);
         window->count[i] = begin[i] < end[i];
         window->interval[i][0].begin = begin[i];
         window->interval[i][0].end = end[i];
@@ -594,8 +616,8 @@ static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const i
     return XD_OK;
 }
 
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
-                                  int root, void *out) {
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
+                                  const int64_t *end, int root, void *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
     xd_region window;

@@ -5,18 +5,19 @@
 
 /* Moves a tensor from one layout to another, on the same mesh or on two meshes of one world.
  *
- * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else from one of
- * the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding is never sent. A partial
- * value is reduced where it arrives, pieces in the order of the ranks, by the arithmetic of xd_reduce_pieces; when that
- * moves fewer bytes, in two steps: reduce into equal parts, then gather. */
+ * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else
+ * from one of the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding
+ * is never sent. A partial value is reduced where it arrives, pieces in the order of the ranks, by the
+ * arithmetic of xd_reduce_pieces; when that moves fewer bytes, in two steps: reduce into equal parts, then
+ * gather. */
 
 /* What to build a plan from. Read during the call only. */
 typedef struct xd_plan_desc {
     const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
     xd_dtype dtype;
-    int ranks; /* of the world */
-    int rank;  /* whose part of the plan this is */
-    const xd_region *window; /* only these indices; then the destination is dense over its part of the window. NULL -> all */
+    int ranks;               /* of the world */
+    int rank;                /* whose part of the plan this is */
+    const xd_region *window; /* only these indices; the destination is dense over its part; NULL -> all */
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
 } xd_plan_desc;
 
@@ -24,21 +25,22 @@ typedef struct xd_plan_desc {
 typedef struct xd_plan xd_plan;
 
 /* Local and pure: every rank's plan can be made anywhere.
- * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the world), DTYPE
- * (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on another mesh; a float sum in
- * INVARIANT mode, which needs leaves), MEMORY. */
+ * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
+ * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
+ * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
 XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out);
 XD_API void xd_plan_destroy(xd_plan *plan);
 
-/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without gaps. */
+/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
+ * gaps. */
 typedef struct xd_plan_step {
     const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
-    int64_t recv_capacity;          /* elements the recv buffer must hold: own pieces of a reduction come last in it */
-    int64_t copy_count;             /* strided blocks this rank packs, unpacks and moves locally */
-    int64_t total_count;            /* elements between all ranks; 0 -> no rank communicates in this step */
-    bool reduces;                   /* partial pieces are combined on arrival */
+    int64_t recv_capacity; /* elements the recv buffer must hold: own pieces of a reduction come last in it */
+    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
+    int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
+    bool reduces;          /* partial pieces are combined on arrival */
 } xd_plan_step;
 
 /* How many steps the plan has, and step `index` of them. Local. */
@@ -52,37 +54,40 @@ XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan);
 /* Extents of the destination on this rank: those of `to`, or of its part of the window. */
 XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape);
 
-/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_plan_create gave (plan is then NULL).
- * Collective. Errors: PEER, MISMATCH. */
+/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_plan_create gave (plan is then
+ * NULL). Collective. Errors: PEER, MISMATCH. */
 XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine);
 
 /* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it.
- * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then undefined only
- * where the error came after data had moved. */
+ * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
+ * undefined only where the error came after data had moved. */
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
 
-/* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's source for step
- * 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity elements; a step that
- * reduces uses recv as scratch. */
+/* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
+ * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
+ * elements; a step that reduces uses recv as scratch. */
 XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv, void *destination);
+XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
+                                void *destination);
 
-/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the source's layout passes
- * the view that xd_tensor_view gives it. Collective over the world. Errors: as above; SHAPE or DTYPE when a view does not
- * fit its layout. `to` is untouched unless the exchange itself fails. */
+/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
+ * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
+ * SHAPE or DTYPE when a view does not fit its layout. `to` is untouched unless the exchange itself fails. */
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
 
-/* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL outside the mesh).
- * Partial values are reduced. Collective over the world. */
+/* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL
+ * outside the mesh). Partial values are reduced. Collective over the world. */
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
 
-/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the world.
+/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
+ * world.
  *
  *   out   on root: product of (end - begin) elements; NULL elsewhere
  *
- * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging memory on root
- * for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a range outside the shape. */
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
-                                  int root, void *out);
+ * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
+ * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
+ * range outside the shape. */
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
+                                  const int64_t *end, int root, void *out);
 
 #endif

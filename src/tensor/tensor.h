@@ -3,8 +3,8 @@
 
 #include "tensor/layout.h"
 
-/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these elements are:
- * those of xd_layout_region, ascending in every dimension. */
+/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
+ * elements are: those of xd_layout_region, ascending in every dimension. */
 typedef struct xd_tensor {
     void *data; /* may be NULL when the part is empty */
     xd_dtype dtype;

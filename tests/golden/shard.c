@@ -17,7 +17,8 @@ static xd_topology grid(int a, int b) {
 }
 
 /* Size and offset of what one rank holds of n indices, split over every axis in turn. */
-static bool line_part(golden_case *c, const xd_topology *t, int64_t n, int rank, double *size, double *offset) {
+static bool line_part(golden_case *c, const xd_topology *t, int64_t n, int rank, double *size,
+                      double *offset) {
     xd_layout_desc d;
     xd_layout *layout = NULL;
     xd_region region;
@@ -60,7 +61,8 @@ static void chunk_run(golden_case *c) {
         if (!line_part(c, &t, n, axes == 2 ? ca * b + cb : ca, size, offset)) return;
         if (*size > 0) continue;
         const xd_interval outer = xd_chunk(n, a, ca);
-        *offset = axes == 2 ? (double)(outer.begin + xd_chunk(outer.end - outer.begin, b, cb).begin) : (double)outer.begin;
+        *offset = axes == 2 ? (double)(outer.begin + xd_chunk(outer.end - outer.begin, b, cb).begin)
+                            : (double)outer.begin;
     }
     golden_exact(c, "out.table", got, table.count);
 }
@@ -99,7 +101,8 @@ static void cut_run(golden_case *c) {
         xd_region_shape(&part, shape);
         sizes[r] = (double)shape[dim < 0 ? dim + full.ndim : dim];
         snprintf(name, sizeof name, "out.rank%d", r);
-        golden_exact(c, name, golden_widen(c, got, XD_DTYPE_F32, xd_region_numel(&part)), xd_region_numel(&part));
+        golden_exact(c, name, golden_widen(c, got, XD_DTYPE_F32, xd_region_numel(&part)),
+                     xd_region_numel(&part));
     }
     golden_exact(c, "out.sizes", sizes, ranks);
     xd_layout_destroy(layout);
@@ -141,16 +144,18 @@ static xd_result sequence_layout(xd_ctx *ctx, const sequence_case *s, const xd_t
     return xd_layout_create(ctx, &d, out);
 }
 
-static xd_result sequence_move(xd_comm *world, const xd_layout *from, const void *source, const xd_layout *to, void *out) {
+static xd_result sequence_move(xd_comm *world, const xd_layout *from, const void *source, const xd_layout *to,
+                               void *out) {
     const int me = xd_comm_rank(world);
     const xd_tensor a = xd_tensor_view(from, me, (void *)(uintptr_t)source, XD_DTYPE_F32);
     const xd_tensor b = xd_tensor_view(to, me, out, XD_DTYPE_F32);
     return xd_redistribute(world, &a, &b);
 }
 
-/* The next position's values: a layout one position further on, whose first rank also keeps position 0 and whose last rank
- * is one short; the missing value is zero. */
-static xd_result sequence_shift(xd_comm *world, const sequence_case *s, const xd_layout *from, float *shifted) {
+/* The next position's values: a layout one position further on, whose first rank also keeps position 0 and
+ * whose last rank is one short; the missing value is zero. */
+static xd_result sequence_shift(xd_comm *world, const sequence_case *s, const xd_layout *from,
+                                float *shifted) {
     const int me = xd_comm_rank(world);
     const int64_t held = s->length / s->ranks, first = me == 0;
     const xd_topology t = grid(s->ranks, 0);
@@ -158,7 +163,8 @@ static xd_result sequence_shift(xd_comm *world, const sequence_case *s, const xd
     xd_layout *next = NULL;
     for (int i = 0; i <= s->ranks; i++) offsets[i] = i == 0 ? 0 : i == s->ranks ? s->length : i * held + 1;
     const int64_t have = offsets[me + 1] - offsets[me];
-    float *values = (float *)xd_allocate(xd_comm_ctx(world), (size_t)(s->batch * have * s->width + 1) * sizeof *values);
+    float *values =
+        (float *)xd_allocate(xd_comm_ctx(world), (size_t)(s->batch * have * s->width + 1) * sizeof *values);
     xd_result result = sequence_layout(xd_comm_ctx(world), s, &t, false, offsets, &next);
     if (result == XD_OK) result = sequence_move(world, from, s->part[me].contiguous, next, values);
     for (int64_t b = 0; result == XD_OK && b < s->batch; b++)
@@ -178,7 +184,8 @@ static xd_result sequence_indices(xd_comm *world, const sequence_case *s, const 
     int64_t held = 0;
     xd_layout_region(contiguous, me, &region);
     for (int i = 0; i < region.count[1]; i++)
-        for (int64_t k = region.interval[1][i].begin; k < region.interval[1][i].end; k++) p->contiguous_index[held++] = k;
+        for (int64_t k = region.interval[1][i].begin; k < region.interval[1][i].end; k++)
+            p->contiguous_index[held++] = k;
     xd_result result = xd_load_balanced_positions(ctx, s->length, me, s->ranks, p->balanced_index);
     memset(&d, 0, sizeof d);
     d.sequences = 1;
@@ -203,7 +210,7 @@ static xd_result sequence_rank(xd_comm *world, void *argument) {
     if (result == XD_OK) result = xd_layout_replicated(ctx, contiguous, &whole);
     if (result == XD_OK) result = sequence_move(world, balanced, p->balanced, contiguous, p->contiguous);
     if (result == XD_OK) result = sequence_shift(world, s, contiguous, p->shifted);
-    /* The gradient of a move is the move back; the weight's contiguous windows are what the whole holds there. */
+    /* The gradient of a move is the move back: here from the weight's contiguous windows. */
     if (result == XD_OK) result = sequence_move(world, whole, p->weight, balanced, p->gradient);
     if (result == XD_OK) result = sequence_indices(world, s, contiguous);
     xd_layout_destroy(whole);
@@ -212,7 +219,8 @@ static xd_result sequence_rank(xd_comm *world, void *argument) {
     return result;
 }
 
-static void sequence_compare(golden_case *c, int rank, const char *format, const void *got, xd_dtype dtype, int64_t count) {
+static void sequence_compare(golden_case *c, int rank, const char *format, const void *got, xd_dtype dtype,
+                             int64_t count) {
     char name[NAME];
     snprintf(name, sizeof name, format, rank);
     golden_exact(c, name, golden_widen(c, got, dtype, count), count);
@@ -237,9 +245,8 @@ static void sequence_run(golden_case *c) {
         const golden_array shard = golden_tensor(c, name);
         float *floats = (float *)golden_memory(c, (size_t)(3 * count + 1) * sizeof *floats);
         int64_t *index = (int64_t *)golden_memory(c, (size_t)(3 * held + 1) * sizeof *index);
-        const sequence_part part = { golden_f32(c, &shard), golden_f32(c, &weight),
-                                     floats,                floats + count,
-                                     floats + 2 * count,    index,
+        const sequence_part part = { golden_f32(c, &shard), golden_f32(c, &weight), floats,
+                                     floats + count,        floats + 2 * count,     index,
                                      index + held,          index + 2 * held };
         s.part[r] = part;
     }
@@ -261,8 +268,8 @@ static void sequence_run(golden_case *c) {
 
 /* Gradient buckets of data-parallel training come with the model layer. */
 static bool bucket_claims(const golden_case *c) {
-    return golden_is(c, "area", "shard") && (golden_origin_has(c, "param_and_grad_buffer.py") ||
-                                             golden_origin_has(c, "param_layout.py"));
+    return golden_is(c, "area", "shard") &&
+           (golden_origin_has(c, "param_and_grad_buffer.py") || golden_origin_has(c, "param_layout.py"));
 }
 
 static void bucket_run(golden_case *c) {

@@ -1,0 +1,31 @@
+#ifndef XDI_IO_GATHER_H
+#define XDI_IO_GATHER_H
+
+#include "io/model_files.h"
+#include "tensor/redistribute.h"
+
+typedef struct xd_named_tensor {
+    const char *name;
+    xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
+} xd_named_tensor;
+
+typedef struct xd_model_gather_desc {
+    const char *directory;          /* required; exists where root writes */
+    const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
+    int64_t tensor_count;
+    int root; /* world rank that writes */
+    size_t
+        staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
+    uint64_t max_shard_bytes; /* as in xd_model_writer_desc */
+    const xd_safetensors_pair *metadata;
+    int64_t metadata_count;
+} xd_model_gather_desc;
+
+/* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
+ * whole of it. Partial tensors are reduced on the way.
+ *
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_model_writer, agreed: when root cannot write,
+ * every rank returns an error, and nothing is left behind. */
+XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc);
+
+#endif

@@ -1,0 +1,290 @@
+/* Golden cases of the area classic: losses of one rank. */
+#include "sharded.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Logits [.., V] of a case as rows, the loss they go into, and its results. */
+typedef struct rows_case {
+    int64_t batch, rows, width;
+    xd_vocab *vocab;
+    float *gradient, *row_loss;
+    xd_loss_desc desc;
+} rows_case;
+
+static float *rows_of(golden_case *c, const char *name, int64_t count) {
+    const golden_array a = golden_tensor(c, name);
+    if (a.count != count) golden_fail(c, "%s has %lld elements, not %lld", name, (long long)a.count, (long long)count);
+    return golden_f32(c, &a);
+}
+
+static bool rows_open(golden_case *c, const char *student, rows_case *k) {
+    const golden_array a = golden_tensor(c, student);
+    memset(k, 0, sizeof *k);
+    if (a.ndim < 2 || a.count == 0) {
+        golden_fail(c, "%s is no matrix of logits", student);
+        return false;
+    }
+    k->batch = a.shape[0];
+    k->width = a.shape[a.ndim - 1];
+    k->rows = a.count / k->width;
+    k->gradient = (float *)golden_memory(c, (size_t)a.count * sizeof(float));
+    k->row_loss = (float *)golden_memory(c, (size_t)k->rows * sizeof(float));
+    k->desc.student = golden_rows(golden_f32(c, &a), k->rows, k->width);
+    k->desc.gradient = golden_rows(k->gradient, k->rows, k->width);
+    k->desc.row_loss = k->row_loss;
+    if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, k->width, k->width, &k->vocab))) return false;
+    k->desc.vocab = k->vocab;
+    return true;
+}
+
+static void rows_teacher(golden_case *c, rows_case *k) {
+    k->desc.teacher = golden_rows(rows_of(c, "in.teacher_logits", k->rows * k->width), k->rows, k->width);
+}
+
+static int64_t *rows_labels(golden_case *c, const rows_case *k) {
+    const golden_array a = golden_tensor(c, "in.labels");
+    if (a.count != k->rows) golden_fail(c, "%lld labels for %lld rows", (long long)a.count, (long long)k->rows);
+    return golden_i64(c, &a);
+}
+
+/* Runs the loss and compares value and gradient; the value is [rows] where the file has one per row. */
+static void rows_compare(golden_case *c, rows_case *k, const char *gradient) {
+    const int64_t count = golden_tensor(c, "out.loss").count;
+    xd_loss_values values;
+    if (golden_ok(c, xd_loss(golden_ctx(c), &k->desc, &values))) {
+        if (count == 1) golden_close(c, "out.loss", &values.loss, 1);
+        else golden_close(c, "out.loss", golden_widen(c, k->row_loss, XD_DTYPE_F32, k->rows), k->rows);
+        golden_gradient(c, gradient, golden_widen(c, k->gradient, XD_DTYPE_F32, k->rows * k->width),
+                        k->rows * k->width);
+    }
+}
+
+static void set_beta(double beta, xd_divergence *divergence, double *out) {
+    *divergence = beta == 0.0 ? XD_KL_FORWARD : beta == 1.0 ? XD_KL_REVERSE : XD_JSD;
+    *out = beta == 0.0 ? 0.5 : beta;
+}
+
+/* Counted positions by the library's own denominator. */
+static int64_t counted_positions(golden_case *c, const int64_t *labels, int64_t count, int64_t ignore_index) {
+    xd_positions positions;
+    xd_denominator denominator;
+    memset(&positions, 0, sizeof positions);
+    positions.count = count;
+    positions.labels = labels;
+    positions.ignore_index = ignore_index;
+    memset(&denominator, 0, sizeof denominator);
+    golden_ok(c, xd_denominator_count(golden_ctx(c), NULL, &positions, 1, &denominator));
+    return denominator.positions;
+}
+
+/* ---- cross entropy ---- */
+
+static bool ce_claims(const golden_case *c) {
+    return golden_origin_has(c, "torch.nn.functional.cross_entropy");
+}
+
+static void ce_run(golden_case *c) {
+    rows_case k;
+    if (!rows_open(c, "in.logits", &k)) return;
+    k.desc.labels = rows_labels(c, &k);
+    k.desc.ignore_index = (int64_t)golden_number(c, "cfg.ignore_index", XD_IGNORE_INDEX);
+    k.desc.label_smoothing = golden_number(c, "cfg.label_smoothing", 0.0);
+    if (!golden_is(c, "cfg.reduction", "mean")) k.desc.denominator_value = 1.0;
+    rows_compare(c, &k, "grad.logits");
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- masked KL ---- */
+
+static bool kl_claims(const golden_case *c) {
+    return golden_origin_has(c, "torch.nn.functional.kl_div");
+}
+
+static void kl_run(golden_case *c) {
+    rows_case k;
+    xd_positions positions;
+    xd_denominator denominator;
+    xd_loss_values values;
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    rows_teacher(c, &k);
+    memset(&positions, 0, sizeof positions);
+    positions.count = k.rows;
+    positions.weights = rows_of(c, "in.mask", k.rows);
+    k.desc.row_weight = positions.weights;
+    k.desc.denominator = &denominator;
+    k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
+    k.desc.divergence = golden_flag(c, "cfg.reverse", false) ? XD_KL_REVERSE : XD_KL_FORWARD;
+    if (golden_ok(c, xd_denominator_count(golden_ctx(c), NULL, &positions, 1, &denominator)))
+        rows_compare(c, &k, "grad.student_logits");
+    k.desc.row_weight = NULL; /* per_token has neither mask nor tau^2 */
+    k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
+    if (golden_ok(c, xd_loss(golden_ctx(c), &k.desc, &values)))
+        golden_close(c, "out.per_token", golden_widen(c, k.row_loss, XD_DTYPE_F32, k.rows), k.rows);
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- TRL generalised JSD ---- */
+
+static bool jsd_claims(const golden_case *c) {
+    return golden_origin_has(c, "generalized_jsd_loss");
+}
+
+static xd_compat_reduction reduction_of(const golden_case *c) {
+    if (golden_is(c, "cfg.reduction", "sum")) return XD_COMPAT_SUM;
+    return golden_is(c, "cfg.reduction", "mean") ? XD_COMPAT_MEAN : XD_COMPAT_BATCHMEAN;
+}
+
+static void jsd_probabilities(golden_case *c, rows_case *k, double beta) {
+    double loss = 0.0;
+    if (!golden_ok(c, xd_compat_jsd_of_probabilities(golden_ctx(c), k->desc.student, k->desc.teacher, beta,
+                                                     k->desc.denominator_value, k->desc.gradient, &loss)))
+        return;
+    golden_close(c, "out.loss", &loss, 1);
+    golden_gradient(c, "grad.student_logits", golden_widen(c, k->gradient, XD_DTYPE_F32, k->rows * k->width),
+                    k->rows * k->width);
+}
+
+static void jsd_run(golden_case *c) {
+    const double beta = golden_number(c, "cfg.beta", 0.5);
+    const bool labels = golden_flag(c, "cfg.labels", false);
+    rows_case k;
+    if (golden_is(c, "cfg.reduction", "none")) {
+        golden_skip(c, "not built: divergence of each entry, unsummed");
+        return;
+    }
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    rows_teacher(c, &k);
+    if (labels) k.desc.labels = rows_labels(c, &k);
+    k.desc.soft_weight = 1.0;
+    k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
+    k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
+    k.desc.denominator_value = golden_number(c, "cfg.num_items_in_batch", 0.0);
+    if (k.desc.denominator_value == 0.0)
+        k.desc.denominator_value = xd_compat_jsd_denominator(
+            reduction_of(c), k.batch, counted_positions(c, k.desc.labels, k.rows, 0), k.width, labels);
+    set_beta(beta, &k.desc.divergence, &k.desc.beta);
+    if (golden_flag(c, "cfg.logits_are_probs", false)) jsd_probabilities(c, &k, beta);
+    else rows_compare(c, &k, "grad.student_logits");
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- Model-Optimizer ---- */
+
+static bool modelopt_claims(const golden_case *c) {
+    return golden_origin_has(c, "LogitsDistillationLoss");
+}
+
+static void modelopt_run(golden_case *c) {
+    rows_case k;
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    rows_teacher(c, &k);
+    k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
+    k.desc.denominator_value = golden_is(c, "cfg.reduction", "none")
+                                   ? 1.0
+                                   : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
+    rows_compare(c, &k, "grad.student_logits");
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- soft-target cross entropy ---- */
+
+static bool soft_claims(const golden_case *c) {
+    return golden_origin_has(c, "DraftCrossEntropyLossFn");
+}
+
+static void soft_run(golden_case *c) {
+    rows_case k;
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    rows_teacher(c, &k);
+    float *mask = sharded_mask(c, k.batch, k.rows / k.batch, false);
+    k.desc.divergence = XD_SOFT_CE;
+    k.desc.row_weight = mask;
+    k.desc.denominator_value = sharded_denominator(c, mask, k.rows);
+    rows_compare(c, &k, "grad.student_logits");
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- TRL top-k: support of the student, or shipped by a server ---- */
+
+static bool support_claims(const golden_case *c) {
+    return golden_origin_has(c, "compute_topk_self_distillation_loss") ||
+           golden_origin_has(c, "_compute_server_forward_kl_loss");
+}
+
+static void support_of_server(golden_case *c, const rows_case *k, xd_topk_desc *d) {
+    const golden_array ids = golden_tensor(c, "in.teacher_topk_ids");
+    const int64_t *labels = rows_labels(c, k);
+    const int64_t counted = counted_positions(c, labels, k->rows, 0);
+    d->k = ids.shape[ids.ndim > 0 ? ids.ndim - 1 : 0];
+    d->ids = golden_i64(c, &ids);
+    d->values = rows_of(c, "in.teacher_topk_logprobs", k->rows * d->k);
+    d->labels = labels;
+    d->denominator_value = counted > 0 ? (double)counted : 1.0;
+}
+
+static void support_run(golden_case *c) {
+    rows_case k;
+    xd_topk_desc d;
+    xd_loss_values values;
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    memset(&d, 0, sizeof d);
+    d.student = k.desc.student;
+    d.gradient = k.desc.gradient;
+    d.vocab = k.vocab;
+    d.mode = golden_flag(c, "cfg.add_tail", false) ? XD_TOPK_TAIL : XD_TOPK_RENORMALISE;
+    d.row_loss = k.row_loss;
+    d.denominator_value = 1.0;
+    if (golden_has(c, "in.teacher_topk_ids")) {
+        support_of_server(c, &k, &d);
+    } else {
+        rows_teacher(c, &k);
+        d.teacher = k.desc.teacher;
+        d.k = (int64_t)golden_number(c, "cfg.topk", 1.0);
+        set_beta(golden_number(c, "cfg.alpha", 0.5), &d.divergence, &d.beta);
+    }
+    if (golden_ok(c, xd_topk_kl_loss(golden_ctx(c), &d, &values))) {
+        golden_close(c, "out.loss", &values.loss, 1);
+        golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width),
+                        k.rows * k.width);
+        if (golden_has(c, "out.per_token"))
+            golden_close(c, "out.per_token", golden_widen(c, k.row_loss, XD_DTYPE_F32, k.rows), k.rows);
+    }
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- what later parts of the library answer ---- */
+
+static const char *const classic_later[][2] = {
+    { "ULD", "not built: universal logit distillation" },
+    { "GOLD", "not built: universal logit distillation" },
+    { "Liger", "not built: fused linear and cosine losses" },
+    { "liger", "not built: fused linear and cosine losses" },
+    { "kl_penalty", "not built: KL estimators" },
+    { "calculate_kl", "not built: KL estimators" },
+    { "MFT", "not built: minimal fine-tuning loss" },
+};
+
+static const char *later_reason(const golden_case *c) {
+    for (size_t i = 0; i < sizeof classic_later / sizeof classic_later[0]; i++)
+        if (golden_origin_has(c, classic_later[i][0])) return classic_later[i][1];
+    return NULL;
+}
+
+static bool later_claims(const golden_case *c) {
+    return later_reason(c) != NULL;
+}
+
+static void later_run(golden_case *c) {
+    golden_skip(c, later_reason(c));
+}
+
+const golden_kind golden_kinds_classic[] = { { "cross entropy", ce_claims, ce_run },
+                                             { "masked KL", kl_claims, kl_run },
+                                             { "generalised JSD", jsd_claims, jsd_run },
+                                             { "logits distillation", modelopt_claims, modelopt_run },
+                                             { "top-k distillation", topk_distill_claims, topk_distill_run },
+                                             { "soft-target cross entropy", soft_claims, soft_run },
+                                             { "top-k support", support_claims, support_run },
+                                             { "later", later_claims, later_run },
+                                             { NULL, NULL, NULL } };

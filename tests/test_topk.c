@@ -1,0 +1,302 @@
+/* Top-k losses, selection, softmax statistics, the next-token shift. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+
+#include <stdlib.h>
+
+enum { ROWS = 5, VOCAB = 11, K = 4 };
+
+typedef struct fixture {
+    xd_ctx *ctx;
+    xd_vocab *vocab;
+    float student[ROWS * VOCAB], teacher[ROWS * VOCAB], gradient[ROWS * VOCAB], values[ROWS * K];
+    float row_loss[ROWS], student_mass[ROWS], teacher_mass[ROWS];
+    int64_t ids[ROWS * K];
+    xd_status status;
+    xd_topk_desc desc;
+} fixture;
+
+static double uniform(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)(*state >> 11) / 4503599627370496.0 - 1.0;
+}
+
+static xd_rows rows_of(float *data, int64_t rows, int64_t cols) {
+    xd_rows r;
+    r.data = data;
+    r.dtype = XD_DTYPE_F32;
+    r.rows = rows;
+    r.cols = cols;
+    r.stride = 0;
+    return r;
+}
+
+static void fixture_open(fixture *f) {
+    uint64_t state = 3;
+    memset(f, 0, sizeof *f);
+    CHECK(xd_ctx_create(NULL, &f->ctx) == XD_OK);
+    CHECK(xd_vocab_create(f->ctx, NULL, 0, VOCAB, VOCAB, &f->vocab) == XD_OK);
+    for (int i = 0; i < ROWS * VOCAB; i++) {
+        f->student[i] = (float)(2.0 * uniform(&state));
+        f->teacher[i] = (float)(2.0 * uniform(&state));
+    }
+    for (int i = 0; i < ROWS * K; i++) {
+        f->ids[i] = (i / K + 3 * (i % K)) % VOCAB;
+        f->values[i] = (float)(-1.5 - 0.2 * (i % K) - 0.05 * (i / K));
+    }
+    f->values[K + 1] = -INFINITY; /* absent: its id is not read */
+    f->ids[K + 1] = -7;
+    f->desc.student = rows_of(f->student, ROWS, VOCAB);
+    f->desc.gradient = rows_of(f->gradient, ROWS, VOCAB);
+    f->desc.vocab = f->vocab;
+    f->desc.k = K;
+    f->desc.ids = f->ids;
+    f->desc.values = f->values;
+    f->desc.row_loss = f->row_loss;
+    f->desc.student_mass = f->student_mass;
+    f->desc.teacher_mass = f->teacher_mass;
+    f->desc.status = &f->status;
+}
+
+static void fixture_close(fixture *f) {
+    xd_vocab_destroy(f->vocab);
+    xd_ctx_destroy(f->ctx);
+}
+
+static double loss_of(fixture *f) {
+    xd_loss_values values = { 0.0, 0.0, 0.0, 0 };
+    CHECK(xd_topk_kl_loss(f->ctx, &f->desc, &values) == XD_OK);
+    return values.loss;
+}
+
+static void check_gradient(fixture *f) {
+    float gradient[ROWS * VOCAB];
+    loss_of(f);
+    memcpy(gradient, f->gradient, sizeof gradient);
+    f->desc.gradient.data = NULL;
+    for (int i = 0; i < ROWS * VOCAB; i++) {
+        const float x = f->student[i], step = 1.0f / 512;
+        f->student[i] = x + step;
+        const double above = loss_of(f);
+        f->student[i] = x - step;
+        const double below = loss_of(f);
+        f->student[i] = x;
+        CHECK_NEAR(gradient[i], (above - below) / (2.0 / 512), 2e-5 + 1e-5 * fabs((double)gradient[i]));
+    }
+    CHECK(xd_status_check(f->ctx, &f->status) == XD_OK);
+}
+
+XD_TEST(top_k_gradients_equal_finite_differences) {
+    static const xd_divergence kinds[4] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_KL_MIXED, XD_JSD };
+    for (int mode = 0; mode < 4; mode++)
+        for (int kind = 0; kind < 4; kind++)
+            for (int own = 0; own < 2; own++) {
+                fixture f;
+                fixture_open(&f);
+                f.desc.mode = (xd_topk_mode)mode;
+                f.desc.divergence = kinds[kind];
+                f.desc.beta = 0.3;
+                if (own) { /* teacher logits at given ids, temperature on both sides */
+                    f.desc.values = NULL;
+                    f.desc.teacher = rows_of(f.teacher, ROWS, VOCAB);
+                    f.ids[K + 1] = 5;
+                    f.desc.temperature = 1.5;
+                    f.desc.temperature_factor = XD_TEMPERATURE_FACTOR_SQUARED;
+                }
+                if (f.desc.mode == XD_TOPK_ZERO_OUTSIDE && kinds[kind] == XD_JSD) {
+                    xd_loss_values unused;
+                    CHECK(xd_topk_kl_loss(f.ctx, &f.desc, &unused) == XD_ERROR_UNSUPPORTED);
+                } else {
+                    check_gradient(&f);
+                }
+                fixture_close(&f);
+            }
+}
+
+XD_TEST(all_ids_make_the_whole_loss) {
+    static const xd_divergence kinds[3] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD };
+    for (int kind = 0; kind < 3; kind++)
+        for (int mode = 0; mode < 3; mode++) {
+            fixture f;
+            xd_loss_desc full;
+            xd_loss_values values;
+            float expected[ROWS * VOCAB];
+            if (mode == (int)XD_TOPK_TAIL) continue; /* its floor of 1e-7 is one entry more */
+            fixture_open(&f);
+            memset(&full, 0, sizeof full);
+            full.student = f.desc.student;
+            full.teacher = f.desc.teacher = rows_of(f.teacher, ROWS, VOCAB);
+            full.gradient = rows_of(expected, ROWS, VOCAB);
+            full.vocab = f.vocab;
+            full.divergence = f.desc.divergence = kinds[kind];
+            CHECK(xd_loss(f.ctx, &full, &values) == XD_OK);
+            f.desc.values = NULL;
+            f.desc.ids = NULL;
+            f.desc.k = VOCAB;
+            f.desc.mode = (xd_topk_mode)mode;
+            CHECK_NEAR(loss_of(&f), values.loss, 1e-13);
+            for (int i = 0; i < ROWS * VOCAB; i++) CHECK_NEAR(f.gradient[i], expected[i], 1e-8);
+            for (int r = 0; r < ROWS; r++) CHECK_NEAR(f.student_mass[r], 1.0, 1e-7);
+            fixture_close(&f);
+        }
+}
+
+XD_TEST(masses_are_reported) {
+    fixture f;
+    fixture_open(&f);
+    f.desc.mode = XD_TOPK_TAIL;
+    loss_of(&f);
+    for (int r = 0; r < ROWS; r++) {
+        double inside = 0.0, total = 0.0, teacher = 0.0;
+        for (int c = 0; c < VOCAB; c++) total += exp((double)f.student[r * VOCAB + c]);
+        for (int j = 0; j < K; j++) {
+            if (f.values[r * K + j] == -INFINITY) continue;
+            inside += exp((double)f.student[r * VOCAB + f.ids[r * K + j]]);
+            teacher += exp((double)f.values[r * K + j]);
+        }
+        CHECK_NEAR(f.student_mass[r], inside / total, 1e-6);
+        CHECK_NEAR(f.teacher_mass[r], teacher, 1e-6);
+    }
+    fixture_close(&f);
+}
+
+XD_TEST(bad_ids_are_data_errors_and_empty_rows_are_zero) {
+    fixture f;
+    fixture_open(&f);
+    f.ids[0] = VOCAB;        /* outside */
+    f.ids[K + 1] = f.ids[K]; /* twice, but absent: fine */
+    f.ids[2 * K + 1] = f.ids[2 * K];
+    f.ids[3 * K] = -1; /* present and negative */
+    for (int j = 0; j < K; j++) f.values[4 * K + j] = -INFINITY;
+    f.desc.mode = XD_TOPK_TAIL;
+    CHECK(isfinite(loss_of(&f)));
+    CHECK_EQ_INT(f.status.label_out_of_range, 3);
+    CHECK_EQ_INT(f.status.not_finite, 0);
+    for (int r = 0; r < ROWS; r++) CHECK((f.row_loss[r] == 0.0f) == (r != 1));
+    for (int c = 0; c < VOCAB; c++) CHECK(f.gradient[c] == 0.0f && f.gradient[4 * VOCAB + c] == 0.0f);
+    fixture_close(&f);
+}
+
+XD_TEST(log_probabilities_of_another_temperature_are_refused) {
+    fixture f;
+    xd_loss_values values;
+    fixture_open(&f);
+    f.desc.temperature = 2.0;
+    CHECK(xd_topk_kl_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(f.ctx)->message, "temperature 1 but the loss is at 2") != NULL);
+    f.desc.temperature = 0.0;
+    f.desc.k = VOCAB + 1;
+    CHECK(xd_topk_kl_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
+    fixture_close(&f);
+}
+
+/* Four ranks with 3, 0, 1 and 7 of the eleven columns. */
+static void shard_columns(int rank, int64_t *begin, int64_t *end) {
+    static const int64_t offsets[5] = { 0, 3, 3, 4, VOCAB };
+    *begin = offsets[rank];
+    *end = offsets[rank + 1];
+}
+
+static xd_result selection_rank(xd_comm *world, void *argument) {
+    static const int64_t labels[2] = { 2, 5 };
+    float *whole = (float *)argument, mine[2 * VOCAB], out[2 * VOCAB], importance[VOCAB];
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_vocab *vocab = NULL;
+    int64_t begin, end, ids[2 * 6], argmax[2], columns[6];
+    double values[2 * 6], log_sum[2], log_probs[2], accuracy = -1.0;
+    shard_columns(xd_comm_rank(world), &begin, &end);
+    CHECK(xd_vocab_create(ctx, world, begin, end, VOCAB, &vocab) == XD_OK);
+    for (int r = 0; r < 2; r++)
+        for (int64_t c = begin; c < end; c++) mine[r * (end - begin) + c - begin] = whole[r * VOCAB + c];
+    const xd_rows rows = rows_of(mine, 2, end - begin);
+    CHECK(xd_vocab_topk(ctx, vocab, rows, 6, values, ids) == XD_OK);
+    static const int64_t expected[12] = { 2, 5, 9, 0, 4, 10, 7, 0, 1, 2, 3, 4 };
+    for (int i = 0; i < 12; i++) CHECK_EQ_INT(ids[i], expected[i]);
+    CHECK(xd_row_stats(ctx, vocab, rows, 0.5, log_sum, argmax) == XD_OK);
+    CHECK_EQ_INT(argmax[0], 2);
+    CHECK_EQ_INT(argmax[1], 7);
+    CHECK(xd_target_log_probs(ctx, vocab, rows, 0.5, labels, log_probs) == XD_OK);
+    CHECK(xd_log_softmax(ctx, vocab, rows, 0.5, rows_of(out, 2, end - begin)) == XD_OK);
+    for (int r = 0; r < 2; r++) {
+        double total = 0.0;
+        for (int c = 0; c < VOCAB; c++) total += exp(2.0 * (double)whole[r * VOCAB + c]);
+        CHECK_NEAR(log_sum[r], log(total), 1e-12);
+        CHECK_NEAR(log_probs[r], 2.0 * (double)whole[r * VOCAB + labels[r]] - log(total), 1e-12);
+        for (int64_t c = begin; c < end; c++)
+            CHECK_NEAR(out[r * (end - begin) + c - begin], 2.0 * (double)whole[r * VOCAB + c] - log(total), 1e-6);
+    }
+    CHECK(xd_accuracy(ctx, vocab, rows, labels, 0, NULL, NULL, &accuracy) == XD_OK);
+    CHECK_NEAR(accuracy, 0.5, 0);
+    CHECK(xd_gather_columns(ctx, vocab, rows, labels, 2, 0, values) == XD_OK);
+    CHECK(values[0] == (double)whole[2] && values[3] == (double)whole[VOCAB + 5]);
+    CHECK(xd_select_columns(ctx, vocab, rows, NULL, NULL, 6, columns, importance) == XD_OK);
+    static const int64_t chosen[6] = { 0, 2, 4, 5, 7, 9 };
+    for (int i = 0; i < 6; i++) CHECK_EQ_INT(columns[i], chosen[i]);
+    xd_vocab_destroy(vocab);
+    return XD_OK;
+}
+
+XD_TEST(selection_and_statistics_over_uneven_shards) {
+    float whole[2 * VOCAB] = { 2, 1, 9, -1, 2, 9, 0, 1, -3, 5, 2 }; /* ties: 2 and 5; 0, 4 and 10 */
+    for (int c = 0; c < VOCAB; c++) whole[VOCAB + c] = c == 7 ? 3.0f : 1.0f;
+    CHECK(xd_run_threads(4, NULL, selection_rank, whole, NULL) == XD_OK);
+}
+
+XD_TEST(labels_follow_any_list_of_positions) {
+    xd_ctx *ctx = NULL;
+    xd_shift_desc d;
+    int64_t ids[16], positions[4], labels[8];
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int i = 0; i < 16; i++) ids[i] = 100 + i;
+    memset(&d, 0, sizeof d);
+    d.sequences = 2;
+    d.length = 8;
+    d.held = 4;
+    d.ids = ids;
+    d.positions = positions;
+    CHECK(xd_load_balanced_positions(ctx, 8, 0, 2, positions) == XD_OK);
+    CHECK(xd_next_token_labels(ctx, &d, labels) == XD_OK);
+    static const int64_t expected[8] = { 101, 102, 107, XD_IGNORE_INDEX, 109, 110, 115, XD_IGNORE_INDEX };
+    for (int i = 0; i < 8; i++) CHECK_EQ_INT(labels[i], expected[i]);
+    CHECK(xd_load_balanced_positions(ctx, 6, 0, 2, positions) == XD_ERROR_SHAPE);
+    positions[1] = 8;
+    CHECK(xd_next_token_labels(ctx, &d, labels) == XD_ERROR_ARGUMENT);
+    xd_ctx_destroy(ctx);
+}
+
+static xd_result shift_rank(xd_comm *world, void *argument) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int rank = xd_comm_rank(world);
+    int64_t positions[4], ids[8], labels[8];
+    uint8_t mask[8];
+    xd_shift_desc d;
+    (void)argument;
+    CHECK(xd_load_balanced_positions(ctx, 12, rank, 3, positions) == XD_OK);
+    for (int i = 0; i < 8; i++) {
+        ids[i] = 1000 * (i / 4) + positions[i % 4];
+        mask[i] = positions[i % 4] != 6;
+    }
+    memset(&d, 0, sizeof d);
+    d.sequences = 2;
+    d.length = 12;
+    d.positions = positions;
+    d.held = 4;
+    d.ids = ids;
+    d.mask = mask;
+    d.comm = world;
+    CHECK(xd_next_token_labels(ctx, &d, labels) == XD_OK);
+    for (int i = 0; i < 8; i++) {
+        const int64_t next = positions[i % 4] + 1;
+        CHECK_EQ_INT(labels[i], next == 12 || next == 6 ? XD_IGNORE_INDEX : 1000 * (i / 4) + next);
+    }
+    positions[0] = 5; /* held twice, or its own position by nobody */
+    CHECK(xd_next_token_labels(ctx, &d, labels) == XD_ERROR_SHAPE);
+    return XD_OK;
+}
+
+XD_TEST(labels_cross_the_ranks_of_a_split_sequence) {
+    CHECK(xd_run_threads(3, NULL, shift_rank, NULL, NULL) == XD_OK);
+}
+
+XD_TEST_MAIN()

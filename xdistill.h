@@ -482,7 +482,8 @@ typedef struct xd_json_desc {
  * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000, a repeated key in one
  * object and a number beyond the range of a double are refused.
  * Errors: FORMAT with the byte offset, also when a limit is exceeded; MEMORY; ARGUMENT for a depth above 1000. */
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes, xd_json **root);
+XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                               xd_json **root);
 
 /* Reads and parses a file. Errors: as xd_json_parse, and IO; all of them name the file. */
 XD_API xd_result xd_json_load(xd_ctx *ctx, const xd_json_desc *desc, const char *path, xd_json **root);
@@ -523,9 +524,9 @@ XD_API bool xd_json_double(const xd_json *value, double *out);
 /* Text being built. Errors stick: check the result of xd_json_writer_finish only. */
 typedef struct xd_json_writer {
     xd_ctx *ctx;
-    int indent;     /* spaces a level; 0 -> everything on one line. May be set before the first write */
-    char *text;     /* from the context's allocator */
-    size_t bytes;   /* written so far */
+    int indent;   /* spaces a level; 0 -> everything on one line. May be set before the first write */
+    char *text;   /* from the context's allocator */
+    size_t bytes; /* written so far */
     size_t capacity;
     int depth;      /* open containers, at most 63 */
     uint64_t array; /* bit d: the container at depth d is an array */
@@ -1204,11 +1205,12 @@ XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack);
 
 /* >>comm/topology */
 
-/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any topology can be
- * computed and tested on one machine for any number of ranks. A rank is a position in the group a mesh is made over.
+/* Where ranks stand: named axes over a list of ranks. Pure metadata: no call here communicates, so any
+ * topology can be computed and tested on one machine for any number of ranks. A rank is a position in the
+ * group a mesh is made over.
  *
  * Row-major: the last axis varies fastest. The rank at coordinate c is
- *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...]                                                          */
+ *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
 
 #define XD_MESH_AXES_MAX 8
 #define XD_AXIS_NAME_MAX 32 /* with its terminator; letters, digits and '_' */
@@ -1233,14 +1235,14 @@ typedef struct xd_topology {
  *   axes    axis_count of them, slowest first
  *   ranks   [rank_count] distinct ranks below world_size; NULL -> all of the world in order
  *
- * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the sizes do not
- * multiply to the number of ranks, or do not divide it for -1). */
+ * Borrows ranks. Errors: ARGUMENT (names, sizes, two axes of -1, repeated or unknown ranks), TOPOLOGY (the
+ * sizes do not multiply to the number of ranks, or do not divide it for -1). */
 XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_count, const int *ranks,
                                     int rank_count, int world_size, xd_topology *out);
 
-/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes come in any
- * order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an error, and so are unknown
- * and repeated names in the string, and "cp" and "ep" both above 1.
+/* The order-string form: axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"). The axes
+ * come in any order. An axis of size 1 that the string leaves out becomes the slowest; a larger one is an
+ * error, and so are unknown and repeated names in the string, and "cp" and "ep" both above 1.
  * Errors: ARGUMENT, TOPOLOGY as above. */
 XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count,
                                         int world_size, xd_topology *out);
@@ -1260,10 +1262,12 @@ typedef struct xd_parallelism {
     bool replicas;         /* allow data NONE with dp > 1: replicas that never meet */
 } xd_parallelism;
 
-/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and domain
- * when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
- * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not `replicas`). */
-XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size, xd_topology *out);
+/* Keeps the active axes only: dp when data is not NONE or dp > 1 (even at size 1 beside another axis), tp and
+ * domain when > 1. When nothing is left, or a single axis of size 1, there is no mesh: axis_count is 0.
+ * Errors: ARGUMENT (sizes below 0), TOPOLOGY (does not divide the world; data NONE with dp > 1 and not
+ * `replicas`). */
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
+                                         xd_topology *out);
 
 /* The two grids of a mixture-of-experts run over one world. */
 typedef struct xd_expert_desc {
@@ -1277,26 +1281,30 @@ typedef struct xd_expert_desc {
 
 /* dense: tp cp ep=1 dp pp with dp = world / (tp cp pp); expert: tp=expert_tp cp=1 ep dp pp with
  * dp = world / (expert_tp ep pp). Both outputs are untouched on failure.
- * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups of the two
- * grids differ). */
-XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense, xd_topology *expert);
+ * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; the pipeline groups
+ * of the two grids differ). */
+XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
+                                     xd_topology *expert);
 
-/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT, TOPOLOGY. */
+/* Splits one axis into several with the same product, row-major; the rank list stays. Errors: ARGUMENT,
+ * TOPOLOGY. */
 XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology, const char *axis,
                                        const xd_axis *parts, int part_count, xd_topology *out);
 
 /* Index of the axis of that name; -1 when there is none. */
 XD_API int xd_topology_axis(const xd_topology *topology, const char *name);
 
-/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does not matter.
- * Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
-XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names, unsigned *mask);
+/* The set of axes in a list of names joined by ',' or '-', bit i for axis i; the order inside the list does
+ * not matter. Errors: ARGUMENT (unnamed axes, unknown, empty or repeated name). */
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                  unsigned *mask);
 
 /* Rank at a coordinate, and the inverse: false when the rank is no member (coordinate is then untouched). */
 XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate);
 XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate);
 
-/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in row-major order.
+/* All groups over the named axes: every other axis fixed, the named ones varying, members and groups in
+ * row-major order.
  *
  *   ranks        [rank_count]: group after group
  *   group_size   ranks in each group
@@ -1319,28 +1327,30 @@ XD_API uint64_t xd_topology_hash(const xd_topology *topology);
 
 /* Named axes over the ranks of a world, with a communicator for every axis and set of axes that is asked for.
  *
- * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: a partition of the
- * ranks that was once made into groups is never made twice. A mesh refers to its world, which must outlive it; meshes may
- * be destroyed in any order. */
+ * One table holds the communicators of a mesh and of all meshes derived from it or made with `share`: a
+ * partition of the ranks that was once made into groups is never made twice. A mesh refers to its world,
+ * which must outlive it; meshes may be destroyed in any order. */
 typedef struct xd_mesh xd_mesh;
 
 /* What to build a mesh from. Read during the call only. */
 typedef struct xd_mesh_desc {
     xd_axis axes[XD_MESH_AXES_MAX]; /* slowest first; ends at the first entry without name and size */
-    const int *ranks;               /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
+    const int *ranks; /* [rank_count] of the world; NULL -> all in order. Fewer than all is legal */
     int rank_count;
     int world_size;              /* what the sizes must multiply to; 0 -> no such check */
     const xd_topology *topology; /* instead of axes and ranks; NULL -> use those */
-    xd_mesh *share;              /* another mesh over the same world, whose communicators are used too; may be NULL */
+    xd_mesh *share; /* another mesh over the same world, whose communicators are used too; may be NULL */
 } xd_mesh_desc;
 
-/* A mesh. desc is read during the call only; ranks are those of `world`, whether it has all ranks of the job or not.
+/* A mesh. desc is read during the call only; ranks are those of `world`, whether it has all ranks of the job
+ * or not.
  *
- * Collective over the world, outsiders of the mesh included: descs are compared, and the groups of the single axes made,
- * axes left to right. The mesh that spans the world in order uses the world's communicator, an axis of size 1 needs none
- * of its own.
- * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of another world),
- * MISMATCH naming the ranks that passed something else, MEMORY. *out is untouched on failure. */
+ * Collective over the world, outsiders of the mesh included: descs are compared, and the groups of the single
+ * axes made, axes left to right. The mesh that spans the world in order uses the world's communicator, an
+ * axis of size 1 needs none of its own.
+ * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of
+ * another world), MISMATCH naming the ranks that passed something else, MEMORY. *out is untouched on
+ * failure. */
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
 
 /* Local; NULL is fine. Communicators taken from the mesh live until the last mesh of their table goes. */
@@ -1351,32 +1361,36 @@ XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh);
 XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
 XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 
-/* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis mesh.
- * Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
+/* This rank's coordinate on one axis, and the size of that axis; axis NULL -> the only axis of a one-axis
+ * mesh. Local. Errors: ARGUMENT (no such axis), STATE (this rank is not in the mesh). */
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
-/* The communicator over the named axes through this rank: "tp", "dp,cp" (order inside the list does not matter, the last
- * axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only axis of a one-axis mesh.
+/* The communicator over the named axes through this rank: "tp", "dp,cp" (order inside the list does not
+ * matter, the last axis of the mesh is fastest), or a name given by xd_mesh_flatten. axes NULL -> the only
+ * axis of a one-axis mesh.
  *
- * Names are those of the root mesh, also on a slice. The first call for a set of several axes makes the groups and is
- * collective over all members of the root mesh; later calls, and calls for one axis, are local. The mesh owns the
- * communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
+ * Names are those of the root mesh, also on a slice. The first call for a set of several axes makes the
+ * groups and is collective over all members of the root mesh; later calls, and calls for one axis, are local.
+ * The mesh owns the communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
 
-/* The sub-mesh of the named axes through this rank, in the order of the root, against which names are resolved even when
- * `mesh` is itself a slice. Flattened names may be used. Local.
- * Errors: ARGUMENT (unknown or overlapping names, not in the order of the root), STATE (not a member), MEMORY. */
+/* The sub-mesh of the named axes through this rank, in the order of the root, against which names are
+ * resolved even when `mesh` is itself a slice. Flattened names may be used. Local.
+ * Errors: ARGUMENT (unknown or overlapping names, not in the order of the root), STATE (not a member),
+ * MEMORY. */
 XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
 
-/* A one-axis mesh over the named root axes, adjacent or not, row-major; its name can be used in slices and groups later.
- * name NULL -> the names joined with '_'. The same name again must mean the same axes; the name of a root axis only
- * itself. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE, MISMATCH, MEMORY. */
+/* A one-axis mesh over the named root axes, adjacent or not, row-major; its name can be used in slices and
+ * groups later. name NULL -> the names joined with '_'. The same name again must mean the same axes; the name
+ * of a root axis only itself. First use is collective as in xd_mesh_group. Errors: ARGUMENT, STATE, MISMATCH,
+ * MEMORY. */
 XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
 
-/* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's members.
- * Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count, xd_mesh **out);
+/* The root mesh with one axis replaced by several of the same product, row-major. Collective over the root's
+ * members. Errors: ARGUMENT, TOPOLOGY, STATE, MEMORY. */
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
+                                   xd_mesh **out);
 
 /* Puts slices of one root together, in ascending order of the root's axes. Local.
  * Errors: ARGUMENT (other roots, overlapping, not ascending), MEMORY. */
@@ -1389,8 +1403,9 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
 
 /* >>tensor/interval */
 
-/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what one holds
- * with what another wants, get a list of strided copies. Pure: no call communicates or allocates unless it says so. */
+/* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
+ * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
+ * unless it says so. */
 
 #define XD_DIMS_MAX 8
 
@@ -1399,11 +1414,14 @@ typedef struct xd_interval {
     int64_t begin, end;
 } xd_interval;
 
-/* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has touching
- * neighbours. `out` must have room for na + nb entries and may not overlap an input; the number written is returned. */
+/* Lists of intervals are sorted, disjoint and without empty members; they may touch. A result never has
+ * touching neighbours. `out` must have room for na + nb entries and may not overlap an input; the number
+ * written is returned. */
 XD_API int xd_intervals_unite(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out);
-XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out);
-XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out);
+XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                  xd_interval *out);
+XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                 xd_interval *out);
 
 /* Number of indices in a list. */
 XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
@@ -1411,9 +1429,10 @@ XD_API int64_t xd_intervals_extent(const xd_interval *list, int count);
 /* Sorted, disjoint, none empty, all within [0, extent). */
 XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t extent);
 
-/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end). Room for
- * `count` entries. */
-XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end, xd_interval *out);
+/* The part of `list` whose positions (0 = its first index, counted over all members) lie in [begin, end).
+ * Room for `count` entries. */
+XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
+                               xd_interval *out);
 
 /* Do the lists together hold every index of [0, extent) exactly once?
  *
@@ -1422,15 +1441,16 @@ XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin
  *   holders         and how many hold it
  *
  * Time grows with owners x intervals for each interval. */
-XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners, int64_t extent,
-                                    int64_t *first, int *holders);
+XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
+                                    int64_t extent, int64_t *first, int *holders);
 
-/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or empty. */
+/* The rule for splitting n indices over `parts`: pieces of ceil(n / parts), the last ones shorter or
+ * empty. */
 XD_API xd_interval xd_chunk(int64_t n, int parts, int part);
 
-/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of the indices,
- * last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so that the common part of
- * two of them always fits. */
+/* A product of lists, one per dimension: what a rank holds of a tensor. Stored densely in ascending order of
+ * the indices, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so
+ * that the common part of two of them always fits. */
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
@@ -1448,15 +1468,16 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape);
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape);
 XD_API int64_t xd_region_numel(const xd_region *region);
 
-/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and neither may
- * be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a dimension. */
+/* Indices held by both; false when there are none (out is then empty in some dimension). ndim must agree and
+ * neither may be a result of intersecting two regions of more than XD_LAYOUT_INTERVALS_MAX intervals a
+ * dimension. */
 XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out);
 
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions that are
- * contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
+ * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
 typedef struct xd_copy {
     int ndim;
     int64_t src_offset, dst_offset; /* elements */
@@ -1468,8 +1489,8 @@ typedef struct xd_copy {
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
  *   copies                   room for `capacity`; may be NULL with capacity 0 to count
  *
- * Returns the number of copies, which may be above capacity. Copies are disjoint on both sides and cover each common index
- * once, in ascending order. */
+ * Returns the number of copies, which may be above capacity. Copies are disjoint on both sides and cover each
+ * common index once, in ascending order. */
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                 const int64_t *dst_stride, xd_copy *copies, int64_t capacity);
 
@@ -1478,8 +1499,8 @@ XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t 
 
 /* >>tensor/layout */
 
-/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be asked for
- * without communication. */
+/* How a tensor lies on a mesh: a pure function of metadata that every rank holds, so any rank's part can be
+ * asked for without communication. */
 
 /* What one mesh axis does with a tensor. */
 typedef enum xd_placement_kind {
@@ -1488,43 +1509,44 @@ typedef enum xd_placement_kind {
     XD_PARTIAL        /* the value is `op` over what the ranks of the axis hold */
 } xd_placement_kind;
 
-/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left: pieces by
- * xd_chunk unless one of the other forms is chosen. */
+/* What one mesh axis does to a tensor. A split acts on what earlier splits of the same dimension have left:
+ * pieces by xd_chunk unless one of the other forms is chosen. */
 typedef struct xd_placement {
     xd_placement_kind kind;
-    int dim;          /* SHARD: tensor dimension; negative counts from the end */
-    xd_reduce_op op;  /* PARTIAL */
-    const int64_t *offsets; /* SHARD: [axis size + 1] from 0 to the extent, ascending, uneven or empty pieces; NULL -> chunks */
-    int sections;           /* SHARD: a fused dimension: this many sections one after another, each split by itself; 0 -> 1 */
+    int dim;                      /* SHARD: tensor dimension; negative counts from the end */
+    xd_reduce_op op;              /* PARTIAL */
+    const int64_t *offsets;       /* SHARD: [axis size + 1] from 0 to the extent, ascending; NULL -> chunks */
+    int sections;                 /* SHARD: fused parts one after another, each split by itself; 0 -> 1 */
     const int64_t *section_sizes; /* [sections], their sum is the extent; NULL -> equal */
-    bool balanced;                /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
+    bool balanced; /* SHARD: 2n equal pieces, coordinate r holds pieces r and 2n-1-r (causal attention) */
 } xd_placement;
 
 /* What to build a layout from. Read during the call only. */
 typedef struct xd_layout_desc {
-    int ndim; /* 0 is a scalar */
+    int ndim;                                 /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */
     const xd_topology *topology;              /* required; xd_mesh_topology(mesh) */
     xd_placement placement[XD_MESH_AXES_MAX]; /* one for each mesh axis; zero -> REPLICATE */
-    int order[XD_MESH_AXES_MAX]; /* mesh axes in the order in which they split; all zero -> left to right. FSDP over TP
-                                    on one dimension: the TP axis first */
+    /* Mesh axes in the order in which they split; all zero -> left to right. FSDP over TP: TP first. */
+    int order[XD_MESH_AXES_MAX];
 } xd_layout_desc;
 
 typedef struct xd_layout xd_layout; /* immutable */
 
 /* A layout. desc and all it points to are copied.
  *
- * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets or sections
- * that do not end at the extent, an extent that `balanced` or equal sections do not divide, more than 2^62 elements),
- * UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals), MEMORY. */
+ * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets
+ * or sections that do not end at the extent, an extent that `balanced` or equal sections do not divide, more
+ * than 2^62 elements), UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals),
+ * MEMORY. */
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
 XD_API void xd_layout_destroy(xd_layout *layout);
 
 /* The desc with defaults filled in and pointers to the layout's own copies. */
 XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
 
-/* What a rank holds; false for a rank outside the mesh, whose region is empty. A split of nothing gives an empty region,
- * never an error. */
+/* What a rank holds; false for a rank outside the mesh, whose region is empty. A split of nothing gives an
+ * empty region, never an error. */
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
 
 /* Elements of the whole tensor. */
@@ -1539,8 +1561,8 @@ XD_API uint64_t xd_layout_hash(const xd_layout *layout);
 
 /* >>tensor/tensor */
 
-/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these elements are:
- * those of xd_layout_region, ascending in every dimension. */
+/* One rank's part of a tensor: a view that owns nothing. The layout says which indices of the whole these
+ * elements are: those of xd_layout_region, ascending in every dimension. */
 typedef struct xd_tensor {
     void *data; /* may be NULL when the part is empty */
     xd_dtype dtype;
@@ -1564,18 +1586,19 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
 
 /* Moves a tensor from one layout to another, on the same mesh or on two meshes of one world.
  *
- * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else from one of
- * the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding is never sent. A partial
- * value is reduced where it arrives, pieces in the order of the ranks, by the arithmetic of xd_reduce_pieces; when that
- * moves fewer bytes, in two steps: reduce into equal parts, then gather. */
+ * A plan is a pure function of the two layouts. Each rank takes what it needs from itself where it can, else
+ * from one of the ranks that hold it, replicas taking turns; nothing passes through a third rank and padding
+ * is never sent. A partial value is reduced where it arrives, pieces in the order of the ranks, by the
+ * arithmetic of xd_reduce_pieces; when that moves fewer bytes, in two steps: reduce into equal parts, then
+ * gather. */
 
 /* What to build a plan from. Read during the call only. */
 typedef struct xd_plan_desc {
     const xd_layout *from, *to; /* the same global shape; copied by reference: they must outlive the plan */
     xd_dtype dtype;
-    int ranks; /* of the world */
-    int rank;  /* whose part of the plan this is */
-    const xd_region *window; /* only these indices; then the destination is dense over its part of the window. NULL -> all */
+    int ranks;               /* of the world */
+    int rank;                /* whose part of the plan this is */
+    const xd_region *window; /* only these indices; the destination is dense over its part; NULL -> all */
     const int64_t *from_stride, *to_stride; /* [ndim] of the local parts, in elements; NULL -> dense */
 } xd_plan_desc;
 
@@ -1583,21 +1606,22 @@ typedef struct xd_plan_desc {
 typedef struct xd_plan xd_plan;
 
 /* Local and pure: every rank's plan can be made anywhere.
- * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the world), DTYPE
- * (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on another mesh; a float sum in
- * INVARIANT mode, which needs leaves), MEMORY. */
+ * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ), TOPOLOGY (a mesh has ranks outside the
+ * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
+ * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
 XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out);
 XD_API void xd_plan_destroy(xd_plan *plan);
 
-/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without gaps. */
+/* One exchange of a plan: the arguments of an all-to-all over the world. Pieces lie in rank order without
+ * gaps. */
 typedef struct xd_plan_step {
     const int64_t *send_counts, *send_displacements; /* [ranks] elements; nothing goes to itself */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
-    int64_t recv_capacity;          /* elements the recv buffer must hold: own pieces of a reduction come last in it */
-    int64_t copy_count;             /* strided blocks this rank packs, unpacks and moves locally */
-    int64_t total_count;            /* elements between all ranks; 0 -> no rank communicates in this step */
-    bool reduces;                   /* partial pieces are combined on arrival */
+    int64_t recv_capacity; /* elements the recv buffer must hold: own pieces of a reduction come last in it */
+    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
+    int64_t total_count;   /* elements between all ranks; 0 -> no rank communicates in this step */
+    bool reduces;          /* partial pieces are combined on arrival */
 } xd_plan_step;
 
 /* How many steps the plan has, and step `index` of them. Local. */
@@ -1611,38 +1635,41 @@ XD_API uint64_t xd_plan_bytes_sent(const xd_plan *plan);
 /* Extents of the destination on this rank: those of `to`, or of its part of the window. */
 XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape);
 
-/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_plan_create gave (plan is then NULL).
- * Collective. Errors: PEER, MISMATCH. */
+/* Compares the plan's metadata over the world. mine: XD_OK, or the error xd_plan_create gave (plan is then
+ * NULL). Collective. Errors: PEER, MISMATCH. */
 XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine);
 
 /* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it.
- * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then undefined only
- * where the error came after data had moved. */
+ * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
+ * undefined only where the error came after data had moved. */
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
 
-/* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's source for step
- * 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity elements; a step that
- * reduces uses recv as scratch. */
+/* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
+ * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
+ * elements; a step that reduces uses recv as scratch. */
 XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv, void *destination);
+XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
+                                void *destination);
 
-/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the source's layout passes
- * the view that xd_tensor_view gives it. Collective over the world. Errors: as above; SHAPE or DTYPE when a view does not
- * fit its layout. `to` is untouched unless the exchange itself fails. */
+/* All of it in one call: plan, agree, execute. from and to are views with layouts; a rank outside the
+ * source's layout passes the view that xd_tensor_view gives it. Collective over the world. Errors: as above;
+ * SHAPE or DTYPE when a view does not fit its layout. `to` is untouched unless the exchange itself fails. */
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
 
-/* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL outside the mesh).
- * Partial values are reduced. Collective over the world. */
+/* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL
+ * outside the mesh). Partial values are reduced. Collective over the world. */
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
 
-/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the world.
+/* The whole tensor, or begin <= index < end in every dimension (both NULL -> all), dense, on one rank of the
+ * world.
  *
  *   out   on root: product of (end - begin) elements; NULL elsewhere
  *
- * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging memory on root
- * for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a range outside the shape. */
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
-                                  int root, void *out);
+ * Ranks outside the tensor's mesh call too, with their empty view. Collective over the world. Takes staging
+ * memory on root for what arrives; gather ranges to bound it. Errors: as xd_redistribute; ARGUMENT for a
+ * range outside the shape. */
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
+                                  const int64_t *end, int root, void *out);
 
 
 /* >>train/param */
@@ -2051,10 +2078,10 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids, int64_t n,
                                    int64_t ids_stride, double *values);
 
-/* Share of counted positions whose argmax is the label, over the positions of all ranks of comm (NULL -> this rank).
- * Nothing counted: 0. Also collective over comm. */
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *labels,
-                             int64_t ignore_index, const uint8_t *mask, xd_comm *comm, double *out);
+/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of comm
+ * (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also collective over comm. */
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
+                             xd_comm *comm, double *out);
 
 /* >>distill/loss */
 
@@ -2148,7 +2175,7 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
                                    xd_comm *comm, int64_t k, int64_t *ids, float *importance);
 
-/* Sums over all ranks of comm, divided by D and scaled, and the masses the loss saw. */
+/* What the teacher shipped for each id. */
 typedef enum xd_topk_values {
     XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
     XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
@@ -2288,8 +2315,8 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte, size_t bytes,
-                                           void *destination);
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination);
 
 /* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
  * mode pieces less than 256 KiB apart share a read.
@@ -2377,7 +2404,8 @@ XD_API xd_result xd_model_files_find(const xd_model_files *model, const char *na
 typedef struct xd_model_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
-    uint64_t max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
+    uint64_t
+        max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
     const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
     int64_t metadata_count;
 } xd_model_writer_desc;
@@ -2392,8 +2420,8 @@ XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, cons
 
 /* Writes bytes [first_byte, first_byte + bytes) of tensor `index` of desc.entries, as xd_safetensors_write_range: a
  * sharded tensor arrives piece by piece, and no one needs room for the whole. Errors: ARGUMENT, IO. */
-XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, uint64_t first_byte, size_t bytes,
-                                       const void *data);
+XD_API xd_result xd_model_writer_write(xd_model_writer *writer, int64_t index, uint64_t first_byte,
+                                       size_t bytes, const void *data);
 
 /* Publishes the files, the index last, removes the single file or index of an older model in the directory, which
  * would contradict them, and frees the writer, whatever the result.
@@ -2403,6 +2431,32 @@ XD_API xd_result xd_model_writer_commit(xd_model_writer *writer);
 
 /* Gives up: nothing is left behind. NULL is fine. */
 XD_API void xd_model_writer_abort(xd_model_writer *writer);
+
+/* >>io/gather */
+
+typedef struct xd_named_tensor {
+    const char *name;
+    xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
+} xd_named_tensor;
+
+typedef struct xd_model_gather_desc {
+    const char *directory;          /* required; exists where root writes */
+    const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
+    int64_t tensor_count;
+    int root; /* world rank that writes */
+    size_t
+        staging_bytes; /* of a tensor in root's memory at once, one index of dimension 0 at least; 0 -> 16 MiB */
+    uint64_t max_shard_bytes; /* as in xd_model_writer_desc */
+    const xd_safetensors_pair *metadata;
+    int64_t metadata_count;
+} xd_model_gather_desc;
+
+/* Saves a sharded model as one rank's model directory: tensor by tensor, slab by slab, so that no rank ever holds the
+ * whole of it. Partial tensors are reduced on the way.
+ *
+ * Collective over the world. Errors: those of xd_tensor_gather and of xd_model_writer, agreed: when root cannot write,
+ * every rank returns an error, and nothing is left behind. */
+XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc);
 
 
 #endif /* XDISTILL_H */
@@ -3013,7 +3067,7 @@ static float xdi_philox_uniform(uint32_t word) {
 /* ln(x) for x in (0, 1), normal: x = 2^e m with m in [sqrt(1/2), sqrt(2)), f = m - 1,
  * ln(m) = f - f^2 / 2 + f^3 P(f). Error below 1 unit in the last place. */
 static float xdi_philox_log(float x) {
-    static const float p[] = { 0.333333313f, -0.24999997f,  0.200007156f,  -0.166678026f, 0.142490581f,
+    static const float p[] = { 0.333333313f,  -0.24999997f, 0.200007156f,  -0.166678026f, 0.142490581f,
                                -0.124256872f, 0.116854198f, -0.114797339f, 0.0697161183f };
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -3124,8 +3178,8 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     }
     xd_release(ctx, text);
     XDI_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
-    XDI_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path, (unsigned long long)size,
-                (unsigned long long)limit);
+    XDI_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
+                (unsigned long long)size, (unsigned long long)limit);
     return XDI_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
 }
 
@@ -3181,8 +3235,8 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
 XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = files->resize(files->user, p->file, bytes);
-    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path, (unsigned long long)bytes,
-                strerror(error));
+    XDI_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: resize to %llu bytes: %s", p->path,
+                (unsigned long long)bytes, strerror(error));
     return XD_OK;
 }
 
@@ -3242,10 +3296,10 @@ XD_API void xd_publish_abort(xd_publish *p) {
 
 struct xd_json {
     xd_json_kind kind;
-    bool negative;       /* of an integer: the value is -integer */
-    bool exact;          /* of a number: integer notation that fits 64 bits */
-    size_t offset;       /* in the text */
-    const char *key;     /* of a member; NULL for elements and the root */
+    bool negative;   /* of an integer: the value is -integer */
+    bool exact;      /* of a number: integer notation that fits 64 bits */
+    size_t offset;   /* in the text */
+    const char *key; /* of a member; NULL for elements and the root */
     size_t key_bytes;
     const xd_json *next; /* sibling */
     union {
@@ -3320,9 +3374,12 @@ static size_t xdi_json_count_nodes(const char *text, size_t bytes) {
     bool quoted = false;
     for (size_t i = 0; i < bytes; i++) {
         const char c = text[i];
-        if (c == '"') quoted = !quoted;
-        else if (quoted && c == '\\') i++;
-        else if (!quoted && (c == '[' || c == '{' || c == ',')) count++;
+        if (c == '"')
+            quoted = !quoted;
+        else if (quoted && c == '\\')
+            i++;
+        else if (!quoted && (c == '[' || c == '{' || c == ','))
+            count++;
     }
     return count;
 }
@@ -3479,8 +3536,9 @@ static xd_result xdi_json_parse_number(xdi_json_parser *p, xd_json *value) {
     bool integer;
     XDI_TRY(xdi_json_scan_number(p, &integer));
     const size_t length = p->at - begin;
-    XDI_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT, "JSON: number of %llu bytes at byte %llu",
-                (unsigned long long)length, (unsigned long long)begin);
+    XDI_REQUIRE(p->ctx, length <= XDI_JSON_LONGEST_NUMBER, XD_ERROR_FORMAT,
+                "JSON: number of %llu bytes at byte %llu", (unsigned long long)length,
+                (unsigned long long)begin);
     memcpy(digits, p->text + begin, length);
     digits[length] = '\0';
     value->kind = XD_JSON_NUMBER;
@@ -3549,12 +3607,15 @@ static xd_result xdi_json_parse_container(xdi_json_parser *p, xd_json *container
         do {
             xd_json *item;
             XDI_TRY(xdi_json_parse_member(p, object, &item));
-            if (last) last->next = item;
-            else first = item;
+            if (last)
+                last->next = item;
+            else
+                first = item;
             last = item;
             xdi_json_skip_space(p);
         } while (xdi_json_take(p, ','));
-        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, close), object ? "',' or '}' expected" : "',' or ']' expected"));
+        XDI_TRY(xdi_json_expect(p, xdi_json_take(p, close),
+                                object ? "',' or '}' expected" : "',' or ']' expected"));
     }
     p->depth--;
     return xdi_json_close(p, container, first);
@@ -3568,16 +3629,20 @@ static xd_result xdi_json_parse_value(xdi_json_parser *p, xd_json **out) {
     switch (xdi_json_peek(p)) {
     case '{':
     case '[': return xdi_json_parse_container(p, value);
-    case '"': value->kind = XD_JSON_STRING;
+    case '"':
+        value->kind = XD_JSON_STRING;
         return xdi_json_parse_string(p, &value->as.string.text, &value->as.string.bytes);
-    case 'n': value->kind = XD_JSON_NULL;
+    case 'n':
+        value->kind = XD_JSON_NULL;
         XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "null"), "value expected"));
         return XD_OK;
-    case 't': value->kind = XD_JSON_BOOL;
+    case 't':
+        value->kind = XD_JSON_BOOL;
         value->as.truth = true;
         XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "true"), "value expected"));
         return XD_OK;
-    case 'f': value->kind = XD_JSON_BOOL;
+    case 'f':
+        value->kind = XD_JSON_BOOL;
         XDI_TRY(xdi_json_expect(p, xdi_json_take_word(p, "false"), "value expected"));
         return XD_OK;
     default: return xdi_json_parse_number(p, value);
@@ -3613,7 +3678,8 @@ static xd_json_desc xdi_json_limits(const xd_json_desc *desc) {
     return d;
 }
 
-XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes, xd_json **root) {
+XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
+                               xd_json **root) {
     const xd_json_desc d = xdi_json_limits(desc);
     xdi_json_parser p;
     xd_json *block = NULL;
@@ -3635,8 +3701,10 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
             result = XDI_FAIL(ctx, XD_ERROR_FORMAT, "JSON: text after the value at byte %llu",
                               (unsigned long long)p.at);
     }
-    if (result == XD_OK) *root = block;
-    else xd_release(ctx, block);
+    if (result == XD_OK)
+        *root = block;
+    else
+        xd_release(ctx, block);
     return result;
 }
 
@@ -3684,8 +3752,10 @@ XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, siz
         const xd_json *item = (const xd_json *)object->as.container.items[middle];
         const int order = xdi_json_compare(key, key_bytes, item->key, item->key_bytes);
         if (order == 0) return item;
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -3734,7 +3804,8 @@ XD_API bool xd_json_int64(const xd_json *value, int64_t *out) {
     if (!xdi_json_is(value, XD_JSON_NUMBER) || !value->exact) return false;
     const uint64_t magnitude = value->as.number.integer;
     if (!value->negative && magnitude > (uint64_t)INT64_MAX) return false;
-    *out = value->negative ? -(int64_t)(magnitude - 1u) - 1 : (int64_t)magnitude; /* INT64_MIN has no negative */
+    *out =
+        value->negative ? -(int64_t)(magnitude - 1u) - 1 : (int64_t)magnitude; /* INT64_MIN has no negative */
     return true;
 }
 
@@ -3796,8 +3867,10 @@ static void xdi_json_put_string(xd_json_writer *w, const char *value, size_t byt
             static const char names[] = "\"\\\b\f\n\r\t", values[] = "\"\\bfnrt";
             const char *name = strchr(names, (char)s[i]);
             char escape[8];
-            if (name) snprintf(escape, sizeof escape, "\\%c", values[name - names]);
-            else snprintf(escape, sizeof escape, "\\u%04x", (unsigned)s[i]);
+            if (name)
+                snprintf(escape, sizeof escape, "\\%c", values[name - names]);
+            else
+                snprintf(escape, sizeof escape, "\\u%04x", (unsigned)s[i]);
             xdi_json_put(w, escape, strlen(escape));
         } else {
             xdi_json_put(w, value + i, length);
@@ -6949,8 +7022,8 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
         XDI_REQUIRE(ctx, ranks[i] >= 0 && ranks[i] < world_size, XD_ERROR_ARGUMENT,
                     "ranks[%d] is %d, the world has %d ranks", i, ranks[i], world_size);
         for (int k = 0; k < i; k++)
-            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d", k, i,
-                        ranks[i]);
+            XDI_REQUIRE(ctx, ranks[i] != ranks[k], XD_ERROR_ARGUMENT, "ranks[%d] and ranks[%d] are both %d",
+                        k, i, ranks[i]);
     }
     return XD_OK;
 }
@@ -6967,17 +7040,19 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_axis *axes, int axis_c
         t.size[i] = axes[i].size;
         if (axes[i].name) memcpy(t.name[i], axes[i].name, strlen(axes[i].name) + 1);
         if (axes[i].size > 0) product *= axes[i].size;
-        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY, "axis sizes multiply to more than 2^31 ranks");
+        XDI_REQUIRE(ctx, product <= INT32_MAX, XD_ERROR_TOPOLOGY,
+                    "axis sizes multiply to more than 2^31 ranks");
     }
     for (int i = 0; i < axis_count; i++) {
         if (t.size[i] != -1) continue;
         XDI_REQUIRE(ctx, available % product == 0, XD_ERROR_TOPOLOGY,
-                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available, (int)product);
+                    "axis %d is to fill %d ranks, but the other axes multiply to %d", i, available,
+                    (int)product);
         t.size[i] = available / (int)product;
         product = available;
     }
-    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks", (int)product,
-                ranks ? "the list has" : "the world has", available);
+    XDI_REQUIRE(ctx, product == available, XD_ERROR_TOPOLOGY, "axis sizes multiply to %d but %s %d ranks",
+                (int)product, ranks ? "the list has" : "the world has", available);
     if (ranks) XDI_TRY(xdi_topology_check_ranks(ctx, ranks, rank_count, world_size));
     t.axis_count = axis_count;
     t.rank_count = available;
@@ -6995,7 +7070,8 @@ XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name) {
 
 static int xdi_topology_find(const xd_axis *axes, int axis_count, const char *name, size_t length) {
     for (int i = 0; i < axis_count; i++)
-        if (axes[i].name && strlen(axes[i].name) == length && memcmp(axes[i].name, name, length) == 0) return i;
+        if (axes[i].name && strlen(axes[i].name) == length && memcmp(axes[i].name, name, length) == 0)
+            return i;
     return -1;
 }
 
@@ -7007,8 +7083,8 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     for (const char *rest = order, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         const int axis = xdi_topology_find(axes, axis_count, name, length);
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order, (int)length,
-                    name, axis_count);
+        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "order \"%s\": \"%.*s\" is none of the %d axes", order,
+                    (int)length, name, axis_count);
         XDI_REQUIRE(ctx, !(seen >> axis & 1u), XD_ERROR_ARGUMENT, "order \"%s\" names \"%s\" twice", order,
                     axes[axis].name);
         seen |= 1u << axis;
@@ -7016,8 +7092,9 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
     }
     for (int i = 0; i < axis_count; i++) {
         if (seen >> i & 1u) continue;
-        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT, "order \"%s\" leaves out \"%s\", whose size is %d, not 1",
-                    order, axes[i].name, axes[i].size);
+        XDI_REQUIRE(ctx, axes[i].size == 1, XD_ERROR_ARGUMENT,
+                    "order \"%s\" leaves out \"%s\", whose size is %d, not 1", order, axes[i].name,
+                    axes[i].size);
         sequence[count++] = i;
     }
     return XD_OK;
@@ -7040,17 +7117,20 @@ XD_API xd_result xd_topology_from_order(xd_ctx *ctx, const char *order, const xd
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size, xd_topology *out) {
+XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
+                                         xd_topology *out) {
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
     int count = 0;
-    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT, "tensor is %d and domain is %d, must be at least 1",
-                tensor, domain);
+    XDI_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
+                "tensor is %d and domain is %d, must be at least 1", tensor, domain);
     XDI_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
                 "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
     const int dp = world_size / (tensor * domain);
     XDI_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
-                "data is none but %d data ranks are left: their gradients would never meet (set replicas to allow it)", dp);
+                "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
+                "allow it)",
+                dp);
     const char *const names[3] = { "dp", "tp", "domain" };
     const int sizes[3] = { dp, tensor, domain };
     for (int i = 0; i < 3; i++) {
@@ -7070,7 +7150,8 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
     const char *const names[5] = { "tp", "cp", "ep", "dp", "pp" };
     const int64_t taken = (int64_t)tp * cp * ep * d->pp;
     XDI_REQUIRE(ctx, d->world_size % taken == 0, XD_ERROR_TOPOLOGY,
-                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp, d->world_size);
+                "tp %d x cp %d x ep %d x pp %d does not divide a world of %d ranks", tp, cp, ep, d->pp,
+                d->world_size);
     const int sizes[5] = { tp, cp, ep, (int)(d->world_size / taken), d->pp };
     xd_axis axes[5];
     for (int i = 0; i < 5; i++) {
@@ -7083,20 +7164,22 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
 /* Position of a rank inside its pipeline group and the first rank of that group. */
 static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
     const int pp = xd_topology_axis(t, "pp");
-    int c[XD_MESH_AXES_MAX];
+    int c[XD_MESH_AXES_MAX] = { 0 };
     xd_topology_coordinate(t, rank, c);
     *place = c[pp];
     c[pp] = 0;
     *first = xd_topology_rank(t, c);
 }
 
-static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *dense, const xd_topology *expert) {
+static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *dense,
+                                              const xd_topology *expert) {
     for (int rank = 0; rank < dense->rank_count; rank++) {
         int first[2], place[2];
         xdi_topology_pipeline_place(dense, rank, &first[0], &place[0]);
         xdi_topology_pipeline_place(expert, rank, &first[1], &place[1]);
         XDI_REQUIRE(ctx, first[0] == first[1] && place[0] == place[1], XD_ERROR_TOPOLOGY,
-                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that of rank %d in "
+                    "rank %d is stage %d of the pipeline of rank %d in the dense grid, but stage %d of that "
+                    "of rank %d in "
                     "the expert grid",
                     rank, place[0], first[0], place[1], first[1]);
     }
@@ -7113,11 +7196,13 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
     if (!d.expert_tp) d.expert_tp = d.tp;
     if (!d.optimizer_instances) d.optimizer_instances = 1;
     if (!d.order) d.order = "tp-cp-ep-dp-pp";
-    XDI_REQUIRE(ctx, d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
-                XD_ERROR_ARGUMENT, "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
+    XDI_REQUIRE(ctx,
+                d.tp > 0 && d.cp > 0 && d.ep > 0 && d.pp > 0 && d.expert_tp > 0 && d.optimizer_instances > 0,
+                XD_ERROR_ARGUMENT,
+                "sizes tp %d cp %d ep %d pp %d expert_tp %d optimizer_instances %d: none may be negative",
                 d.tp, d.cp, d.ep, d.pp, d.expert_tp, d.optimizer_instances);
-    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT, "virtual_pipeline is %d but pp is %d",
-                d.virtual_pipeline, d.pp);
+    XDI_REQUIRE(ctx, !d.virtual_pipeline || d.pp > 1, XD_ERROR_ARGUMENT,
+                "virtual_pipeline is %d but pp is %d", d.virtual_pipeline, d.pp);
     xd_topology grids[2];
     XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.tp, d.cp, 1, &grids[0]));
     XDI_TRY(xdi_topology_expert_grid(ctx, &d, d.expert_tp, 1, d.ep, &grids[1]));
@@ -7137,13 +7222,14 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
     int64_t product = 1;
     int count = 0;
     XDI_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten", axis ? axis : "");
-    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
-                "%d parts for one of %d axes, at most %d axes are possible", part_count, topology->axis_count,
-                XD_MESH_AXES_MAX);
+    XDI_REQUIRE(ctx, part_count >= 1 && topology->axis_count - 1 + part_count <= XD_MESH_AXES_MAX,
+                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", part_count,
+                topology->axis_count, XD_MESH_AXES_MAX);
     XDI_TRY(xdi_topology_check_axes(ctx, parts, part_count));
     for (int i = 0; i < part_count; i++) product *= parts[i].size;
-    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY, "the parts multiply to %lld but \"%s\" has size %d",
-                (long long)product, axis, topology->size[at]);
+    XDI_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
+                "the parts multiply to %lld but \"%s\" has size %d", (long long)product, axis,
+                topology->size[at]);
     for (int i = 0; i < topology->axis_count; i++) {
         for (int k = 0; i == at && k < part_count; k++) axes[count++] = parts[k];
         if (i == at) continue;
@@ -7163,17 +7249,19 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
     return -1;
 }
 
-XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names, unsigned *mask) {
+XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                  unsigned *mask) {
     unsigned found = 0;
     XDI_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
                 "\"%s\" cannot be looked up: the mesh has no axis names", names);
     for (const char *rest = names, *name; rest;) {
         const size_t length = xdi_topology_next(&rest, &name);
         int axis = topology->axis_count - 1;
-        while (axis >= 0 && (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
+        while (axis >= 0 &&
+               (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
             axis--;
-        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes", (int)length, name, names,
-                    topology->axis_count);
+        XDI_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
+                    (int)length, name, names, topology->axis_count);
         XDI_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
                     topology->name[axis]);
         found |= 1u << axis;
@@ -7200,7 +7288,8 @@ XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *c
     return true;
 }
 
-/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0 again). */
+/* Counts up one coordinate over the axes in mask, last axis fastest; false after the last one (all are 0
+ * again). */
 static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
     for (int i = topology->axis_count - 1; i >= 0; i--) {
         if (!(mask >> i & 1u)) continue;
@@ -7264,8 +7353,9 @@ XD_API uint64_t xd_topology_hash(const xd_topology *topology) {
 #include <stdio.h>
 #include <string.h>
 
-/* One partition of the world into ordered groups: for each rank the first member of its group and its place there;
- * leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not, alike. */
+/* One partition of the world into ordered groups: for each rank the first member of its group and its place
+ * there; leader -1 -> the rank stands outside. Known in full on every rank, so that all find it, or do not,
+ * alike. */
 typedef struct xdi_mesh_entry {
     int *leader, *place; /* [world size] each */
     xd_comm *comm;       /* this rank's group; NULL when it stands outside */
@@ -7304,7 +7394,8 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const int size = xd_comm_size(comm);
     int64_t *counts = (int64_t *)xd_allocate(ctx, 2 * (size_t)size * sizeof *counts);
-    const xd_result room = xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
+    const xd_result room =
+        xd_agree(comm, counts ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d hashes", size));
     if (room != XD_OK) {
         xd_release(ctx, counts);
         return room;
@@ -7319,7 +7410,8 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
     for (int i = 1; result == XD_OK && i < size; i++) {
         if (all[i] == all[0]) continue;
         if (used + 16 < sizeof list)
-            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "", xd_comm_world_rank(comm, i));
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%d", differ ? "," : "",
+                                     xd_comm_world_rank(comm, i));
         differ++;
     }
     if (differ)
@@ -7364,7 +7456,8 @@ XD_API void xd_mesh_destroy(xd_mesh *mesh) {
 /* The topology with a rank list of its own; false without memory. */
 static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
-    for (int i = 0; ranks && i < topology->rank_count; i++) ranks[i] = topology->ranks ? topology->ranks[i] : i;
+    for (int i = 0; ranks && i < topology->rank_count; i++)
+        ranks[i] = topology->ranks ? topology->ranks[i] : i;
     topology->ranks = ranks;
     return ranks != NULL;
 }
@@ -7422,7 +7515,8 @@ static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, 
 }
 
 /* The entry for the groups over mask, made when it is new: then collective over parent. */
-static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent, xdi_mesh_entry **out) {
+static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm *parent,
+                                    xdi_mesh_entry **out) {
     xdi_mesh_table *table = root->table;
     if (root->groups[mask]) {
         *out = root->groups[mask];
@@ -7436,10 +7530,13 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
         return XD_OK;
     }
     xd_result result = XD_OK;
-    if (!entry) result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks", root->topology.rank_count);
+    if (!entry)
+        result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
+                          root->topology.rank_count);
     result = xd_agree(parent, result);
     if (result == XD_OK) {
-        const uint64_t hash = xd_hash(0, entry->leader, 2 * (size_t)xd_comm_size(table->world) * sizeof *entry->leader);
+        const uint64_t hash =
+            xd_hash(0, entry->leader, 2 * (size_t)xd_comm_size(table->world) * sizeof *entry->leader);
         result = xd_agree_same(parent, hash, "mesh groups");
     }
     if (result == XD_OK) result = xdi_mesh_connect(table, entry, parent);
@@ -7453,7 +7550,8 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders take part in the first. */
+/* The members' communicator first, then every single axis from left to right. Outsiders take part in the
+ * first. */
 static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
@@ -7464,8 +7562,10 @@ static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
     return result;
 }
 
-/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on failure. */
-static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes, const char (*names)[XD_AXIS_NAME_MAX], int count) {
+/* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
+ * failure. */
+static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
+                              const char (*names)[XD_AXIS_NAME_MAX], int count) {
     xd_ctx *ctx = root->table->ctx;
     xd_mesh *mesh = (xd_mesh *)xd_allocate(ctx, sizeof *mesh);
     if (!mesh) return NULL;
@@ -7514,7 +7614,8 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
     for (int i = 0; i < topology->axis_count; i++) axes[i] = 1u << i;
     if (xdi_mesh_own_ranks(table->ctx, &root->topology)) {
         root->member = xd_topology_coordinate(topology, xd_comm_rank(table->world), root->coordinate);
-        mesh = xdi_mesh_over(root, axes, (const char(*)[XD_AXIS_NAME_MAX])topology->name, topology->axis_count);
+        mesh =
+            xdi_mesh_over(root, axes, (const char(*)[XD_AXIS_NAME_MAX])topology->name, topology->axis_count);
     }
     xdi_mesh_root_release(root); /* the mesh holds it now */
     return mesh;
@@ -7541,7 +7642,8 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     XDI_REQUIRE(ctx, !d->world_size || product <= 0 || product == d->world_size, XD_ERROR_ARGUMENT,
                 "axis sizes multiply to %lld but world_size is %d", (long long)product, d->world_size);
     return xd_topology_create(ctx, axes, count, d->topology ? d->topology->ranks : d->ranks,
-                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world), out);
+                              d->topology ? d->topology->rank_count : d->rank_count, xd_comm_size(world),
+                              out);
 }
 
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
@@ -7601,16 +7703,17 @@ XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
 }
 
 static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
-    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE, "rank %d is none of the %d ranks of the mesh",
-                xd_comm_rank(mesh->root->table->world), mesh->root->topology.rank_count);
+    XDI_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
+                "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
+                mesh->root->topology.rank_count);
     return XD_OK;
 }
 
 /* Index of a mesh's own axis; name NULL -> the only one. */
 static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *axis) {
     xd_ctx *ctx = mesh->root->table->ctx;
-    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT, "the mesh has %d axes: name one",
-                mesh->topology.axis_count);
+    XDI_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
+                "the mesh has %d axes: name one", mesh->topology.axis_count);
     *axis = name ? xd_topology_axis(&mesh->topology, name) : 0;
     XDI_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
                 mesh->topology.axis_count);
@@ -7647,8 +7750,8 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
                                 char (*names)[XD_AXIS_NAME_MAX], int *count) {
     xd_ctx *ctx = root->table->ctx;
     unsigned seen = 0;
-    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT, "\"%s\" cannot be looked up: the mesh has no axis names",
-                list);
+    XDI_REQUIRE(ctx, root->topology.name[0][0], XD_ERROR_ARGUMENT,
+                "\"%s\" cannot be looked up: the mesh has no axis names", list);
     *count = 0;
     for (const char *rest = list, *name; rest; (*count)++) {
         const size_t length = xdi_topology_next(&rest, &name);
@@ -7658,7 +7761,8 @@ static xd_result xdi_mesh_parse(const xdi_mesh_root *root, const char *list, uns
         memset(names[*count], 0, XD_AXIS_NAME_MAX);
         memcpy(names[*count], name, length);
         sets[*count] = xdi_mesh_lookup(root, names[*count]);
-        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh", names[*count], list);
+        XDI_REQUIRE(ctx, sets[*count], XD_ERROR_ARGUMENT, "\"%s\" in \"%s\" is no axis of the mesh",
+                    names[*count], list);
         XDI_REQUIRE(ctx, !(seen & sets[*count]), XD_ERROR_ARGUMENT, "\"%s\" names an axis twice", list);
         seen |= sets[*count];
     }
@@ -7697,8 +7801,8 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
     return xdi_mesh_group_of(mesh->root, mask, out);
 }
 
-static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets, const char (*names)[XD_AXIS_NAME_MAX],
-                                 int count, xd_mesh **out) {
+static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets,
+                                 const char (*names)[XD_AXIS_NAME_MAX], int count, xd_mesh **out) {
     xd_mesh *mesh = xdi_mesh_over(root, sets, names, count);
     XDI_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
     *out = mesh;
@@ -7718,13 +7822,14 @@ XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
 /* The name a flattened set gets: the caller's, or its axes joined with '_'. */
 static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *name, char *out) {
     const char *source = name ? name : axes;
-    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT, "the name \"%s\" is longer than %d letters",
-                source, XD_AXIS_NAME_MAX - 1);
+    XDI_REQUIRE(ctx, strlen(source) < XD_AXIS_NAME_MAX, XD_ERROR_ARGUMENT,
+                "the name \"%s\" is longer than %d letters", source, XD_AXIS_NAME_MAX - 1);
     memset(out, 0, XD_AXIS_NAME_MAX);
     memcpy(out, source, strlen(source));
     for (char *c = out; !name && *c; c++)
         if (*c == ',' || *c == '-') *c = '_';
-    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis", out);
+    XDI_REQUIRE(ctx, xdi_topology_name_is_valid(out), XD_ERROR_ARGUMENT, "\"%s\" is no name for an axis",
+                out);
     return XD_OK;
 }
 
@@ -7741,8 +7846,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     XDI_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
     for (int i = 0; i < count; i++) mask |= sets[i];
     const unsigned known = xdi_mesh_lookup(root, flat[0]);
-    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT, "\"%s\" is already the name of other axes than \"%s\"",
-                flat[0], axes);
+    XDI_REQUIRE(ctx, !known || known == mask, XD_ERROR_ARGUMENT,
+                "\"%s\" is already the name of other axes than \"%s\"", flat[0], axes);
     XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
                 "the mesh already has %d flattened names, the most there can be", root->flat_count);
     XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
@@ -7754,7 +7859,8 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count, xd_mesh **out) {
+XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axis *parts, int part_count,
+                                   xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xd_topology topology;
@@ -7762,10 +7868,13 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const char *axis, const xd_axi
     xd_comm *members;
     XDI_TRY(xdi_mesh_require_member(mesh));
     XDI_TRY(xdi_mesh_group_of(root, all, &members));
-    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
+    xd_result result =
+        xd_topology_unflatten(root->table->ctx, &root->topology, axis, parts, part_count, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
-        if (!fresh) result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes", topology.axis_count);
+        if (!fresh)
+            result = XDI_FAIL(root->table->ctx, XD_ERROR_MEMORY, "no room for a mesh of %d axes",
+                              topology.axis_count);
     }
     return xdi_mesh_publish(members, result, fresh, out);
 }
@@ -7778,7 +7887,8 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
     int total = 0;
     XDI_TRY(xdi_mesh_require_member(slices[0]));
     for (int i = 0; i < count; i++) {
-        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT, "slice %d comes from another mesh than slice 0", i);
+        XDI_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
+                    "slice %d comes from another mesh than slice 0", i);
         for (int k = 0; k < slices[i]->topology.axis_count; k++, total++) {
             XDI_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
                         "slice %d repeats an axis of the %d slices", i, count);
@@ -7794,8 +7904,8 @@ XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh 
 
 /* >>tensor/internal */
 
-/* interval.c: appends [begin, end) to a list of `count`, joining it to the last entry when they touch, and returns the new
- * count. Empty intervals are dropped. */
+/* interval.c: appends [begin, end) to a list of `count`, joining it to the last entry when they touch, and
+ * returns the new count. Empty intervals are dropped. */
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
 
 /* >>tensor/interval.c */
@@ -7823,7 +7933,8 @@ XD_API int xd_intervals_unite(const xd_interval *a, int na, const xd_interval *b
     return count;
 }
 
-XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out) {
+XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                  xd_interval *out) {
     int count = 0;
     for (int i = 0, k = 0; i < na && k < nb;) {
         const int64_t begin = a[i].begin > b[k].begin ? a[i].begin : b[k].begin;
@@ -7837,7 +7948,8 @@ XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interva
     return count;
 }
 
-XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out) {
+XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                 xd_interval *out) {
     int count = 0, k = 0;
     for (int i = 0; i < na; i++) {
         int64_t begin = a[i].begin;
@@ -7867,7 +7979,8 @@ XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t e
     return reached <= extent;
 }
 
-XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end, xd_interval *out) {
+XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
+                               xd_interval *out) {
     int selected = 0;
     int64_t position = 0;
     for (int i = 0; i < count; i++) {
@@ -7894,8 +8007,8 @@ static int xdi_interval_holders(const xd_interval *const *lists, const int *coun
     return holders;
 }
 
-XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners, int64_t extent,
-                                    int64_t *first, int *holders) {
+XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
+                                    int64_t extent, int64_t *first, int *holders) {
     for (int64_t index = 0, next; index < extent; index = next) {
         next = extent;
         const int found = xdi_interval_holders(lists, counts, owners, index, &next);
@@ -7925,12 +8038,14 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape) {
 }
 
 XD_API void xd_region_shape(const xd_region *region, int64_t *shape) {
-    for (int d = 0; d < region->ndim; d++) shape[d] = xd_intervals_extent(region->interval[d], region->count[d]);
+    for (int d = 0; d < region->ndim; d++)
+        shape[d] = xd_intervals_extent(region->interval[d], region->count[d]);
 }
 
 XD_API int64_t xd_region_numel(const xd_region *region) {
     int64_t numel = 1;
-    for (int d = 0; d < region->ndim; d++) numel *= xd_intervals_extent(region->interval[d], region->count[d]);
+    for (int d = 0; d < region->ndim; d++)
+        numel *= xd_intervals_extent(region->interval[d], region->count[d]);
     return numel;
 }
 
@@ -7938,7 +8053,8 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
     bool common = true;
     out->ndim = a->ndim;
     for (int d = 0; d < a->ndim; d++) {
-        out->count[d] = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d], out->interval[d]);
+        out->count[d] = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d],
+                                               out->interval[d]);
         common = common && out->count[d] > 0;
     }
     return common;
@@ -7948,8 +8064,10 @@ XD_API bool xd_region_equal(const xd_region *a, const xd_region *b) {
     if (a->ndim != b->ndim) return false;
     for (int d = 0; d < a->ndim; d++) {
         xd_interval rest[2 * XD_REGION_INTERVALS_MAX];
-        const int only_a = xd_intervals_subtract(a->interval[d], a->count[d], b->interval[d], b->count[d], rest);
-        const int only_b = xd_intervals_subtract(b->interval[d], b->count[d], a->interval[d], a->count[d], rest);
+        const int only_a =
+            xd_intervals_subtract(a->interval[d], a->count[d], b->interval[d], b->count[d], rest);
+        const int only_b =
+            xd_intervals_subtract(b->interval[d], b->count[d], a->interval[d], a->count[d], rest);
         if (only_a || only_b) return false;
     }
     return true;
@@ -7967,7 +8085,8 @@ static int64_t xdi_interval_position(const xd_interval *list, int64_t index) {
     return position + index - list->begin;
 }
 
-/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a run. */
+/* Walks both lists together. Touching intervals of one side, and gaps that both sides skip, do not break a
+ * run. */
 static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_interval_run *runs) {
     xd_interval common[2 * XD_REGION_INTERVALS_MAX];
     const int n = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d], common);
@@ -7994,7 +8113,8 @@ static void xdi_interval_fold(xd_copy *copy) {
     for (int d = 0; d < copy->ndim; d++) {
         const int64_t extent = copy->extent[d], src = copy->src_stride[d], dst = copy->dst_stride[d];
         if (extent == 1) continue;
-        const bool runs_on = n && copy->src_stride[n - 1] == src * extent && copy->dst_stride[n - 1] == dst * extent;
+        const bool runs_on =
+            n && copy->src_stride[n - 1] == src * extent && copy->dst_stride[n - 1] == dst * extent;
         if (!runs_on) n++;
         copy->extent[n - 1] = runs_on ? copy->extent[n - 1] * extent : extent;
         copy->src_stride[n - 1] = src;
@@ -8079,16 +8199,19 @@ struct xd_layout {
 static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     int64_t room = (int64_t)1 << 62;
     bool empty = false;
-    XDI_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT, "%d dimensions, 0 to %d are possible",
-                d->ndim, XD_DIMS_MAX);
-    XDI_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT, "a layout needs a topology with axes");
+    XDI_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
+                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
+    XDI_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
+                "a layout needs a topology with axes");
     for (int i = 0; i < d->ndim; i++) {
-        XDI_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i, (long long)d->shape[i]);
+        XDI_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
+                    (long long)d->shape[i]);
         empty = empty || d->shape[i] == 0;
     }
     for (int i = 0; i < d->ndim && !empty; i++) {
         room /= d->shape[i];
-        XDI_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE, "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
+        XDI_REQUIRE(ctx, room > 0, XD_ERROR_SHAPE,
+                    "the shape has more than 2^62 elements (at dimension %d, extent %lld)", i,
                     (long long)d->shape[i]);
     }
     return XD_OK;
@@ -8099,17 +8222,18 @@ static xd_result xdi_layout_check_split(xd_ctx *ctx, const xd_layout_desc *d, in
     const int forms = (p->offsets != NULL) + (p->sections > 1) + p->balanced;
     XDI_REQUIRE(ctx, p->dim >= -d->ndim && p->dim < d->ndim, XD_ERROR_ARGUMENT,
                 "axis %d splits dimension %d of a tensor of %d dimensions", axis, p->dim, d->ndim);
-    XDI_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT, "axis %d: choose one of offsets, sections and balanced, not %d", axis,
-                forms);
+    XDI_REQUIRE(ctx, forms <= 1, XD_ERROR_ARGUMENT,
+                "axis %d: choose one of offsets, sections and balanced, not %d", axis, forms);
     XDI_REQUIRE(ctx, p->sections >= 0 && p->sections <= XD_LAYOUT_INTERVALS_MAX, XD_ERROR_ARGUMENT,
-                "axis %d has %d sections, at most %d are possible", axis, p->sections, XD_LAYOUT_INTERVALS_MAX);
+                "axis %d has %d sections, at most %d are possible", axis, p->sections,
+                XD_LAYOUT_INTERVALS_MAX);
     for (int i = 0; p->offsets && i < d->topology->size[axis]; i++)
         XDI_REQUIRE(ctx, p->offsets[0] == 0 && p->offsets[i] <= p->offsets[i + 1], XD_ERROR_ARGUMENT,
                     "axis %d: offsets[%d] is %lld and offsets[%d] is %lld: they must ascend from 0", axis, i,
                     (long long)p->offsets[i], i + 1, (long long)p->offsets[i + 1]);
     for (int i = 0; p->section_sizes && i < p->sections; i++)
-        XDI_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld", axis, i,
-                    (long long)p->section_sizes[i]);
+        XDI_REQUIRE(ctx, p->section_sizes[i] >= 0, XD_ERROR_ARGUMENT, "axis %d: section %d has size %lld",
+                    axis, i, (long long)p->section_sizes[i]);
     return XD_OK;
 }
 
@@ -8118,12 +8242,13 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     unsigned seen = 0;
     for (int i = 0; i < d->topology->axis_count; i++) {
         const xd_placement *p = &d->placement[i];
-        XDI_REQUIRE(ctx, d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
-                    XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i, d->order[i],
-                    d->topology->axis_count);
+        XDI_REQUIRE(ctx,
+                    d->order[i] >= 0 && d->order[i] < d->topology->axis_count && !(seen >> d->order[i] & 1u),
+                    XD_ERROR_ARGUMENT, "order[%d] is %d: the order must name each of the %d axes once", i,
+                    d->order[i], d->topology->axis_count);
         seen |= 1u << d->order[i];
-        XDI_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL, XD_ERROR_ARGUMENT,
-                    "axis %d has no such placement as %d", i, (int)p->kind);
+        XDI_REQUIRE(ctx, p->kind == XD_REPLICATE || p->kind == XD_SHARD || p->kind == XD_PARTIAL,
+                    XD_ERROR_ARGUMENT, "axis %d has no such placement as %d", i, (int)p->kind);
         if (p->kind == XD_SHARD) XDI_TRY(xdi_layout_check_split(ctx, d, i));
         if (p->kind != XD_PARTIAL) continue;
         if (first_partial < 0) first_partial = i;
@@ -8134,9 +8259,11 @@ static xd_result xdi_layout_check(xd_ctx *ctx, const xd_layout_desc *d) {
     return XD_OK;
 }
 
-/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the result is in
- * positions of that. Returns the number of pieces; -1 when the numbers of the placement do not fit the extent. */
-static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent, xd_interval *pieces) {
+/* One split of what is left of a dimension, for one coordinate of the axis. `extent` is what is left; the
+ * result is in positions of that. Returns the number of pieces; -1 when the numbers of the placement do not
+ * fit the extent. */
+static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, int64_t extent,
+                             xd_interval *pieces) {
     if (p->offsets) {
         pieces[0].begin = p->offsets[coordinate];
         pieces[0].end = p->offsets[coordinate + 1];
@@ -8162,15 +8289,17 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
     return begin == extent ? sections : -1;
 }
 
-/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was given; an axis
- * that would make too many intervals is returned with extent -1. */
-static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region, int64_t *extent) {
+/* Applies the splits in their order. Returns -1, or the axis whose split does not fit, with the extent it was
+ * given; an axis that would make too many intervals is returned with extent -1. */
+static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
+                            int64_t *extent) {
     *region = xd_region_whole(d->ndim, d->shape);
     for (int i = 0; i < d->topology->axis_count; i++) {
         const int axis = d->order[i];
         const xd_placement *p = &d->placement[axis];
         if (p->kind != XD_SHARD) continue;
-        xd_interval pieces[XD_LAYOUT_INTERVALS_MAX], all[XD_REGION_INTERVALS_MAX], old[XD_REGION_INTERVALS_MAX];
+        xd_interval pieces[XD_LAYOUT_INTERVALS_MAX], all[XD_REGION_INTERVALS_MAX],
+            old[XD_REGION_INTERVALS_MAX];
         const int old_count = region->count[p->dim];
         int count = 0;
         memcpy(old, region->interval[p->dim], sizeof old);
@@ -8194,7 +8323,8 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
     return -1;
 }
 
-/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to others. */
+/* The numbers of a split must fit at every coordinate, because an earlier split can leave other extents to
+ * others. */
 static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) {
     for (int r = 0; r < d->topology->rank_count; r++) {
         const int rank = d->topology->ranks ? d->topology->ranks[r] : r;
@@ -8205,11 +8335,13 @@ static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) 
         const int axis = xdi_layout_split(d, coordinate, &region, &extent);
         if (axis < 0) continue;
         XDI_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
-                    "axis %d cuts dimension %d into more than %d intervals on rank %d", axis, d->placement[axis].dim,
-                    XD_LAYOUT_INTERVALS_MAX, rank);
+                    "axis %d cuts dimension %d into more than %d intervals on rank %d", axis,
+                    d->placement[axis].dim, XD_LAYOUT_INTERVALS_MAX, rank);
         const xd_placement *p = &d->placement[axis];
-        const long long given = p->offsets ? (long long)p->offsets[d->topology->size[axis]] : (long long)p->sections;
-        return XDI_FAIL(ctx, XD_ERROR_SHAPE, "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
+        const long long given =
+            p->offsets ? (long long)p->offsets[d->topology->size[axis]] : (long long)p->sections;
+        return XDI_FAIL(ctx, XD_ERROR_SHAPE,
+                        "axis %d splits %lld indices of dimension %d on rank %d, but its %s %lld", axis,
                         (long long)extent, p->dim, rank,
                         p->offsets    ? "offsets end at"
                         : p->balanced ? "balanced pieces need a multiple of 2 x"
@@ -8231,7 +8363,8 @@ static bool xdi_layout_own(xd_layout *layout) {
     layout->topology = *d->topology;
     layout->ranks = (int *)xd_allocate(layout->ctx, (size_t)d->topology->rank_count * sizeof *layout->ranks);
     if (!layout->ranks) return false;
-    for (int i = 0; i < d->topology->rank_count; i++) layout->ranks[i] = d->topology->ranks ? d->topology->ranks[i] : i;
+    for (int i = 0; i < d->topology->rank_count; i++)
+        layout->ranks[i] = d->topology->ranks ? d->topology->ranks[i] : i;
     layout->topology.ranks = d->topology->ranks ? layout->ranks : NULL;
     for (int i = 0; i < d->topology->axis_count; i++) {
         xd_placement *p = &d->placement[i];
@@ -8330,10 +8463,16 @@ XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
     for (int i = 0; i < layout->topology.axis_count; i++) {
         const xd_placement *p = &d->placement[i];
         const bool shard = p->kind == XD_SHARD;
-        const int count = !shard ? 0 : p->offsets ? layout->topology.size[i] + 1 : p->section_sizes ? p->sections : 0;
-        const int facts[7] = { d->ndim,           (int)p->kind,
-                               shard ? p->dim : 0, p->kind == XD_PARTIAL ? (int)p->op : 0,
-                               shard ? p->sections : 0, shard && p->balanced,
+        const int count = !shard             ? 0
+                          : p->offsets       ? layout->topology.size[i] + 1
+                          : p->section_sizes ? p->sections
+                                             : 0;
+        const int facts[7] = { d->ndim,
+                               (int)p->kind,
+                               shard ? p->dim : 0,
+                               p->kind == XD_PARTIAL ? (int)p->op : 0,
+                               shard ? p->sections : 0,
+                               shard && p->balanced,
                                d->order[i] };
         hash = xd_hash(hash, facts, sizeof facts);
         if (count) hash = xd_hash(hash, layout->numbers[i], (size_t)count * sizeof *layout->numbers[i]);
@@ -8378,8 +8517,8 @@ XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype)
 
 #include <string.h>
 
-/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial); inside it,
- * `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
+/* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
+ * inside it, `pieces` coordinates on the axes to be reduced, and `replicas` ranks that hold the same. */
 typedef struct xdi_plan_holders {
     int cells, pieces, replicas;
     int *rank; /* [cells][pieces][replicas] */
@@ -8394,10 +8533,10 @@ typedef struct xdi_plan_exchange {
     int *source; /* [cells][pieces]: the rank that gives me this piece; -1 -> none */
     int64_t *send_counts, *send_displacements, *recv_counts, *recv_displacements;
     int64_t send_count, recv_count, total_count;
-    int64_t kept_count; /* elements that reach me from myself; behind the received ones when they are to be reduced */
+    int64_t kept_count; /* elements from myself; they lie behind the received ones when they are reduced */
     bool zero;          /* my part is the zeros beside a newly partial sum */
     xd_region src, dst; /* mine; dst cut to the window */
-    xd_copy *copies; /* pack, then local, then unpack */
+    xd_copy *copies;    /* pack, then local, then unpack */
     int64_t pack_end, local_end, copy_end;
     void **pointers; /* [pieces] scratch for the reduction */
 } xdi_plan_exchange;
@@ -8442,7 +8581,7 @@ static bool xdi_plan_holders_create(xd_ctx *ctx, const xdi_plan_exchange *x, xdi
     h->turn = h->rank + t->rank_count;
     for (int i = 0; i < t->rank_count; i++) {
         const int rank = t->ranks ? t->ranks[i] : i;
-        int coordinate[XD_MESH_AXES_MAX];
+        int coordinate[XD_MESH_AXES_MAX] = { 0 };
         xd_topology_coordinate(t, rank, coordinate);
         const int cell = xdi_plan_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
         const int piece = xdi_plan_linear(t, x->reduced, coordinate, &h->pieces);
@@ -8462,7 +8601,8 @@ static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
 }
 
 /* What a rank is to have of the destination. False when that is nothing that moves. */
-static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted, bool *zero) {
+static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted,
+                            bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX], ignored;
     xd_region whole;
@@ -8488,7 +8628,8 @@ static bool xdi_plan_same_partial(const xdi_plan_exchange *x, int a, int b) {
     return xdi_plan_linear(t, x->kept, ca, &ignored) == xdi_plan_linear(t, x->kept, cb, &ignored);
 }
 
-/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take turns. */
+/* Decides for every rank who gives it what, and notes my part. The whole is walked because replicas take
+ * turns. */
 static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     const int me = plan->desc.rank;
@@ -8500,7 +8641,8 @@ static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_
         for (int cell = 0; cell < h->cells; cell++) {
             const int first = h->rank[cell * h->pieces * h->replicas];
             xd_layout_region(x->from, first, &held);
-            if (!xdi_plan_same_partial(x, first, taker) || !xd_region_intersect(&held, &wanted, &common)) continue;
+            if (!xdi_plan_same_partial(x, first, taker) || !xd_region_intersect(&held, &wanted, &common))
+                continue;
             const int64_t count = xd_region_numel(&common);
             for (int piece = 0; piece < h->pieces; piece++) {
                 const int giver = xdi_plan_giver(h, cell, piece, taker);
@@ -8518,7 +8660,8 @@ static void xdi_plan_assign(const xd_plan *plan, xdi_plan_exchange *x, xdi_plan_
 }
 
 /* The dense common part of what I hold and what `peer` wants, or the other way round. */
-static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, int peer, bool sending, xd_region *message) {
+static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, int peer, bool sending,
+                             xd_region *message) {
     xd_region other;
     bool zero;
     if (sending) {
@@ -8529,11 +8672,11 @@ static bool xdi_plan_message(const xd_plan *plan, const xdi_plan_exchange *x, in
     return xd_region_intersect(&other, &x->dst, message);
 }
 
-/* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that is a staging
- * buffer: 1 the destination, -1 the source, 0 none. */
+/* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that
+ * is a staging buffer: 1 the destination, -1 the source, 0 none. */
 static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity, const xd_region *src,
-                            const int64_t *src_stride, const xd_region *dst, const int64_t *dst_stride, int side,
-                            int64_t dense_offset) {
+                            const int64_t *src_stride, const xd_region *dst, const int64_t *dst_stride,
+                            int side, int64_t dense_offset) {
     const int64_t begin = *end;
     xd_copy *copies = x->copies ? x->copies + begin : NULL;
     *end += xd_region_copies(src, src_stride, dst, dst_stride, copies, x->copies ? capacity - begin : 0);
@@ -8544,15 +8687,18 @@ static void xdi_plan_append(xdi_plan_exchange *x, int64_t *end, int64_t capacity
 }
 
 /* The three lists of copies, in the order of the ranks. Called twice: to count, and to fill. */
-static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride, const int64_t *to_stride) {
+static void xdi_plan_list(const xd_plan *plan, xdi_plan_exchange *x, const int64_t *from_stride,
+                          const int64_t *to_stride) {
     const int64_t capacity = x->copy_end;
     int64_t end = 0;
     xd_region message;
     for (int r = 0; r < plan->desc.ranks; r++)
         if (x->send_counts[r] && xdi_plan_message(plan, x, r, true, &message))
-            xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->send_displacements[r]);
+            xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+                            x->send_displacements[r]);
     x->pack_end = end;
-    if (x->kept_count && x->pieces == 1) xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
+    if (x->kept_count && x->pieces == 1)
+        xdi_plan_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
     if (x->kept_count && x->pieces > 1 && xdi_plan_message(plan, x, plan->desc.rank, false, &message))
         xdi_plan_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
     x->local_end = end;
@@ -8607,7 +8753,8 @@ static bool xdi_plan_build(const xd_plan *plan, xdi_plan_exchange *x, const int6
 }
 
 /* How each mesh axis of the two layouts fits together, and which axes are reduced. */
-static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to, xdi_plan_exchange *x) {
+static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
+                                xdi_plan_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
     const bool same = xd_topology_equal(f->topology, t->topology);
     const unsigned partial = xdi_plan_axes(from, XD_PARTIAL);
@@ -8616,12 +8763,13 @@ static xd_result xdi_plan_match(xd_ctx *ctx, const xd_layout *from, const xd_lay
     x->to = to;
     for (int i = 0; i < t->topology->axis_count; i++) {
         if (t->placement[i].kind != XD_PARTIAL) continue;
-        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED, "axis %d of the destination is partial, but the source is on another mesh",
-                    i);
+        XDI_REQUIRE(ctx, same, XD_ERROR_UNSUPPORTED,
+                    "axis %d of the destination is partial, but the source is on another mesh", i);
         XDI_REQUIRE(ctx, f->placement[i].kind != XD_SHARD, XD_ERROR_UNSUPPORTED,
                     "axis %d: a shard cannot become partial; replicate it first", i);
         XDI_REQUIRE(ctx, f->placement[i].kind != XD_PARTIAL || f->placement[i].op == t->placement[i].op,
-                    XD_ERROR_UNSUPPORTED, "axis %d: partial by operation %d cannot become partial by operation %d", i,
+                    XD_ERROR_UNSUPPORTED,
+                    "axis %d: partial by operation %d cannot become partial by operation %d", i,
                     (int)f->placement[i].op, (int)t->placement[i].op);
         if (f->placement[i].kind == XD_PARTIAL) x->kept |= 1u << i;
         /* Averages and extrema of equal values are the value: only a sum needs zeros beside it. */
@@ -8637,35 +8785,38 @@ static xd_result xdi_plan_validate(xd_ctx *ctx, const xd_plan_desc *d, xdi_plan_
     const xd_layout_desc *side[2];
     XDI_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
     XDI_REQUIRE(ctx, xd_dtype_size(d->dtype), XD_ERROR_ARGUMENT, "%d is no dtype", (int)d->dtype);
-    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank, d->ranks);
+    XDI_REQUIRE(ctx, d->rank >= 0 && d->rank < d->ranks, XD_ERROR_ARGUMENT, "rank %d of %d ranks", d->rank,
+                d->ranks);
     side[0] = xd_layout_settings(d->from);
     side[1] = xd_layout_settings(d->to);
-    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE, "the source has %d dimensions, the destination %d",
-                side[0]->ndim, side[1]->ndim);
+    XDI_REQUIRE(ctx, side[0]->ndim == side[1]->ndim, XD_ERROR_SHAPE,
+                "the source has %d dimensions, the destination %d", side[0]->ndim, side[1]->ndim);
     for (int i = 0; i < side[0]->ndim; i++)
         XDI_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
-                    "dimension %d: the source has extent %lld, the destination %lld", i, (long long)side[0]->shape[i],
-                    (long long)side[1]->shape[i]);
+                    "dimension %d: the source has extent %lld, the destination %lld", i,
+                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
-            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY, "the %s lies on rank %d, the world has %d ranks",
-                        s ? "destination" : "source", rank, d->ranks);
+            XDI_REQUIRE(ctx, rank < d->ranks, XD_ERROR_TOPOLOGY,
+                        "the %s lies on rank %d, the world has %d ranks", s ? "destination" : "source", rank,
+                        d->ranks);
         }
     XDI_TRY(xdi_plan_match(ctx, d->from, d->to, x));
     if (!x->reduced) return XD_OK;
-    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE, "%s cannot be reduced by operation %d",
-                xd_dtype_name(d->dtype), (int)x->op);
+    XDI_REQUIRE(ctx, xd_reduce_supports(d->dtype, x->op), XD_ERROR_DTYPE,
+                "%s cannot be reduced by operation %d", xd_dtype_name(d->dtype), (int)x->op);
     XDI_REQUIRE(ctx,
-                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !xd_dtype_is_floating(d->dtype) ||
-                    x->op == XD_MAX || x->op == XD_MIN,
-                XD_ERROR_UNSUPPORTED, "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
+                xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT ||
+                    !xd_dtype_is_floating(d->dtype) || x->op == XD_MAX || x->op == XD_MIN,
+                XD_ERROR_UNSUPPORTED,
+                "a partial %s sum has no leaves, so it cannot be reduced in INVARIANT mode",
                 xd_dtype_name(d->dtype));
     return XD_OK;
 }
 
-/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after all other
- * splits. */
+/* The source layout with the axes to be reduced splitting the dimension that leaves the largest pieces, after
+ * all other splits. */
 static xd_result xdi_plan_middle(xd_ctx *ctx, const xdi_plan_exchange *x, xd_layout **middle) {
     xd_layout_desc d = *xd_layout_settings(x->from);
     const int axes = d.topology->axis_count;
@@ -8710,12 +8861,14 @@ XD_API void xd_plan_destroy(xd_plan *plan) {
     xd_release(plan->ctx, plan);
 }
 
-/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already built. */
+/* Reduce into parts, then spread them: kept when that moves fewer elements than the one step that is already
+ * built. */
 static xd_result xdi_plan_try_two_steps(xd_plan *plan) {
     xd_plan two = *plan;
     xdi_plan_exchange *x = two.step;
     xd_ctx *ctx = plan->ctx;
-    if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0) return XD_OK;
+    if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0)
+        return XD_OK;
     XDI_TRY(xdi_plan_middle(ctx, &plan->step[0], &two.middle));
     xd_result result = xdi_plan_match(ctx, plan->desc.from, two.middle, &x[0]);
     if (result == XD_OK) result = xdi_plan_match(ctx, two.middle, plan->desc.to, &x[1]);
@@ -8745,7 +8898,8 @@ static bool xdi_plan_take_buffers(xd_plan *plan) {
     plan->send = xd_allocate(plan->ctx, (size_t)send * size);
     plan->recv = xd_allocate(plan->ctx, (size_t)recv * size);
     if (plan->middle)
-        plan->middle_data = xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+        plan->middle_data =
+            xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
     return plan->send && plan->recv && (!plan->middle || plan->middle_data);
 }
 
@@ -8763,7 +8917,8 @@ XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan *
         plan->window = *desc->window;
         plan->desc.window = &plan->window;
     }
-    if (desc->from_stride) plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
+    if (desc->from_stride)
+        plan->desc.from_stride = (int64_t *)memcpy(plan->stride[0], desc->from_stride, strides);
     if (desc->to_stride) plan->desc.to_stride = (int64_t *)memcpy(plan->stride[1], desc->to_stride, strides);
     xd_result result = XD_OK;
     bool room = xdi_plan_build(plan, &plan->step[0], plan->desc.from_stride, plan->desc.to_stride);
@@ -8771,7 +8926,9 @@ XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan *
     room = room && result == XD_OK && xdi_plan_take_buffers(plan);
     if (!room) {
         xd_plan_destroy(plan);
-        return result != XD_OK ? result : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
+        return result != XD_OK
+                   ? result
+                   : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     }
     *out = plan;
     return XD_OK;
@@ -8822,7 +8979,8 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
 XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
     const xdi_plan_exchange *x = &plan->step[step];
     const void *src = step ? plan->middle_data : source;
-    for (int64_t i = 0; i < x->pack_end; i++) xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
+    for (int64_t i = 0; i < x->pack_end; i++)
+        xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
 }
 
 /* Combines the pieces of every cell into the first of them. */
@@ -8838,13 +8996,14 @@ static xd_result xdi_plan_reduce(const xd_plan *plan, const xdi_plan_exchange *x
             count = own ? x->kept_count : x->recv_counts[source[piece]];
             x->pointers[piece] = (char *)recv + (size_t)at * size;
         }
-        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces, count,
-                                 plan->desc.dtype, x->op));
+        XDI_TRY(xd_reduce_pieces(plan->ctx, x->pointers[0], (const void *const *)x->pointers, x->pieces,
+                                 count, plan->desc.dtype, x->op));
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv, void *destination) {
+XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
+                                void *destination) {
     const xdi_plan_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
     const void *src = step ? plan->middle_data : source;
@@ -8854,7 +9013,8 @@ XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *sourc
         const int64_t none[XD_DIMS_MAX] = { 0 };
         const uint64_t zero = 0;
         xd_copy copy;
-        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) xd_copy_run(&copy, &zero, dst, size);
+        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1))
+            xd_copy_run(&copy, &zero, dst, size);
         return XD_OK;
     }
     for (int64_t i = x->pack_end; i < x->local_end; i++)
@@ -8901,15 +9061,16 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
     const int rank = xd_comm_rank(world);
     xd_region region;
     const bool member = xd_layout_region(tensor->layout, rank, &region);
-    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d", which,
-                tensor->ndim, region.ndim);
+    XDI_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
+                which, tensor->ndim, region.ndim);
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
         XDI_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
                     "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
                     (long long)tensor->shape[i], rank, (long long)extent);
     }
-    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT, "the %s has no data", which);
+    XDI_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
+                "the %s has no data", which);
     return XD_OK;
 }
 
@@ -8927,14 +9088,14 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
     xd_result result = xdi_tensor_check(world, from, "source");
     if (result == XD_OK) result = xdi_tensor_check(world, to, "destination");
     if (result == XD_OK && from->dtype != to->dtype)
-        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s", xd_dtype_name(from->dtype),
-                          xd_dtype_name(to->dtype));
+        result = XDI_FAIL(ctx, XD_ERROR_DTYPE, "the source is %s, the destination %s",
+                          xd_dtype_name(from->dtype), xd_dtype_name(to->dtype));
     return xdi_plan_run(world, &d, result, from->data, to->data);
 }
 
 /* Moves a tensor, or a window of it, into a dense part under a layout that is destroyed here. */
-static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to, const xd_region *window,
-                                 xd_result result, void *out) {
+static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to,
+                                 const xd_region *window, xd_result result, void *out) {
     xd_plan_desc d;
     memset(&d, 0, sizeof d);
     d.from = tensor->layout;
@@ -8956,15 +9117,15 @@ XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *f
     return xdi_tensor_move(world, tensor, to, NULL, result, full);
 }
 
-static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
-                                   xd_region *window) {
+static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const int64_t *begin,
+                                   const int64_t *end, xd_region *window) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
     *window = xd_region_whole(d->ndim, d->shape);
     XDI_REQUIRE(ctx, !begin == !end, XD_ERROR_ARGUMENT, "a range needs both ends");
     for (int i = 0; begin && i < d->ndim; i++) {
         XDI_REQUIRE(ctx, begin[i] >= 0 && begin[i] <= end[i] && end[i] <= d->shape[i], XD_ERROR_ARGUMENT,
-                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i], (long long)end[i], i,
-                    (long long)d->shape[i]);
+                    "range [%lld, %lld) of dimension %d, whose extent is %lld", (long long)begin[i],
+                    (long long)end[i], i, (long long)d->shape[i]);
         window->count[i] = begin[i] < end[i];
         window->interval[i][0].begin = begin[i];
         window->interval[i][0].end = end[i];
@@ -8972,8 +9133,8 @@ static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const i
     return XD_OK;
 }
 
-XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin, const int64_t *end,
-                                  int root, void *out) {
+XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const int64_t *begin,
+                                  const int64_t *end, int root, void *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
     xd_region window;
@@ -10463,25 +10624,35 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     return XD_OK;
 }
 
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *labels,
-                             int64_t ignore_index, const uint8_t *mask, xd_comm *comm, double *out) {
+static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
+    XDI_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XDI_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
+                (long long)positions->count, (long long)rows);
+    return XD_OK;
+}
+
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
+                             xd_comm *comm, double *out) {
     const size_t rows = logits.rows > 0 ? (size_t)logits.rows : 1;
-    int64_t counts[2] = { 0, 0 }; /* right, counted */
-    int64_t *argmax = (int64_t *)xd_allocate(ctx, rows * sizeof *argmax);
-    xd_result result = argmax ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    xd_positions right = *positions; /* those where the argmax is the label */
+    xd_denominator counted, hit;
+    int64_t *argmax = NULL;
+    xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
+    if (result == XD_OK) argmax = (int64_t *)xd_allocate(ctx, rows * (sizeof *argmax + 1));
+    if (result == XD_OK && !argmax) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, logits, 0.0, NULL, argmax);
-    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++) {
-        if (!xdi_denominator_counts(labels, ignore_index, mask, r)) continue;
-        counts[1]++;
-        if (argmax[r] == labels[r]) counts[0]++;
+    result = xdi_vocab_agree(NULL, comm, result);
+    if (result == XD_OK) {
+        uint8_t *mask = (uint8_t *)(argmax + rows);
+        for (int64_t r = 0; r < logits.rows; r++)
+            mask[r] = argmax[r] == positions->labels[r] && (!positions->mask || positions->mask[r]);
+        right.mask = mask;
+        result = xd_denominator_count(ctx, comm, positions, 1, &counted);
     }
+    if (result == XD_OK) result = xd_denominator_count(ctx, comm, &right, 1, &hit);
+    if (result == XD_OK) *out = counted.value > 0.0 ? hit.value / counted.value : 0.0;
     xd_release(ctx, argmax);
-    if (comm && xd_comm_size(comm) > 1) {
-        result = xd_agree(comm, result);
-        if (result == XD_OK) result = xd_all_reduce(comm, counts, counts, 2, XD_DTYPE_I64, XD_SUM);
-    }
-    if (result == XD_OK) *out = counts[1] > 0 ? (double)counts[0] / (double)counts[1] : 0.0;
     return result;
 }
 
@@ -11417,7 +11588,7 @@ enum {
     XDI_SAFETENSORS_LIMIT = 100000000, /* header bytes */
     XDI_SAFETENSORS_NAME = 65536,
     XDI_SAFETENSORS_DIMS = 64,
-    XDI_SAFETENSORS_GAP = 256 * 1024,  /* bytes between two pieces that are worth a second read */
+    XDI_SAFETENSORS_GAP = 256 * 1024, /* bytes between two pieces that are worth a second read */
     XDI_SAFETENSORS_STAGE = 1024 * 1024
 };
 
@@ -11430,7 +11601,7 @@ struct xd_safetensors {
     xd_safetensors_info *infos; /* [count], by name */
     int64_t *shapes;            /* of all tensors */
     int64_t count;
-    uint64_t size, data; /* of the file; where the data area starts */
+    uint64_t size, data;        /* of the file; where the data area starts */
     const unsigned char *bytes; /* the whole file; NULL in stream mode */
     void *owned;                /* bytes, when they were read into memory of ours */
     bool mapped, open, skip_unknown;
@@ -11457,11 +11628,11 @@ static bool xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape
     return true;
 }
 
-static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape, xd_safetensors_info *info,
-                                             int64_t *sizes) {
+static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
+                                             xd_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no shape",
-                f->path, info->name);
+    XDI_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                "%s: tensor \"%.80s\" has no shape", f->path, info->name);
     XDI_REQUIRE(f->ctx, ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_FORMAT,
                 "%s: tensor \"%.80s\" has %llu dimensions, allowed are %d", f->path, info->name,
                 (unsigned long long)ndim, (int)XDI_SAFETENSORS_DIMS);
@@ -11469,18 +11640,19 @@ static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *s
     info->shape = sizes;
     for (size_t i = 0; i < ndim; i++)
         XDI_REQUIRE(f->ctx, xd_json_int64(xd_json_at(shape, i), &sizes[i]) && sizes[i] >= 0, XD_ERROR_FORMAT,
-                    "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path, info->name,
-                    (unsigned long long)i);
+                    "%s: tensor \"%.80s\": size %llu of its shape is no non-negative integer", f->path,
+                    info->name, (unsigned long long)i);
     return XD_OK;
 }
 
 /* Fills one info from its entry. An unknown dtype gives XD_DTYPE_NONE when such tensors are skipped. */
-static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry, xd_safetensors_info *info,
-                                             int64_t *sizes) {
+static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry,
+                                             xd_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
     info->name = xd_json_key(entry, &name_bytes);
-    XDI_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT, "%s: a name of %llu bytes, allowed are %d",
-                f->path, (unsigned long long)name_bytes, (int)XDI_SAFETENSORS_NAME);
+    XDI_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
+                "%s: a name of %llu bytes, allowed are %d", f->path, (unsigned long long)name_bytes,
+                (int)XDI_SAFETENSORS_NAME);
     const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
     XDI_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
     info->dtype = strcmp(dtype, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(dtype);
@@ -11493,10 +11665,11 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                 xd_json_kind_of(offsets) == XD_JSON_ARRAY && xd_json_count(offsets) == 2 &&
                     xd_json_uint64(xd_json_at(offsets, 0), &info->begin) &&
                     xd_json_uint64(xd_json_at(offsets, 1), &info->end),
-                XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers", f->path,
-                info->name);
-    XDI_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" begins at %llu but ends at %llu",
-                f->path, info->name, (unsigned long long)info->begin, (unsigned long long)info->end);
+                XD_ERROR_FORMAT, "%s: tensor \"%.80s\": data_offsets are not two non-negative integers",
+                f->path, info->name);
+    XDI_REQUIRE(f->ctx, info->begin <= info->end, XD_ERROR_FORMAT,
+                "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
+                (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
     if (info->dtype == XD_DTYPE_NONE) return XD_OK;
     XDI_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes), XD_ERROR_FORMAT,
@@ -11509,11 +11682,11 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
 
 static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json *metadata) {
     const xd_json_kind kind = xd_json_kind_of(metadata);
-    XDI_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT, XD_ERROR_FORMAT,
-                "%s: __metadata__ is no object", f->path);
+    XDI_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
+                XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
     for (const xd_json *pair = xd_json_first(metadata); pair; pair = xd_json_next(pair))
-        XDI_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT, "%s: metadata \"%.80s\" is no string", f->path,
-                    xd_json_key(pair, NULL));
+        XDI_REQUIRE(f->ctx, xd_json_string(pair, NULL), XD_ERROR_FORMAT,
+                    "%s: metadata \"%.80s\" is no string", f->path, xd_json_key(pair, NULL));
     return XD_OK;
 }
 
@@ -11541,7 +11714,8 @@ static int xdi_safetensors_by_offset(const void *a, const void *b) {
 static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
-    XDI_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path, (unsigned long long)count);
+    XDI_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
+                (unsigned long long)count);
     for (size_t i = 0; i < count; i++) order[i] = &f->infos[i];
     xdi_sort(order, count, xdi_safetensors_by_offset);
     uint64_t end = 0;
@@ -11549,21 +11723,23 @@ static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     for (size_t i = 0; i < count && result == XD_OK; i++) {
         const xd_safetensors_info *info = (const xd_safetensors_info *)order[i];
         if (info->begin != end)
-            result = XDI_FAIL(f->ctx, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu",
-                              f->path, info->name, (unsigned long long)info->begin, (unsigned long long)end);
+            result = XDI_FAIL(f->ctx, XD_ERROR_FORMAT,
+                              "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
+                              info->name, (unsigned long long)info->begin, (unsigned long long)end);
         end = info->end;
     }
     xd_release(f->ctx, order);
     XDI_TRY(result);
-    XDI_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT, "%s: the tensors end at %llu but there are %llu bytes",
-                f->path, (unsigned long long)end, (unsigned long long)(f->size - f->data));
+    XDI_REQUIRE(f->ctx, end == f->size - f->data, XD_ERROR_FORMAT,
+                "%s: the tensors end at %llu but there are %llu bytes", f->path, (unsigned long long)end,
+                (unsigned long long)(f->size - f->data));
     return XD_OK;
 }
 
 /* Takes the tensors out of the parsed header, in the order of their names. */
 static xd_result xdi_safetensors_collect(xd_safetensors *f) {
-    XDI_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT, "%s: the header is no object",
-                f->path);
+    XDI_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+                "%s: the header is no object", f->path);
     XDI_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
     XDI_TRY(xdi_safetensors_reserve(f));
     int64_t *sizes = f->shapes;
@@ -11614,10 +11790,11 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
     XDI_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
     const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;
-    XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu", f->path,
-                (unsigned long long)length, (unsigned long long)limit);
-    XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT, "%s: a header of %llu bytes in a file of %llu", f->path,
-                (unsigned long long)length, (unsigned long long)f->size);
+    XDI_REQUIRE(f->ctx, length <= limit, XD_ERROR_FORMAT, "%s: a header of %llu bytes, allowed are %llu",
+                f->path, (unsigned long long)length, (unsigned long long)limit);
+    XDI_REQUIRE(f->ctx, length <= f->size - 8, XD_ERROR_FORMAT,
+                "%s: a header of %llu bytes in a file of %llu", f->path, (unsigned long long)length,
+                (unsigned long long)f->size);
     f->data = 8 + length;
     if (f->bytes) return xdi_safetensors_parse(f, (const char *)f->bytes + 8, (size_t)length);
 
@@ -11641,7 +11818,8 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
         return XD_OK;
     }
     void *memory = f->size < SIZE_MAX ? xd_allocate(f->ctx, (size_t)f->size) : NULL;
-    XDI_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path, (unsigned long long)f->size);
+    XDI_REQUIRE(f->ctx, memory, XD_ERROR_MEMORY, "%s: no room for %llu bytes", f->path,
+                (unsigned long long)f->size);
     f->owned = memory;
     XDI_TRY(xdi_safetensors_read(f, memory, (size_t)f->size, 0));
     f->bytes = (const unsigned char *)memory;
@@ -11672,8 +11850,10 @@ static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const 
 
 /* Publishes the object, or takes it down again. */
 static xd_result xdi_safetensors_finish(xd_safetensors *f, xd_result result, xd_safetensors **out) {
-    if (result == XD_OK) *out = f;
-    else xd_safetensors_close(f);
+    if (result == XD_OK)
+        *out = f;
+    else
+        xd_safetensors_close(f);
     return result;
 }
 
@@ -11729,8 +11909,10 @@ XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
         const int64_t middle = low + (high - low) / 2;
         const int order = strcmp(name, f->infos[middle].name);
         if (order == 0) return middle;
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return -1;
 }
@@ -11739,7 +11921,8 @@ XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *
     return xd_json_string(xd_json_find(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), key), NULL);
 }
 
-XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key, const char **value) {
+XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key,
+                                       const char **value) {
     if (index < 0) return false;
     const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
     if (!pair) return false;
@@ -11755,15 +11938,16 @@ XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
 
 /* ---- reading ---- */
 
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte, size_t bytes,
-                                           void *destination) {
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                 (long long)f->count);
     const uint64_t length = info->end - info->begin;
     XDI_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
-                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path, (unsigned long long)bytes,
-                (unsigned long long)first_byte, info->name, (unsigned long long)length);
+                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
+                (unsigned long long)bytes, (unsigned long long)first_byte, info->name,
+                (unsigned long long)length);
     return xdi_safetensors_read(f, destination, bytes, f->data + info->begin + first_byte);
 }
 
@@ -11771,9 +11955,9 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uin
 typedef struct xdi_safetensors_box {
     const xd_safetensors_info *info;
     const int64_t *offset, *size;
-    int outer;           /* dimensions that are stepped through; the others lie inside one piece */
-    uint64_t piece;      /* bytes */
-    uint64_t first;      /* file offset of the first piece */
+    int outer;      /* dimensions that are stepped through; the others lie inside one piece */
+    uint64_t piece; /* bytes */
+    uint64_t first; /* file offset of the first piece */
     int64_t pieces;
     uint64_t stride[64]; /* bytes between neighbours along a dimension */
 } xdi_safetensors_box;
@@ -11847,21 +12031,23 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info, const int64_t *offset,
-                                           const int64_t *size, bool *empty) {
+static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info,
+                                           const int64_t *offset, const int64_t *size, bool *empty) {
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
         XDI_REQUIRE(f->ctx,
-                    offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] && size[i] <= info->shape[i] - offset[i],
-                    XD_ERROR_ARGUMENT, "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld",
-                    f->path, info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
+                    offset[i] >= 0 && size[i] >= 0 && offset[i] <= info->shape[i] &&
+                        size[i] <= info->shape[i] - offset[i],
+                    XD_ERROR_ARGUMENT,
+                    "%s: tensor \"%.80s\": %lld elements from %lld along dimension %d of size %lld", f->path,
+                    info->name, (long long)size[i], (long long)offset[i], i, (long long)info->shape[i]);
         if (size[i] == 0) *empty = true;
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset, const int64_t *size,
-                                         void *destination) {
+XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
+                                         const int64_t *size, void *destination) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     bool empty;
     XDI_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
@@ -11895,15 +12081,19 @@ struct xd_safetensors_writer {
     uint64_t data; /* where the data area starts */
 };
 
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, uint64_t *bytes) {
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e,
+                                                 uint64_t *bytes) {
     XDI_REQUIRE(ctx, e->name && strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
                 "a tensor needs a name other than __metadata__");
     const size_t length = strlen(e->name);
-    XDI_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT, "a name of %llu bytes, allowed are %d",
-                (unsigned long long)length, (int)XDI_SAFETENSORS_NAME);
-    XDI_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
+    XDI_REQUIRE(ctx, length <= XDI_SAFETENSORS_NAME, XD_ERROR_ARGUMENT,
+                "a name of %llu bytes, allowed are %d", (unsigned long long)length,
+                (int)XDI_SAFETENSORS_NAME);
+    XDI_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype",
+                e->name);
     XDI_REQUIRE(ctx, e->ndim >= 0 && e->ndim <= XDI_SAFETENSORS_DIMS, XD_ERROR_ARGUMENT,
-                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim, (int)XDI_SAFETENSORS_DIMS);
+                "tensor \"%.80s\" has %d dimensions, allowed are %d", e->name, e->ndim,
+                (int)XDI_SAFETENSORS_DIMS);
     XDI_REQUIRE(ctx, xdi_safetensors_bytes(e->dtype, e->ndim, e->shape, bytes), XD_ERROR_ARGUMENT,
                 "the size of tensor \"%.80s\" is negative or overflows", e->name);
     return XD_OK;
@@ -11970,7 +12160,8 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
     unsigned char prefix[8];
     const uint64_t padded = ((8 + bytes + alignment - 1) & ~(uint64_t)(alignment - 1)) - 8;
     XDI_REQUIRE(writer->ctx, padded <= XDI_SAFETENSORS_LIMIT, XD_ERROR_ARGUMENT,
-                "a header of %llu bytes, allowed are %d", (unsigned long long)padded, (int)XDI_SAFETENSORS_LIMIT);
+                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
+                (int)XDI_SAFETENSORS_LIMIT);
     writer->data = 8 + padded;
     for (int i = 0; i < 8; i++) prefix[i] = (unsigned char)(padded >> (8 * i));
     memset(spaces, ' ', sizeof spaces);
@@ -11979,7 +12170,8 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
     XDI_TRY(xd_publish_write(writer->file, text, bytes, 8));
     for (uint64_t at = 8 + bytes; at < writer->data; at += sizeof spaces) {
         const uint64_t rest = writer->data - at;
-        XDI_TRY(xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
+        XDI_TRY(
+            xd_publish_write(writer->file, spaces, rest < sizeof spaces ? (size_t)rest : sizeof spaces, at));
     }
     return XD_OK;
 }
@@ -12028,8 +12220,8 @@ static xd_result xdi_safetensors_build(xd_safetensors_writer *writer, const char
 XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_safetensors_writer_desc *desc,
                                        xd_safetensors_writer **out) {
     const int64_t n = desc->entry_count;
-    XDI_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT, "%lld tensors, allowed are %d",
-                (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XDI_REQUIRE(ctx, n >= 0 && n <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
+                "%lld tensors, allowed are %d", (long long)n, (int)XDI_SAFETENSORS_LIMIT / 32);
     xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
     XDI_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
@@ -12044,8 +12236,10 @@ XD_API xd_result xd_safetensors_create(xd_ctx *ctx, const char *path, const xd_s
         result = xdi_safetensors_build(writer, path, desc, &header, order);
     xd_json_writer_destroy(&header);
     xd_release(ctx, order);
-    if (result == XD_OK) *out = writer;
-    else xd_safetensors_abort(writer);
+    if (result == XD_OK)
+        *out = writer;
+    else
+        xd_safetensors_abort(writer);
     return result;
 }
 
@@ -12074,9 +12268,10 @@ XD_API xd_result xd_safetensors_commit(xd_safetensors_writer *writer) {
     for (int64_t i = 0; i < writer->count && result == XD_OK; i++) {
         const xdi_safetensors_plan_item *item = &writer->items[i];
         if (item->written != item->end - item->begin)
-            result = XDI_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
-                              (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
-                              (long long)i);
+            result =
+                XDI_FAIL(writer->ctx, XD_ERROR_STATE, "%llu of the %llu bytes of tensor %lld are written",
+                         (unsigned long long)item->written, (unsigned long long)(item->end - item->begin),
+                         (long long)i);
     }
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
@@ -12154,13 +12349,14 @@ static xd_result xdi_model_collect(xd_model_files *m) {
     for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
         const char *name = xd_json_string(entry, NULL);
         XDI_REQUIRE(m->ctx, name && xdi_model_is_basename(name), XD_ERROR_FORMAT,
-                    "%s/%s: tensor \"%.80s\" does not lie in a file of the directory", m->directory, XDI_MODEL_INDEX,
-                    xd_json_key(entry, NULL));
+                    "%s/%s: tensor \"%.80s\" does not lie in a file of the directory", m->directory,
+                    XDI_MODEL_INDEX, xd_json_key(entry, NULL));
         m->names[used++] = name;
     }
     xdi_sort((const void **)m->names, used, xdi_model_by_name);
     for (size_t i = 0; i < used; i++)
-        if (m->count == 0 || strcmp(m->names[m->count - 1], m->names[i]) != 0) m->names[m->count++] = m->names[i];
+        if (m->count == 0 || strcmp(m->names[m->count - 1], m->names[i]) != 0)
+            m->names[m->count++] = m->names[i];
     return XD_OK;
 }
 
@@ -12170,8 +12366,10 @@ static xd_safetensors *xdi_model_file(const xd_model_files *m, const char *name)
         const int64_t middle = low + (high - low) / 2;
         const int order = strcmp(name, m->names[middle]);
         if (order == 0) return m->files[middle];
-        if (order < 0) high = middle;
-        else low = middle + 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
     }
     return NULL;
 }
@@ -12197,8 +12395,8 @@ static xd_result xdi_model_check(const xd_model_files *m) {
             const char *name = xd_safetensors_at(m->files[i], k)->name;
             const char *file = xd_json_string(xd_json_find(map, name), NULL);
             XDI_REQUIRE(m->ctx, file && strcmp(file, m->names[i]) == 0, XD_ERROR_UNEXPECTED,
-                        "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory, m->names[i], name,
-                        file ? file : "no file");
+                        "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory,
+                        m->names[i], name, file ? file : "no file");
         }
     return XD_OK;
 }
@@ -12235,11 +12433,15 @@ XD_API xd_result xd_model_files_open(xd_ctx *ctx, const char *directory, const x
     }
     m->ctx = ctx;
     m->directory = directory;
-    if (xdi_model_exists(ctx, single)) result = xdi_model_open_single(m, single, desc);
-    else result = xdi_model_open_index(m, desc);
+    if (xdi_model_exists(ctx, single))
+        result = xdi_model_open_single(m, single, desc);
+    else
+        result = xdi_model_open_index(m, desc);
     xd_release(ctx, single);
-    if (result == XD_OK) *out = m;
-    else xd_model_files_close(m);
+    if (result == XD_OK)
+        *out = m;
+    else
+        xd_model_files_close(m);
     return result;
 }
 
@@ -12285,8 +12487,11 @@ struct xd_model_writer {
 };
 
 static void xdi_model_shard_name(char name[XDI_MODEL_NAME], int64_t shard, int64_t shards) {
-    if (shards == 1) snprintf(name, XDI_MODEL_NAME, "%s", XDI_MODEL_SINGLE);
-    else snprintf(name, XDI_MODEL_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1, (long long)shards);
+    if (shards == 1)
+        snprintf(name, XDI_MODEL_NAME, "%s", XDI_MODEL_SINGLE);
+    else
+        snprintf(name, XDI_MODEL_NAME, "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
+                 (long long)shards);
 }
 
 /* Fills files greedily in the order of the entries. */
@@ -12374,8 +12579,10 @@ XD_API xd_result xd_model_writer_create(xd_ctx *ctx, const char *directory, cons
     memcpy(w->directory, directory, length);
     w->index = xd_json_writer_create(ctx);
     const xd_result result = xdi_model_start(w, desc);
-    if (result == XD_OK) *out = w;
-    else xd_model_writer_abort(w);
+    if (result == XD_OK)
+        *out = w;
+    else
+        xd_model_writer_abort(w);
     return result;
 }
 
@@ -12386,8 +12593,10 @@ XD_API xd_result xd_model_writer_write(xd_model_writer *w, int64_t index, uint64
     int64_t low = 0, high = w->shards; /* the last shard that starts at or before index */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (w->first[middle] <= index) low = middle;
-        else high = middle;
+        if (w->first[middle] <= index)
+            low = middle;
+        else
+            high = middle;
     }
     return xd_safetensors_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
@@ -12440,7 +12649,127 @@ XD_API void xd_model_writer_abort(xd_model_writer *w) {
     xd_release(w->ctx, w);
 }
 
+/* >>io/gather.c */
+
+#include <string.h>
+
+/* What one rank keeps during a save; writer and slab exist on root only. */
+typedef struct xdi_gather {
+    xd_comm *world;
+    xd_ctx *ctx;
+    const xd_model_gather_desc *desc;
+    bool root;
+    size_t staging;
+    xd_model_writer *writer;
+    unsigned char *slab;
+} xdi_gather;
+
+static const xd_layout_desc *xdi_gather_whole(const xdi_gather *g, int64_t i) {
+    return xd_layout_settings(g->desc->tensors[i].tensor.layout);
+}
+
+/* Bytes of one index of dimension 0, and how many of them make a slab. A pure function of what all ranks know. */
+static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes) {
+    const xd_layout_desc *whole = xdi_gather_whole(g, i);
+    size_t bytes = xd_dtype_size(g->desc->tensors[i].tensor.dtype);
+    for (int d = 1; d < whole->ndim; d++) bytes *= (size_t)whole->shape[d];
+    *row_bytes = bytes;
+    const int64_t rows = bytes > 0 ? (int64_t)(g->staging / bytes) : 1;
+    const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
+    if (rows < 1) return 1;
+    return rows < extent ? rows : extent;
+}
+
+static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *entries) {
+    xd_model_writer_desc d;
+    memset(&d, 0, sizeof d);
+    for (int64_t i = 0; i < g->desc->tensor_count; i++) {
+        const xd_layout_desc *whole = xdi_gather_whole(g, i);
+        entries[i].name = g->desc->tensors[i].name;
+        entries[i].dtype = g->desc->tensors[i].tensor.dtype;
+        entries[i].ndim = whole->ndim;
+        entries[i].shape = whole->shape;
+    }
+    d.entries = entries;
+    d.entry_count = g->desc->tensor_count;
+    d.max_shard_bytes = g->desc->max_shard_bytes;
+    d.metadata = g->desc->metadata;
+    d.metadata_count = g->desc->metadata_count;
+    return xd_model_writer_create(g->ctx, g->desc->directory, &d, &g->writer);
+}
+
+/* Root: the files, and a slab that is large enough for every tensor. */
+static xd_result xdi_gather_prepare(xdi_gather *g) {
+    if (!g->root) return XD_OK;
+    const size_t count = (size_t)g->desc->tensor_count;
+    size_t largest = 0;
+    xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(g->ctx, count * sizeof *entries);
+    XDI_REQUIRE(g->ctx, entries, XD_ERROR_MEMORY, "no room to plan %llu tensors", (unsigned long long)count);
+    const xd_result result = xdi_gather_create_writer(g, entries);
+    xd_release(g->ctx, entries);
+    XDI_TRY(result); /* the writer has checked that no size overflows */
+    for (int64_t i = 0; i < g->desc->tensor_count; i++) {
+        size_t row_bytes;
+        const size_t bytes = (size_t)xdi_gather_rows(g, i, &row_bytes) * row_bytes;
+        if (bytes > largest) largest = bytes;
+    }
+    g->slab = (unsigned char *)xd_allocate(g->ctx, largest);
+    XDI_REQUIRE(g->ctx, g->slab, XD_ERROR_MEMORY, "no room for a slab of %llu bytes",
+                (unsigned long long)largest);
+    return XD_OK;
+}
+
+/* One tensor. A root that cannot write goes on gathering until the ranks agree, so that none waits for it. */
+static xd_result xdi_gather_tensor(xdi_gather *g, int64_t i) {
+    const xd_layout_desc *whole = xdi_gather_whole(g, i);
+    const int64_t extent = whole->ndim > 0 ? whole->shape[0] : 1;
+    size_t row_bytes;
+    const int64_t rows = xdi_gather_rows(g, i, &row_bytes);
+    int64_t begin[XD_DIMS_MAX] = { 0 }, end[XD_DIMS_MAX] = { 0 };
+    xd_result mine = XD_OK;
+    for (int d = 1; d < whole->ndim; d++) end[d] = whole->shape[d];
+    for (int64_t row = 0; row < extent && row_bytes > 0; row += rows) {
+        const int64_t count = rows < extent - row ? rows : extent - row;
+        const bool scalar = whole->ndim == 0;
+        begin[0] = row;
+        end[0] = row + count;
+        XDI_TRY(xd_tensor_gather(g->world, &g->desc->tensors[i].tensor, scalar ? NULL : begin,
+                                 scalar ? NULL : end, g->desc->root, g->slab));
+        if (g->root && mine == XD_OK)
+            mine = xd_model_writer_write(g->writer, i, (uint64_t)row * row_bytes, (size_t)count * row_bytes,
+                                         g->slab);
+    }
+    return xd_agree(g->world, mine);
+}
+
+static xd_result xdi_gather_run(xdi_gather *g) {
+    XDI_TRY(xd_agree(g->world, xdi_gather_prepare(g)));
+    for (int64_t i = 0; i < g->desc->tensor_count; i++) XDI_TRY(xdi_gather_tensor(g, i));
+    xd_model_writer *writer = g->writer;
+    g->writer = NULL;
+    return xd_agree(g->world, g->root ? xd_model_writer_commit(writer) : XD_OK);
+}
+
+XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *desc) {
+    xdi_gather g;
+    memset(&g, 0, sizeof g);
+    g.world = world;
+    g.ctx = xd_comm_ctx(world);
+    g.desc = desc;
+    g.root = xd_comm_rank(world) == desc->root;
+    g.staging = desc->staging_bytes ? desc->staging_bytes : (size_t)16 << 20;
+    const bool valid = desc->root >= 0 && desc->root < xd_comm_size(world) && desc->tensor_count >= 0;
+    XDI_TRY(xd_agree(world, valid
+                                ? XD_OK
+                                : XDI_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
+                                           desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
+    const xd_result result = xdi_gather_run(&g);
+    xd_model_writer_abort(g.writer);
+    xd_release(g.ctx, g.slab);
+    return result;
+}
+
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
-/* xdistill sha256 158f01b6d5f253a8e017925e59c0e1ab9a8a88faf461218e2074712461956a49 */
+/* xdistill sha256 e90b90210033c687fd5035f25c67cbefaa991075d0f6671f1da709b73f0a5fd9 */

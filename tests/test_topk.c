@@ -226,7 +226,11 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
         for (int64_t c = begin; c < end; c++)
             CHECK_NEAR(out[r * (end - begin) + c - begin], 2.0 * (double)whole[r * VOCAB + c] - log(total), 1e-6);
     }
-    CHECK(xd_accuracy(ctx, vocab, rows, labels, 0, NULL, NULL, &accuracy) == XD_OK);
+    xd_positions positions;
+    memset(&positions, 0, sizeof positions);
+    positions.count = 2;
+    positions.labels = labels;
+    CHECK(xd_accuracy(ctx, vocab, rows, &positions, NULL, &accuracy) == XD_OK);
     CHECK_NEAR(accuracy, 0.5, 0);
     CHECK(xd_gather_columns(ctx, vocab, rows, labels, 2, 0, values) == XD_OK);
     CHECK(values[0] == (double)whole[2] && values[3] == (double)whole[VOCAB + 5]);

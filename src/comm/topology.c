@@ -187,7 +187,7 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
 /* Position of a rank inside its pipeline group and the first rank of that group. */
 static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
     const int pp = xd_topology_axis(t, "pp");
-    int c[XD_MESH_AXES_MAX];
+    int c[XD_MESH_AXES_MAX] = { 0 };
     xd_topology_coordinate(t, rank, c);
     *place = c[pp];
     c[pp] = 0;

@@ -222,24 +222,34 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     return XD_OK;
 }
 
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *labels,
-                             int64_t ignore_index, const uint8_t *mask, xd_comm *comm, double *out) {
+static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
+    XDI_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XDI_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
+                (long long)positions->count, (long long)rows);
+    return XD_OK;
+}
+
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
+                             xd_comm *comm, double *out) {
     const size_t rows = logits.rows > 0 ? (size_t)logits.rows : 1;
-    int64_t counts[2] = { 0, 0 }; /* right, counted */
-    int64_t *argmax = (int64_t *)xd_allocate(ctx, rows * sizeof *argmax);
-    xd_result result = argmax ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    xd_positions right = *positions; /* those where the argmax is the label */
+    xd_denominator counted, hit;
+    int64_t *argmax = NULL;
+    xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
+    if (result == XD_OK) argmax = (int64_t *)xd_allocate(ctx, rows * (sizeof *argmax + 1));
+    if (result == XD_OK && !argmax) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, logits, 0.0, NULL, argmax);
-    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++) {
-        if (!xdi_denominator_counts(labels, ignore_index, mask, r)) continue;
-        counts[1]++;
-        if (argmax[r] == labels[r]) counts[0]++;
+    result = xdi_vocab_agree(NULL, comm, result);
+    if (result == XD_OK) {
+        uint8_t *mask = (uint8_t *)(argmax + rows);
+        for (int64_t r = 0; r < logits.rows; r++)
+            mask[r] = argmax[r] == positions->labels[r] && (!positions->mask || positions->mask[r]);
+        right.mask = mask;
+        result = xd_denominator_count(ctx, comm, positions, 1, &counted);
     }
+    if (result == XD_OK) result = xd_denominator_count(ctx, comm, &right, 1, &hit);
+    if (result == XD_OK) *out = counted.value > 0.0 ? hit.value / counted.value : 0.0;
     xd_release(ctx, argmax);
-    if (comm && xd_comm_size(comm) > 1) {
-        result = xd_agree(comm, result);
-        if (result == XD_OK) result = xd_all_reduce(comm, counts, counts, 2, XD_DTYPE_I64, XD_SUM);
-    }
-    if (result == XD_OK) *out = counts[1] > 0 ? (double)counts[0] / (double)counts[1] : 0.0;
     return result;
 }

@@ -1,6 +1,7 @@
 #ifndef XDI_DISTILL_SOFTMAX_H
 #define XDI_DISTILL_SOFTMAX_H
 
+#include "distill/denominator.h"
 #include "distill/vocab.h"
 #include "kernel/loss.h"
 
@@ -37,9 +38,9 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids, int64_t n,
                                    int64_t ids_stride, double *values);
 
-/* Share of counted positions whose argmax is the label, over the positions of all ranks of comm (NULL -> this rank).
- * Nothing counted: 0. Also collective over comm. */
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *labels,
-                             int64_t ignore_index, const uint8_t *mask, xd_comm *comm, double *out);
+/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of comm
+ * (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also collective over comm. */
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
+                             xd_comm *comm, double *out);
 
 #endif

@@ -64,7 +64,7 @@ static bool xdi_plan_holders_create(xd_ctx *ctx, const xdi_plan_exchange *x, xdi
     h->turn = h->rank + t->rank_count;
     for (int i = 0; i < t->rank_count; i++) {
         const int rank = t->ranks ? t->ranks[i] : i;
-        int coordinate[XD_MESH_AXES_MAX];
+        int coordinate[XD_MESH_AXES_MAX] = { 0 };
         xd_topology_coordinate(t, rank, coordinate);
         const int cell = xdi_plan_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
         const int piece = xdi_plan_linear(t, x->reduced, coordinate, &h->pieces);

@@ -8604,7 +8604,7 @@ static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
 static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted,
                             bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
-    int coordinate[XD_MESH_AXES_MAX], ignored;
+    int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
     xd_region whole;
     *zero = false;
     if (!xd_layout_region(x->to, rank, &whole)) {
@@ -12772,4 +12772,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
-/* xdistill sha256 e90b90210033c687fd5035f25c67cbefaa991075d0f6671f1da709b73f0a5fd9 */
+/* xdistill sha256 2ad389a2cd3b22ef65ff92288abc5ee7ff75989ab1e441cccf2442e6834fd902 */

@@ -87,7 +87,7 @@ static int xdi_plan_giver(xdi_plan_holders *h, int cell, int piece, int taker) {
 static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int rank, xd_region *wanted,
                             bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
-    int coordinate[XD_MESH_AXES_MAX], ignored;
+    int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
     xd_region whole;
     *zero = false;
     if (!xd_layout_region(x->to, rank, &whole)) {

@@ -81,9 +81,9 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     TRY(xd_optimizer_create(ctx, &(xd_optimizer_desc){ &param, 1, .learning_rate = 0.05 }, &optimizer));
 
     const xd_loss_desc desc = {
-        .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS },
-        .teacher = { m->teacher, XD_DTYPE_F32, POSITIONS, COLUMNS },
-        .gradient = { m->gradient, XD_DTYPE_F32, POSITIONS, COLUMNS },
+        .student = { m->student, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
+        .teacher = { m->teacher, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
+        .gradient = { m->gradient, XD_DTYPE_F32, POSITIONS, COLUMNS, 0 },
         .labels = m->label, .vocab = vocab, .comm = dp, .denominator = &denominator,
         .hard_weight = 0.1, .soft_weight = 0.9,
     };

@@ -54,9 +54,9 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
             teacher[t * columns + c] = logit(t, begin + c, 0.5f);
         }
     TRY(xd_loss(ctx, &(xd_loss_desc){
-        .student = { student, XD_DTYPE_F32, POSITIONS, columns },
-        .teacher = { teacher, XD_DTYPE_F32, POSITIONS, columns },
-        .gradient = { student, XD_DTYPE_F32, POSITIONS, columns }, /* over the student's logits: no extra memory */
+        .student = { student, XD_DTYPE_F32, POSITIONS, columns, 0 },
+        .teacher = { teacher, XD_DTYPE_F32, POSITIONS, columns, 0 },
+        .gradient = { student, XD_DTYPE_F32, POSITIONS, columns, 0 }, /* over the student's logits: no extra memory */
         .vocab = vocab, .temperature = 2.0,
     }, &values));
 
@@ -73,7 +73,7 @@ static outcome one, four;
 /* True when four ranks gave what one gave, within `limit` of the largest number; 0 means every bit. */
 static bool compare(const char *name, xd_reduction reduction, double limit) {
     const xd_ctx_desc desc = { .reduction = reduction };
-    xd_error error = { XD_OK };
+    xd_error error;
     if (xd_run_threads(1, &desc, run_rank, &one, &error) != XD_OK ||
         xd_run_threads(4, &desc, run_rank, &four, &error) != XD_OK) {
         fprintf(stderr, "rank %d: %s\n", error.rank, error.message);

@@ -1,5 +1,5 @@
-/* Every loss over every mesh of 1, 2, 3, 4, 6 and 8 ranks, vocabulary and positions cut unevenly, against one rank:
- * within 1e-6 of the largest element, and the same bits in INVARIANT mode. */
+/* Every loss over every mesh of 1, 2, 3, 4, 6 and 8 ranks, vocabulary and positions cut unevenly, against one
+ * rank: within 1e-6 of the largest element, and the same bits in INVARIANT mode. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
@@ -10,8 +10,8 @@ enum { ROWS = 23, VOCAB = 37, K = 5, CASES = 15, PADDING = 2 };
 
 /* What all ranks of one run see: the whole batch, and where they put their parts of the result. */
 typedef struct batch {
-    int cp, tp;   /* ranks of the two axes */
-    int which;    /* the loss */
+    int cp, tp; /* ranks of the two axes */
+    int which;  /* the loss */
     float student[ROWS * VOCAB], teacher[ROWS * VOCAB], values[ROWS * K], row_weight[ROWS];
     int64_t labels[ROWS], ids[ROWS * K];
     uint8_t mask[ROWS];
@@ -49,7 +49,8 @@ static int64_t cut(int64_t size, int i, int n) {
     return size * i * i / ((int64_t)n * n);
 }
 
-/* This rank's part of the batch: positions [first, last) and columns [begin, end), with columns of padding. */
+/* This rank's part of the batch: positions [first, last) and columns [begin, end), with columns of
+ * padding. */
 typedef struct part {
     int64_t first, rows, begin, columns, width;
     float *student, *teacher, *gradient;
@@ -91,7 +92,7 @@ static void full_desc(const batch *b, xd_loss_desc *d) {
 
 /* Cases 8 to 14: xd_topk_kl_loss. */
 static void topk_desc(const batch *b, const part *p, xd_topk_desc *d) {
-    static const xd_divergence kinds[7] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD,     XD_KL_MIXED,
+    static const xd_divergence kinds[7] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD,       XD_KL_MIXED,
                                             XD_KL_MIXED,   XD_JSD,        XD_KL_FORWARD };
     static const xd_topk_mode modes[7] = { XD_TOPK_RENORMALISE,  XD_TOPK_TAIL, XD_TOPK_TRUNCATE, XD_TOPK_TAIL,
                                            XD_TOPK_ZERO_OUTSIDE, XD_TOPK_TAIL, XD_TOPK_TAIL };
@@ -126,8 +127,10 @@ static xd_result run_case(xd_ctx *ctx, const batch *b, const part *p, const xd_v
     full.row_loss = topk.row_loss = row_loss;
     full.comm = topk.comm = cp;
     full.status = topk.status = &status;
-    if (b->which < 8) full_desc(b, &full);
-    else topk_desc(b, p, &topk);
+    if (b->which < 8)
+        full_desc(b, &full);
+    else
+        topk_desc(b, p, &topk);
     const xd_result result = b->which < 8 ? xd_loss(ctx, &full, values) : xd_topk_kl_loss(ctx, &topk, values);
     CHECK(xd_status_check(ctx, &status) == XD_OK);
     return result;
@@ -154,13 +157,16 @@ static xd_result rank_main(xd_comm *world, void *argument) {
     p.gradient = copy_part(&p, NULL);
     CHECK(xd_vocab_create(ctx, tp, p.begin, p.begin + p.columns, VOCAB, &vocab) == XD_OK);
     const xd_result result = run_case(ctx, b, &p, vocab, cp, row_loss, &values);
-    if (tp_rank == 0) memcpy(b->row_loss + p.first, row_loss, (size_t)p.rows * sizeof *row_loss); /* all have it */
+    if (tp_rank == 0)
+        memcpy(b->row_loss + p.first, row_loss, (size_t)p.rows * sizeof *row_loss); /* all have it */
     b->loss[rank] = values.loss;
     for (int64_t r = 0; r < p.rows; r++)
         for (int64_t c = 0; c < p.width; c++) {
             const float g = p.gradient[r * p.width + c];
-            if (c < p.columns) b->gradient[(p.first + r) * VOCAB + p.begin + c] = g;
-            else CHECK(g == 0.0f);
+            if (c < p.columns)
+                b->gradient[(p.first + r) * VOCAB + p.begin + c] = g;
+            else
+                CHECK(g == 0.0f);
         }
     xd_vocab_destroy(vocab);
     xd_comm_destroy(tp);
@@ -189,7 +195,8 @@ static void run_mesh(batch *b, int which, int cp, int tp, xd_reduction mode) {
 static void compare(const batch *one, const batch *many, bool bits) {
     double most = 0.0;
     for (int i = 0; i < ROWS * VOCAB; i++) most = fmax(most, fabs((double)one->gradient[i]));
-    for (int i = 0; i < ROWS * VOCAB; i++) CHECK_NEAR(many->gradient[i], one->gradient[i], bits ? 0 : 1e-6 * most);
+    for (int i = 0; i < ROWS * VOCAB; i++)
+        CHECK_NEAR(many->gradient[i], one->gradient[i], bits ? 0 : 1e-6 * most);
     for (int r = 0; r < ROWS; r++) {
         const double expected = (double)one->row_loss[r];
         CHECK_NEAR(many->row_loss[r], expected, bits ? 0 : 1e-6 * fabs(expected) + 1e-12);
@@ -260,7 +267,8 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     free(p.student);
     xd_vocab_destroy(vocab);
     CHECK(xd_vocab_create(ctx, world, rank * 10, rank * 10 + 11, 31, &vocab) == XD_ERROR_SHAPE);
-    CHECK(strstr(xd_last_error(ctx)->message, "begins at column 10 but the shards before it end at 11") != NULL);
+    CHECK(strstr(xd_last_error(ctx)->message, "begins at column 10 but the shards before it end at 11") !=
+          NULL);
     CHECK(xd_vocab_create(ctx, world, rank * 12, rank * 12 + 11, 35, &vocab) == XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "columns 11 to 12 are in no shard") != NULL);
     return XD_OK;

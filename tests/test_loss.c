@@ -173,10 +173,12 @@ XD_TEST(equal_distributions_have_no_divergence_and_no_gradient) {
 }
 
 XD_TEST(nearly_one_hot_rows_keep_their_digits) {
-    /* student and teacher agree on id 0 up to 1e-11; the gradient of the reverse KL there is p (r - R), tiny */
+    /* student and teacher agree on id 0 up to 1e-11; the gradient of the reverse KL there is p (r - R),
+     * tiny */
     fixture f;
     fixture_open(&f, XD_REDUCTION_DETERMINISTIC);
-    for (int i = 0; i < ROWS * WIDTH; i++) f.student[i] = f.teacher[i] = i % WIDTH == 0 ? 40.0f : (float)(i % 7);
+    for (int i = 0; i < ROWS * WIDTH; i++)
+        f.student[i] = f.teacher[i] = i % WIDTH == 0 ? 40.0f : (float)(i % 7);
     f.teacher[3] = 9.0f;
     f.desc.labels = NULL;
     f.desc.denominator_value = 1.0;
@@ -184,7 +186,8 @@ XD_TEST(nearly_one_hot_rows_keep_their_digits) {
     loss_of(&f);
     double total = 0.0, mean = 0.0;
     for (int c = 0; c < VOCAB; c++) total += exp((double)f.student[c] - 40.0);
-    for (int c = 0; c < VOCAB; c++) mean += exp((double)f.student[c] - 40.0) / total * (double)(f.student[c] - f.teacher[c]);
+    for (int c = 0; c < VOCAB; c++)
+        mean += exp((double)f.student[c] - 40.0) / total * (double)(f.student[c] - f.teacher[c]);
     for (int c = 0; c < VOCAB; c++) {
         const double p = exp((double)f.student[c] - 40.0) / total;
         const double expected = p * ((double)(f.student[c] - f.teacher[c]) - mean);
@@ -218,7 +221,7 @@ XD_TEST(bad_rows_get_zero_gradient_and_are_counted) {
         f.labels[0] = VOCAB;
         f.student[WIDTH + 2] = NAN;
         f.teacher[3 * WIDTH + 2] = INFINITY;
-        f.student[4 * WIDTH] = NAN; /* masked: nobody looks */
+        f.student[4 * WIDTH] = NAN;           /* masked: nobody looks */
         f.student[5 * WIDTH + 1] = -INFINITY; /* the teacher has mass there */
         CHECK(isfinite(loss_of(&f)));
         CHECK_EQ_INT(f.status.label_out_of_range, 1);

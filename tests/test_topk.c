@@ -224,7 +224,8 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
         CHECK_NEAR(log_sum[r], log(total), 1e-12);
         CHECK_NEAR(log_probs[r], 2.0 * (double)whole[r * VOCAB + labels[r]] - log(total), 1e-12);
         for (int64_t c = begin; c < end; c++)
-            CHECK_NEAR(out[r * (end - begin) + c - begin], 2.0 * (double)whole[r * VOCAB + c] - log(total), 1e-6);
+            CHECK_NEAR(out[r * (end - begin) + c - begin], 2.0 * (double)whole[r * VOCAB + c] - log(total),
+                       1e-6);
     }
     xd_positions positions;
     memset(&positions, 0, sizeof positions);

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes data/ again: the texts, the vocabulary and the teacher. Run from the root of the repository, `make teacher`.
 #
-# Needs a C compiler and the Debian packages bible-kjv and bible-kjv-text; takes about ten minutes on two cores. The text
-# files and the vocabulary come out the same to the byte, the teacher up to rounding of its figure.
+# Needs a C compiler and the Debian packages bible-kjv and bible-kjv-text. The text files and the vocabulary come out the
+# same to the byte; the teacher goes to build/teacher and has a similar figure, not the same bits, as the committed one.
 set -eu
 cc=${CC:-cc}
 mkdir -p build

@@ -1,6 +1,7 @@
 #include <math.h>
 
-static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name, const xd_rows *like) {
+static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
+                                     const xd_rows *like) {
     XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                 "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
     XDI_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
@@ -54,7 +55,8 @@ XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t b
     return rows > 0 ? (double)rows : 1.0;
 }
 
-XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary) {
+XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows,
+                                             int64_t vocabulary) {
     if (reduction == XD_COMPAT_SUM) return 1.0;
     return reduction == XD_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
 }

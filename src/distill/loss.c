@@ -44,31 +44,36 @@ static xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
     in.status = d->status;
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
-    if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED) in.soft_weight *= d->temperature * d->temperature;
+    if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)
+        in.soft_weight *= d->temperature * d->temperature;
     return in;
 }
 
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
     XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    if (d->teacher.data) XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
+    if (d->teacher.data)
+        XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
     return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
 }
 
 static xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT, "the loss has neither labels nor a teacher");
-    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT, "hard_weight is %g without labels",
-                d->hard_weight);
+    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+                "the loss has neither labels nor a teacher");
+    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+                "hard_weight is %g without labels", d->hard_weight);
     XDI_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                 "soft_weight is %g without a teacher", d->soft_weight);
     XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                 "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
     XDI_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
                 "label smoothing %g is outside [0, 1]", d->label_smoothing);
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH, XD_ERROR_ARGUMENT,
-                "Megatron smoothing needs 2 classes, the vocabulary has %lld", (long long)size);
+    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
+                XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
+                (long long)size);
     XDI_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
                 "divergence %d is not available over the whole vocabulary", (int)d->divergence);
     XDI_TRY(xdi_loss_validate_rows(ctx, d));
@@ -105,8 +110,9 @@ static void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     xdi_loss_smoothing(d, a);
 }
 
-/* Takes every block from the arena; with a planning arena this is the size query. False when it does not fit. A row's
- * partials are references and sums; the latter are doubles, or pairs of integers, so there is room for the wider. */
+/* Takes every block from the arena; with a planning arena this is the size query. False when it does not fit.
+ * A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
+ * for the wider. */
 static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
     const size_t rows = (size_t)plan->d.student.rows, ranks = (size_t)plan->args.shards;
     const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
@@ -114,8 +120,13 @@ static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
     const size_t words = (size_t)xdi_reduction_words(&plan->reduction) * sizeof(int64_t);
-    const size_t sizes[7] = { rows * sizeof(double), rows * partials,     rows * mixtures,    rows * sizeof(xd_loss_row),
-                              gathered * partials,   gathered * mixtures, words };
+    const size_t sizes[7] = { rows * sizeof(double),
+                              rows * partials,
+                              rows * mixtures,
+                              rows * sizeof(xd_loss_row),
+                              gathered * partials,
+                              gathered * mixtures,
+                              words };
     size_t at[7];
     for (int i = 0; i < 7; i++)
         if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
@@ -145,13 +156,14 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     return XD_OK;
 }
 
-/* Two exchanges, so that sums are taken relative to the references of the whole row: the same terms on every mesh. */
+/* Two exchanges, so that sums are taken relative to the references of the whole row: the same terms on every
+ * mesh. */
 static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = plan->d.student.rows, shards = a->shards;
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES, XD_DTYPE_F64,
-                             &all));
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
+                             XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
@@ -207,8 +219,8 @@ static xd_result xdi_loss_run(xd_ctx *ctx, xdi_loss_plan *plan, xd_loss_values *
     for (int64_t r = 0; d->row_loss && r < d->student.rows; r++)
         d->row_loss[r] = (float)(plan->reduction.hard_weight * plan->args.row[r].hard +
                                  plan->reduction.soft_weight * plan->args.row[r].soft);
-    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_loss_read_row, &plan->args,
-                                plan->words, out);
+    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_loss_read_row,
+                                &plan->args, plan->words, out);
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -221,7 +233,8 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     plan->kernels = xd_loss_kernels_cpu_plain();
     XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = xd_allocate(ctx, bytes);

@@ -3,7 +3,7 @@
 
 /* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
 enum {
-    XDI_REDUCTION_HARD,           /* a double's bits, or two limbs in INVARIANT mode */
+    XDI_REDUCTION_HARD, /* a double's bits, or two limbs in INVARIANT mode */
     XDI_REDUCTION_SOFT = 2,
     XDI_REDUCTION_COUNTED = 4,
     XDI_REDUCTION_LABEL,
@@ -27,14 +27,16 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                 "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XDI_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                 "denominator %g must be finite and not negative", in->denominator_value);
-    XDI_REQUIRE(ctx, !in->scale || isfinite(*in->scale), XD_ERROR_ARGUMENT, "scale %g must be finite", *in->scale);
+    XDI_REQUIRE(ctx, !in->scale || isfinite(*in->scale), XD_ERROR_ARGUMENT, "scale %g must be finite",
+                *in->scale);
     for (int64_t r = 0; in->row_weight && r < in->rows; r++)
         XDI_REQUIRE(ctx, isfinite((double)in->row_weight[r]), XD_ERROR_ARGUMENT,
                     "weight %g of row %lld must be finite", (double)in->row_weight[r], (long long)r);
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale, double *factor) {
+XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                          double *factor) {
     double inverse = 0.0;
     if (in->denominator) {
         inverse = in->denominator->inverse;
@@ -85,8 +87,8 @@ static void xdi_reduction_find(int64_t *mine, int64_t row, xdi_row_value value) 
 }
 
 /* This rank's rows: weighted sums, findings, how many count. */
-static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, xdi_row_reader read, const void *rows,
-                              bool invariant, int64_t *mine) {
+static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, xdi_row_reader read,
+                              const void *rows, bool invariant, int64_t *mine) {
     double hard = 0.0, soft = 0.0;
     xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
     memset(mine, 0, XDI_REDUCTION_WORDS * sizeof *mine);
@@ -103,7 +105,8 @@ static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, 
         soft += weight * value.soft;
         if (!invariant) continue;
         value.finding = (int)XD_ROW_OVERFLOW;
-        if (!xd_fixed_add(&fixed_hard, weight * value.hard) || !xd_fixed_add(&fixed_soft, weight * value.soft))
+        if (!xd_fixed_add(&fixed_hard, weight * value.hard) ||
+            !xd_fixed_add(&fixed_soft, weight * value.soft))
             xdi_reduction_find(mine, r, value);
     }
     if (invariant) {
@@ -145,7 +148,8 @@ static void xdi_reduction_status(const int64_t *all, int ranks, bool nothing, xd
     const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
     for (int i = 0; i < ranks && clean; i++) {
         const int64_t *part = all + i * XDI_REDUCTION_WORDS;
-        if (part[XDI_REDUCTION_LABEL] + part[XDI_REDUCTION_NOT_FINITE] + part[XDI_REDUCTION_OVERFLOW] == 0) continue;
+        if (part[XDI_REDUCTION_LABEL] + part[XDI_REDUCTION_NOT_FINITE] + part[XDI_REDUCTION_OVERFLOW] == 0)
+            continue;
         status->first_row = part[XDI_REDUCTION_FIRST_ROW];
         status->first_value = xdi_reduction_get(part + XDI_REDUCTION_FIRST_VALUE);
         break;
@@ -157,8 +161,8 @@ static void xdi_reduction_status(const int64_t *all, int ranks, bool nothing, xd
 }
 
 XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, const double *row_scale,
-                                          double factor, xdi_row_reader read, const void *rows, int64_t *words,
-                                          xd_loss_values *out) {
+                                          double factor, xdi_row_reader read, const void *rows,
+                                          int64_t *words, xd_loss_values *out) {
     const int ranks = xdi_reduction_ranks(in);
     const bool invariant = xdi_reduction_invariant(ctx);
     int64_t *mine = words, *counts = words + XDI_REDUCTION_WORDS, *all = counts + ranks;
@@ -175,8 +179,8 @@ XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, 
     out->soft = xdi_reduction_total(all, ranks, XDI_REDUCTION_SOFT, invariant) * factor;
     out->loss = in->hard_weight * out->hard + in->soft_weight * out->soft;
     out->counted = xdi_reduction_count(all, ranks, XDI_REDUCTION_COUNTED);
-    const bool nothing = in->denominator ? in->denominator->inverse == 0.0
-                                         : out->counted == 0 && in->denominator_value == 0.0;
+    const bool nothing =
+        in->denominator ? in->denominator->inverse == 0.0 : out->counted == 0 && in->denominator_value == 0.0;
     xdi_reduction_status(all, ranks, nothing, in->status ? in->status : &found);
     return in->status ? XD_OK : xd_status_check(ctx, &found);
 }

@@ -17,11 +17,13 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
                 (long long)d->held);
     for (int64_t i = 0; i < d->held; i++)
         XDI_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
-                    "position %lld is outside the sequence of %lld", (long long)d->positions[i], (long long)d->length);
+                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
+                    (long long)d->length);
     return XD_OK;
 }
 
-/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One exchange. */
+/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
+ * exchange. */
 typedef struct xdi_shift_whole {
     int64_t *ids;     /* [B, length] */
     int64_t *mask;    /* [B, length] */
@@ -42,8 +44,9 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
 static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shift_whole *whole) {
     XDI_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
     for (int64_t p = 0; p < d->length; p++)
-        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE, "position %lld is held by %lld ranks, not by 1",
-                    (long long)p, (long long)whole->holders[p]);
+        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
+                    "position %lld is held by %lld ranks, not by 1", (long long)p,
+                    (long long)whole->holders[p]);
     return XD_OK;
 }
 
@@ -59,7 +62,8 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     if (result == XD_OK) {
         whole.words = 2 * total + desc->length;
         whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
-        if (!whole.ids) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+        if (!whole.ids)
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
     if (result == XD_OK) {
@@ -77,7 +81,8 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     return result;
 }
 
-XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks, int64_t *positions) {
+XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
+                                            int64_t *positions) {
     XDI_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
     XDI_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
                 "length %lld is not a multiple of %d", (long long)length, 2 * ranks);

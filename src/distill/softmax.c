@@ -12,8 +12,8 @@ typedef struct xdi_softmax_exchange {
 } xdi_softmax_exchange;
 
 /* Checks and memory on this rank alone, then agreed: all ranks go on or none does. */
-static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, double temperature,
-                                  int64_t words, xdi_softmax_exchange *x) {
+static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                  double temperature, int64_t words, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1);
     memset(x, 0, sizeof *x);
@@ -46,7 +46,8 @@ static double xdi_softmax_tau(double temperature) {
     return temperature == 0.0 ? 1.0 : temperature;
 }
 
-static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, int64_t r, double tau, double *part) {
+static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, int64_t r, double tau,
+                             double *part) {
     const int64_t columns = info->end - info->begin;
     int64_t arg;
     part[XDI_SOFTMAX_MAX] = xdi_loss_row_max(logits, r, columns, &arg);
@@ -57,7 +58,8 @@ static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, i
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
-static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t row, double tau, double *whole) {
+static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t row, double tau,
+                             double *whole) {
     whole[XDI_SOFTMAX_MAX] = -INFINITY;
     whole[XDI_SOFTMAX_ARG] = -1.0;
     whole[XDI_SOFTMAX_SUM] = 0.0;
@@ -72,7 +74,8 @@ static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t r
         const double *part = x->parts + i * x->words + row * XDI_SOFTMAX_WORDS;
         if (isnan(part[XDI_SOFTMAX_MAX])) whole[XDI_SOFTMAX_SUM] = NAN;
         if (part[XDI_SOFTMAX_MAX] > -INFINITY)
-            whole[XDI_SOFTMAX_SUM] += part[XDI_SOFTMAX_SUM] * exp((part[XDI_SOFTMAX_MAX] - whole[XDI_SOFTMAX_MAX]) / tau);
+            whole[XDI_SOFTMAX_SUM] +=
+                part[XDI_SOFTMAX_SUM] * exp((part[XDI_SOFTMAX_MAX] - whole[XDI_SOFTMAX_MAX]) / tau);
     }
 }
 
@@ -98,8 +101,8 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 }
 
 /* log_sum_exp of every row in memory of the context, agreed. */
-static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, double temperature,
-                                 const xd_rows *other, const char *name, double **lse) {
+static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                 double temperature, const xd_rows *other, const char *name, double **lse) {
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
     *lse = result == XD_OK ? (double *)xd_allocate(ctx, rows * sizeof **lse) : NULL;
@@ -112,7 +115,8 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
     return result;
 }
 
-XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature, xd_rows out) {
+XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                xd_rows out) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const double tau = xdi_softmax_tau(temperature);
     double *lse;
@@ -124,8 +128,8 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     return XD_OK;
 }
 
-XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                         xd_rows weight, xd_rows gradient) {
+XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                         double temperature, xd_rows weight, xd_rows gradient) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t columns = info.end - info.begin;
     const double tau = xdi_softmax_tau(temperature);
@@ -170,8 +174,8 @@ static int xdi_softmax_owner(const xd_vocab_info *info, int64_t id) {
     return owner;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids, int64_t n,
-                                   int64_t ids_stride, double *values) {
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
+                                   int64_t n, int64_t ids_stride, double *values) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xdi_softmax_exchange x;
     XDI_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
@@ -203,8 +207,9 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
     return result;
 }
 
-XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                              const int64_t *ids, const float *weight, xd_rows gradient) {
+XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                              double temperature, const int64_t *ids, const float *weight,
+                                              xd_rows gradient) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const double tau = xdi_softmax_tau(temperature);
     double *lse;
@@ -214,7 +219,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
         const int64_t columns = counts ? info.end - info.begin : 0;
         for (int64_t c = 0; c < columns; c++) {
             const double p = exp(xdi_loss_load(&logits, r, c) / tau - lse[r]);
-            xdi_loss_store(&gradient, r, c, ((c + info.begin == ids[r] ? 1.0 : 0.0) - p) * (double)weight[r] / tau);
+            xdi_loss_store(&gradient, r, c,
+                           ((c + info.begin == ids[r] ? 1.0 : 0.0) - p) * (double)weight[r] / tau);
         }
         for (int64_t c = columns; c < gradient.cols; c++) xdi_loss_store(&gradient, r, c, 0.0);
     }
@@ -229,8 +235,8 @@ static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *po
     return XD_OK;
 }
 
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
-                             xd_comm *comm, double *out) {
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                             const xd_positions *positions, xd_comm *comm, double *out) {
     const size_t rows = logits.rows > 0 ? (size_t)logits.rows : 1;
     xd_positions right = *positions; /* those where the argmax is the label */
     xd_denominator counted, hit;

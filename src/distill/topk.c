@@ -18,15 +18,15 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
-    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT, "k is %lld but the vocabulary has %lld columns",
-                (long long)k, (long long)info.size);
+    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
+                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
     const size_t entries = (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->values = (double *)xd_allocate(ctx, entries * sizeof(double));
     c->packed = (double *)xd_allocate(ctx, 2 * entries * sizeof(double));
     c->all = (double *)xd_allocate(ctx, 2 * entries * (size_t)info.ranks * sizeof(double));
     c->ids = (int64_t *)xd_allocate(ctx, entries * sizeof(int64_t));
-    XDI_REQUIRE(ctx, c->values && c->packed && c->all && c->ids, XD_ERROR_MEMORY, "no room for %zu candidates",
-                entries);
+    XDI_REQUIRE(ctx, c->values && c->packed && c->all && c->ids, XD_ERROR_MEMORY,
+                "no room for %zu candidates", entries);
     return XD_OK;
 }
 
@@ -51,14 +51,17 @@ static xd_result xdi_topk_local(xd_ctx *ctx, const xd_vocab_info *info, const xd
     return XD_OK;
 }
 
-/* The k best of one row's candidates. Shards come in the order of their columns, so equals keep the lowest id. */
-static void xdi_topk_best(const double *all, int ranks, int64_t stride, int64_t k, double *values, int64_t *ids) {
+/* The k best of one row's candidates. Shards come in the order of their columns, so equals keep the lowest
+ * id. */
+static void xdi_topk_best(const double *all, int ranks, int64_t stride, int64_t k, double *values,
+                          int64_t *ids) {
     int64_t n = 0;
     for (int i = 0; i < ranks; i++)
         for (int64_t j = 0; j < k; j++) {
             const double value = all[i * stride + 2 * j];
             const int64_t id = (int64_t)all[i * stride + 2 * j + 1];
-            if (id >= 0 && (n < k || value > values[n - 1])) n = xdi_select_insert(values, ids, n, k, value, id);
+            if (id >= 0 && (n < k || value > values[n - 1]))
+                n = xdi_select_insert(values, ids, n, k, value, id);
         }
 }
 
@@ -80,7 +83,8 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 }
 
 /* Largest logit of each of this shard's columns over the counted positions. */
-static void xdi_topk_importance(const xd_rows *logits, const uint8_t *mask, int64_t columns, float *importance) {
+static void xdi_topk_importance(const xd_rows *logits, const uint8_t *mask, int64_t columns,
+                                float *importance) {
     for (int64_t c = 0; c < columns; c++) importance[c] = -INFINITY;
     for (int64_t r = 0; r < logits->rows; r++)
         for (int64_t c = 0; c < columns && (!mask || mask[r]); c++) {
@@ -122,7 +126,8 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     row.stride = 0;
     if (result == XD_OK) result = xd_vocab_topk(ctx, vocab, row, k, values, ids);
     if (result == XD_OK) xdi_topk_sort_ids(ids, k);
-    if (result == XD_OK && importance && columns > 0) memcpy(importance, mine, (size_t)columns * sizeof *mine);
+    if (result == XD_OK && importance && columns > 0)
+        memcpy(importance, mine, (size_t)columns * sizeof *mine);
     xd_release(ctx, mine);
     xd_release(ctx, values);
     return result;

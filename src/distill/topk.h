@@ -3,13 +3,15 @@
 
 #include "distill/loss.h"
 
-/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T, k], lowest
- * id first among equals. k may exceed a shard, not the vocabulary. Collective over the vocabulary's group: one exchange
- * of the shards' candidates. Takes [T, k, tp] from the context's allocator. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
+ * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
+ * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the context's allocator.
+ * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
 
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions (J).
+/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
+ * (J).
  *
  *   mask        [T] 0 -> the position has no say; NULL -> all have
  *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
@@ -25,25 +27,25 @@ typedef enum xd_topk_values {
     XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
 } xd_topk_values;
 
-/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and `values` it
- * shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the student's own k largest
- * (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
+ * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
+ * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
 typedef struct xd_topk_desc {
-    xd_rows student;             /* required */
-    const xd_vocab *vocab;       /* required */
-    int64_t k;                   /* required, 1 <= k <= V */
-    const int64_t *ids;          /* [T, k] global, distinct where valid; ids of absent entries are not read */
-    const float *values;         /* [T, k]; NULL -> teacher */
+    xd_rows student;       /* required */
+    const xd_vocab *vocab; /* required */
+    int64_t k;             /* required, 1 <= k <= V */
+    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
     const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
     xd_rows teacher;
     xd_topk_mode mode;
-    xd_divergence divergence;    /* FORWARD, REVERSE, JSD, MIXED */
-    double beta;                 /* JSD, MIXED; 0 -> 0.5 */
-    double temperature;          /* 0 -> 1 */
+    xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
+    double beta;                              /* JSD, MIXED; 0 -> 0.5 */
+    double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
-    const int64_t *labels;       /* [T] which rows count; NULL -> all */
+    const int64_t *labels;                    /* [T] which rows count; NULL -> all */
     int64_t ignore_index;
     const uint8_t *mask;
     const float *row_weight;
@@ -52,16 +54,16 @@ typedef struct xd_topk_desc {
     double denominator_value;
     xd_comm *comm;
     xd_rows gradient;
-    float *row_loss;             /* [T] with the temperature factor, without w_row, scale and D; or NULL */
-    float *student_mass;         /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;         /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs;   /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    float *row_loss;           /* [T] with the temperature factor, without w_row, scale and D; or NULL */
+    float *student_mass;       /* [T] probability the student puts on the valid ids; or NULL */
+    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_status *status;
 } xd_topk_desc;
 
-/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in INVARIANT
- * mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a row, and a row without
- * a valid entry counts with loss 0. Takes [T, k, tp] from the context's allocator.
+/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
+ * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
+ * row, and a row without a valid entry counts with loss 0. Takes [T, k, tp] from the context's allocator.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);

@@ -1,7 +1,8 @@
 #include <math.h>
 #include <string.h>
 
-/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then values. */
+/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then
+ * values. */
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
@@ -60,18 +61,19 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
 static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT, "k is %lld but the vocabulary has %lld columns",
-                (long long)d->k, (long long)size);
+    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
+                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
     XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                 "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
     XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
                 "top-k mode %d does not exist", (int)d->mode);
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
                       d->divergence == XD_KL_MIXED ||
                       (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
-    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d", (int)d->divergence,
-                (int)d->mode);
+    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
+                (int)d->divergence, (int)d->mode);
     XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     XDI_TRY(xdi_topk_kl_validate_teacher(ctx, d));
     if (d->gradient.data) XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
@@ -103,7 +105,8 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
-/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not fit. */
+/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
+ * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
@@ -119,7 +122,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * k * word,
                                rows * k * word,
                                k * word + 4 * (k + 1) * word,
-                               rows * sizeof(xd_topk_row) + (size_t)xdi_reduction_words(&plan->reduction) * word };
+                               rows * sizeof(xd_topk_row) +
+                                   (size_t)xdi_reduction_words(&plan->reduction) * word };
     unsigned char *at[12];
     for (int i = 0; i < 12; i++) {
         size_t offset;
@@ -164,10 +168,12 @@ static void xdi_topk_kl_take_entries(xdi_topk_kl_plan *plan) {
     }
 }
 
-static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan, const xd_topk_args *a) {
+static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
+                                  const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
     XDI_TRY(plan->kernels.topk_maxima(launch, a));
-    if (a->fixed && tp) XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
+    if (a->fixed && tp)
+        XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
     return plan->kernels.topk_stats(launch, a);
 }
 
@@ -224,7 +230,8 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
                                 plan->student.row, plan->words, out);
 }
 
-static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan, void **owned) {
+static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
+                                     void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
     memset(plan, 0, sizeof *plan);
     plan->d = xdi_topk_kl_defaults(desc);
@@ -232,7 +239,8 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     plan->kernels = xd_loss_kernels_cpu_plain();
     XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
     *owned = xd_allocate(ctx, planning.peak);
     XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
     arena = xd_arena_over(*owned, planning.peak);

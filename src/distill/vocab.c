@@ -15,18 +15,22 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
         XDI_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
                     "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
                     (long long)total, i);
-        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE, "vocabulary shard %d begins at %lld after its end %lld", i,
-                    (long long)begin, (long long)end);
-        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE, "vocabulary columns %lld to %lld are in no shard (gap before shard %d)",
-                    (long long)at, (long long)begin, i);
-        XDI_REQUIRE(ctx, begin == at, XD_ERROR_SHAPE,
-                    "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
-                    (long long)begin, (long long)at);
+        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE,
+                    "vocabulary shard %d begins at %lld after its end %lld", i, (long long)begin,
+                    (long long)end);
+        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
+                    "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
+                    (long long)begin, i);
+        XDI_REQUIRE(
+            ctx, begin == at, XD_ERROR_SHAPE,
+            "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
+            (long long)begin, (long long)at);
         at = end;
     }
     XDI_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
                 (long long)at, (long long)size);
-    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed", (long long)size);
+    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
+                (long long)size);
     return XD_OK;
 }
 
@@ -44,7 +48,8 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks and checks them; every rank sees the same list and the same error. */
+/* Gathers {begin, end, size} of all ranks and checks them; every rank sees the same list and the same
+ * error. */
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const void *result;
     XDI_TRY(xdi_vocab_gather(vocab, mine, all, 3, XD_DTYPE_I64, &result));
@@ -55,7 +60,8 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     return XD_OK;
 }
 
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size, xd_vocab **out) {
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+                                 xd_vocab **out) {
     const int64_t mine[3] = { begin, end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
@@ -101,26 +107,28 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XDI_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                 (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
-    XDI_REQUIRE(ctx, clean, XD_ERROR_DATA,
-                "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
-                (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
-                (long long)status->first_row, status->first_value);
+    XDI_REQUIRE(
+        ctx, clean, XD_ERROR_DATA,
+        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
+        (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
+        (long long)status->first_row, status->first_value);
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name, const xd_rows *rows,
-                                          int64_t count) {
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count) {
     const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
     XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                 "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
     XDI_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
                 "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
-                (long long)rows->cols, (long long)columns);
+    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld",
+                name, (long long)rows->cols, (long long)columns);
     XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
                 "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
                 (long long)rows->cols);
-    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data", name);
+    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
+                name);
     return XD_OK;
 }
 

@@ -12,7 +12,9 @@ XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
 }
 
 XD_API double xd_fixed_value(xd_fixed sum) {
-    const int64_t carry = sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
+    const int64_t carry =
+        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
     const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return (double)(sum.high + carry) * (1.0 / 1073741824.0) + (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
+    return (double)(sum.high + carry) * (1.0 / 1073741824.0) +
+           (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
 }

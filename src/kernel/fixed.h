@@ -3,9 +3,10 @@
 
 #include "base/config.h"
 
-/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is rounded once
- * to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are joined by adding the
- * limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank, 128 ranks. */
+/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
+ * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
+ * joined by adding the limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank,
+ * 128 ranks. */
 typedef struct xd_fixed {
     int64_t high, low;
 } xd_fixed;

@@ -16,8 +16,10 @@ static inline double xdi_loss_load(const xd_rows *x, int64_t row, int64_t column
 
 static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column, double value) {
     const int64_t i = row * (x->stride ? x->stride : x->cols) + column;
-    if (x->dtype == XD_DTYPE_F32) ((float *)x->data)[i] = (float)value;
-    else xd_store_f64(x->data, x->dtype, i, value);
+    if (x->dtype == XD_DTYPE_F32)
+        ((float *)x->data)[i] = (float)value;
+    else
+        xd_store_f64(x->data, x->dtype, i, value);
 }
 
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
@@ -25,16 +27,17 @@ static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
 
-/* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the row has a
- * NaN or +infinity. */
+/* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the
+ * row has a NaN or +infinity. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
 
-/* loss_cpu.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when they are
- * close. */
+/* loss_cpu.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when
+ * they are close. */
 XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
 
-/* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at k, the last
- * one falls out. Returns the new length. */
-XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id);
+/* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
+ * k, the last one falls out. Returns the new length. */
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
+                                     int64_t id);
 
 #endif

@@ -4,8 +4,8 @@
 #include "kernel/fixed.h"
 #include "kernel/table.h"
 
-/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y the
- * teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
+/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
+ * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
  *   references   per row and shard: largest x and where, y there, largest y
  *   stats        per row and shard: the sums below, taken relative to references
@@ -13,8 +13,8 @@
  *   mixture      JSD only: two more sums, which need the normalisers of combine; mixture_combine merges them
  *   grad         the gradient of this shard's columns
  *
- * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every term is
- * the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
+ * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every
+ * term is the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
  *
  *   HARD     sum_v e^(x - M)                      CROSS  what the divergence needs, z = x/tau, u = y/tau:
  *   SOFT     sum_v e^((x - M)/tau)                         forward  sum e^(u - N) ((u - N) - (z - M))
@@ -23,16 +23,16 @@
  *   TARGET   x_label - M, on the shard that owns it
  *   BAD      how many terms were not finite; xd_fixed: high counts those, low the terms that were too large
  *
- * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is exactly 0
- * there, and nothing cancels. */
+ * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
+ * exactly 0 there, and nothing cancels. */
 
 /* How far the student is from the teacher. */
 typedef enum xd_divergence {
-    XD_KL_FORWARD = 0,  /* KL(teacher || student) */
-    XD_KL_REVERSE,      /* KL(student || teacher) */
-    XD_JSD,             /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE,         /* -sum teacher ln student: the forward KL plus the teacher's entropy */
-    XD_KL_MIXED         /* (1 - beta) forward + beta reverse; top-k losses only */
+    XD_KL_FORWARD = 0, /* KL(teacher || student) */
+    XD_KL_REVERSE,     /* KL(student || teacher) */
+    XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
+    XD_SOFT_CE, /* -sum teacher ln student: the forward KL plus the teacher's entropy */
+    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
@@ -60,12 +60,12 @@ typedef enum xd_row_finding {
 typedef struct xd_loss_row {
     double max, teacher_max, teacher_at_arg; /* references over the whole row */
     double hard_log, soft_log, teacher_log;  /* logarithms of the HARD, SOFT and TEACHER sums */
-    double top;      /* JSD: ln(student/mixture) of the student's most probable id */
-    double mean;     /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
-    double hard;     /* cross entropy of the row, nats */
-    double soft;     /* divergence of the row, nats, without tau^2 */
-    double argmax;   /* the student's most probable id, lowest among equals */
-    int finding;     /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
+    double top;                              /* JSD: ln(student/mixture) of the student's most probable id */
+    double mean;   /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
+    double hard;   /* cross entropy of the row, nats */
+    double soft;   /* divergence of the row, nats, without tau^2 */
+    double argmax; /* the student's most probable id, lowest among equals */
+    int finding;   /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_loss_row;
 
 /* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
@@ -79,24 +79,25 @@ typedef struct xd_loss_args {
     double temperature;
     xd_divergence divergence;
     double beta;
-    double target_weight;  /* hard loss: target_weight * (-l_label) + uniform_weight * sum_v (-l_v) */
+    double target_weight; /* hard loss: target_weight * (-l_label) + uniform_weight * sum_v (-l_v) */
     double uniform_weight;
     double hard_weight, soft_weight; /* of the two losses in the gradient; 0 -> the loss is left out */
-    bool fixed;            /* sums are xd_fixed, references are those of the whole row */
-    double *references;    /* [rows, XD_LOSS_REFERENCES] */
-    void *sums;            /* [rows, XD_LOSS_SUMS] double or xd_fixed */
-    void *mixtures;        /* [rows, XD_LOSS_MIXTURES] double or xd_fixed */
-    const double *all_references; /* [shards][rows, XD_LOSS_REFERENCES], in rank order */
-    const void *all_sums;         /* [shards][rows, XD_LOSS_SUMS] */
-    int64_t reference_stride;     /* elements from one shard to the next, of the two above */
+    bool fixed;                      /* sums are xd_fixed, references are those of the whole row */
+    double *references;              /* [rows, XD_LOSS_REFERENCES] */
+    void *sums;                      /* [rows, XD_LOSS_SUMS] double or xd_fixed */
+    void *mixtures;                  /* [rows, XD_LOSS_MIXTURES] double or xd_fixed */
+    const double *all_references;    /* [shards][rows, XD_LOSS_REFERENCES], in rank order */
+    const void *all_sums;            /* [shards][rows, XD_LOSS_SUMS] */
+    int64_t reference_stride;        /* elements from one shard to the next, of the two above */
     int64_t sums_stride;
-    const void *all_mixtures;     /* [shards, rows, XD_LOSS_MIXTURES] */
-    xd_loss_row *row;      /* [rows] */
-    xd_rows gradient;      /* may be the student's memory; columns past the shard's are set to zero */
+    const void *all_mixtures; /* [shards, rows, XD_LOSS_MIXTURES] */
+    xd_loss_row *row;         /* [rows] */
+    xd_rows gradient;         /* may be the student's memory; columns past the shard's are set to zero */
 } xd_loss_args;
 
-/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the above:
- * maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z = x/tau:
+/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
+ * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
+ * x/tau:
  *   OUTSIDE  sum over v not in ids of e^(z - M)        ENTROPY  sum over v not in ids of e^(z - M) (z - M)     */
 enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS };
 
@@ -105,7 +106,7 @@ typedef enum xd_topk_mode {
     XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
     XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
     XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, ln teacher = -100 outside (NeMo-RL); FORWARD, REVERSE, MIXED */
+    XD_TOPK_ZERO_OUTSIDE /* teacher renormalised, ln teacher = -100 outside (NeMo-RL); FORWARD, REVERSE, MIXED */
 } xd_topk_mode;
 
 /* One side, student or teacher, of one row after the merge. */
@@ -114,52 +115,52 @@ typedef struct xd_topk_side {
     int finding;                  /* xd_row_finding */
 } xd_topk_side;
 
-/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v), with
- * ln p_v = (x - max)/tau - log. All times scale. */
+/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v),
+ * with ln p_v = (x - max)/tau - log. All times scale. */
 typedef struct xd_topk_row {
     double max, log;
     double outside, entropy;
-    double loss;         /* divergence of the row, nats */
+    double loss; /* divergence of the row, nats */
     double student_mass, teacher_mass;
-    int finding;         /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
+    int finding; /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
 /* Inputs and outputs of the top-k entries. */
 typedef struct xd_topk_args {
     xd_rows logits;
-    const int64_t *ids;      /* [rows, k] global; negative: no entry */
+    const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets;  /* [shards + 1] */
+    const int64_t *offsets; /* [shards + 1] */
     int shard, shards;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
     bool outside;            /* the two sums are wanted */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    double *maxima;          /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
-    void *sums;              /* [rows, XD_TOPK_SUMS] double or xd_fixed */
-    double *values;          /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order;          /* [k] scratch */
-    const int64_t *all;      /* every shard's sums, then values, as 8-byte words in rank order */
-    int64_t all_stride;      /* words from one shard to the next */
-    xd_topk_side *side;      /* [rows] written by merge */
+    double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
+    void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
+    double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
+    int64_t *order; /* [k] scratch */
+    const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
+    int64_t all_stride; /* words from one shard to the next */
+    xd_topk_side *side; /* [rows] written by merge */
     /* divergence and grad: values and side are the student's */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log;         /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
-    double teacher_temperature;       /* that divides teacher_values; 1 for log-probabilities */
+    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
+    double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;           /* of the gradient, beside row_scale */
-    double *slots;           /* [rows, k] gradient at each id */
-    double *log_probs;       /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;         /* [4 (k + 1)] */
-    xd_topk_row *row;        /* [rows] */
+    double weight;     /* of the gradient, beside row_scale */
+    double *slots;     /* [rows, k] gradient at each id */
+    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
+    double *scratch;   /* [4 (k + 1)] */
+    xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
 } xd_topk_args;
 
-/* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows with fewer
- * columns are filled with -infinity and id -1. */
+/* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
+ * with fewer columns are filled with -infinity and id -1. */
 typedef struct xd_select_args {
     xd_rows logits;
     int64_t k, first, columns;
@@ -167,10 +168,12 @@ typedef struct xd_select_args {
     int64_t *ids;   /* [rows, k] global */
 } xd_select_args;
 
-/* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any position. */
+/* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any
+ * position. */
 typedef struct xd_loss_kernels {
     xd_result (*references)(const xd_launch *launch, const xd_loss_args *args);
-    xd_result (*merge_references)(const xd_launch *launch, const xd_loss_args *args); /* all_references -> references */
+    xd_result (*merge_references)(const xd_launch *launch,
+                                  const xd_loss_args *args); /* all_references -> references */
     xd_result (*stats)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
@@ -184,7 +187,8 @@ typedef struct xd_loss_kernels {
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
 } xd_loss_kernels;
 
-/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
+/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the
+ * others. */
 XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
 
 #endif

@@ -53,7 +53,8 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
 
 /* Joins one shard's references to those of the shards before it. */
 static void xdi_loss_join_reference(double *ref, const double *shard) {
-    const bool wins = shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
     const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
     if (wins)
         for (int i = XD_LOSS_MAX; i <= XD_LOSS_TEACHER_AT_ARG; i++) ref[i] = shard[i];
@@ -90,20 +91,25 @@ typedef struct xdi_loss_sums {
 } xdi_loss_sums;
 
 static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
-    if (!sums->fixed) sums->plain[which] += term;
+    if (!sums->fixed)
+        sums->plain[which] += term;
     else if (!xd_fixed_add(&sums->exact[which], term)) {
-        if (isfinite(term)) sums->exact[XD_LOSS_BAD].low++;
-        else sums->exact[XD_LOSS_BAD].high++;
+        if (isfinite(term))
+            sums->exact[XD_LOSS_BAD].low++;
+        else
+            sums->exact[XD_LOSS_BAD].high++;
     }
 }
 
-/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never forms. */
-static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u, double at_arg) {
+/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never
+ * forms. */
+static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u,
+                                    double at_arg) {
     switch (a->divergence) {
-        case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
-        case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
-        case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
-        default: return 0.0; /* JSD needs the normalisers first */
+    case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
+    case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
+    case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
+    default: return 0.0; /* JSD needs the normalisers first */
     }
 }
 
@@ -145,8 +151,10 @@ static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args 
         } else if (a->row_scale[r] != 0.0) {
             xdi_loss_stats_row(a, r, ref, &sums);
         }
-        if (a->fixed) memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
-        else memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
     }
     return XD_OK;
 }
@@ -167,8 +175,8 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     }
 }
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor is
- * 0 has nothing to add, and its sums may be infinite. */
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 has nothing to add, and its sums may be infinite. */
 static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const double *own, const double *sums,
                              int64_t columns, double *total) {
     const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
@@ -178,7 +186,8 @@ static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const dou
     total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
     if (columns == 0) return;
     total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
+    total[XD_LOSS_LINEAR] +=
+        sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
     if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
     if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
     if (a->divergence == XD_KL_FORWARD && g > 0.0)
@@ -198,7 +207,8 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
         xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
-        const bool owner = xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
+        const bool owner =
+            xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
         if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
@@ -224,19 +234,18 @@ static void xdi_loss_combine_soft(const xd_loss_args *a, const double *total, xd
     row->soft_log = log(total[XD_LOSS_SOFT]);
     row->teacher_log = log(total[XD_LOSS_TEACHER]);
     switch (a->divergence) {
-        case XD_KL_FORWARD:
-            row->soft = total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-            break;
-        case XD_SOFT_CE:
-            row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER];
-            break;
-        case XD_KL_REVERSE:
-            row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-            row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-            break;
-        default:
-            xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
-            break;
+    case XD_KL_FORWARD:
+        row->soft =
+            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
+        break;
+    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
+    case XD_KL_REVERSE:
+        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
+        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
+        break;
+    default:
+        xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
+        break;
     }
 }
 
@@ -251,17 +260,21 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
-    if (a->fixed) xdi_loss_total_fixed(a, r, total, row);
-    else xdi_loss_total_plain(a, r, ref, total);
+    if (a->fixed)
+        xdi_loss_total_fixed(a, r, total, row);
+    else
+        xdi_loss_total_plain(a, r, ref, total);
     if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
     if (xdi_loss_has_hard(a)) {
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a->uniform_weight != 0.0)
-            row->hard += a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard +=
+                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE && !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
         row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
@@ -292,7 +305,8 @@ static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_r
     return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
-static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss_row *row, xdi_loss_sums *sums) {
+static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss_row *row,
+                                 xdi_loss_sums *sums) {
     const int64_t columns = xdi_loss_columns(a);
     for (int64_t c = 0; c < columns; c++) {
         const double s = xdi_loss_student_log(a, row, xdi_loss_load(&a->student, r, c));
@@ -315,8 +329,10 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
         if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE)
             xdi_loss_mixture_row(a, r, a->row + r, &sums);
         for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
-            if (a->fixed) ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
-            else ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
+            if (a->fixed)
+                ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
+            else
+                ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
         }
     }
     return XD_OK;
@@ -352,7 +368,8 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
 }
 
 /* d soft / d (x / tau) at one column. */
-static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x, double y) {
+static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x,
+                                            double y) {
     const double s = xdi_loss_student_log(a, row, x);
     double student, teacher;
     if (a->divergence == XD_KL_REVERSE) {

@@ -13,8 +13,8 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
     return XD_OK;
 }
 
-/* Writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. Shell sort: k is small
- * and the ids mostly are no worse than random. */
+/* Writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. Shell sort: k
+ * is small and the ids mostly are no worse than random. */
 static int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
@@ -29,12 +29,17 @@ static int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int6
     return n;
 }
 
-/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large ones. */
-static inline void xdi_topk_add(const xd_topk_args *a, double *plain, xd_fixed *exact, int which, double term) {
-    if (!a->fixed) plain[which] += term;
+/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
+ * ones. */
+static inline void xdi_topk_add(const xd_topk_args *a, double *plain, xd_fixed *exact, int which,
+                                double term) {
+    if (!a->fixed)
+        plain[which] += term;
     else if (!xd_fixed_add(&exact[which], term)) {
-        if (isfinite(term)) exact[XD_TOPK_BAD].low++;
-        else exact[XD_TOPK_BAD].high++;
+        if (isfinite(term))
+            exact[XD_TOPK_BAD].low++;
+        else
+            exact[XD_TOPK_BAD].high++;
     }
 }
 
@@ -52,7 +57,8 @@ static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, double *plain, 
             while (next < inside && ids[a->order[next]] == c) next++;
             continue;
         }
-        const double z = xdi_loss_minus(xdi_loss_load(&a->logits, r, c - begin), a->maxima[r]) / a->temperature;
+        const double z =
+            xdi_loss_minus(xdi_loss_load(&a->logits, r, c - begin), a->maxima[r]) / a->temperature;
         const double e = exp(z);
         xdi_topk_add(a, plain, exact, XD_TOPK_OUTSIDE, e);
         if (e > 0.0) xdi_topk_add(a, plain, exact, XD_TOPK_ENTROPY, e * z);
@@ -72,8 +78,10 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
         } else if (a->row_scale[r] != 0.0) {
             xdi_topk_stats_row(a, r, plain, exact);
         }
-        if (a->fixed) memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, exact, sizeof exact);
-        else memcpy((double *)a->sums + r * XD_TOPK_SUMS, plain, sizeof plain);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, exact, sizeof exact);
+        else
+            memcpy((double *)a->sums + r * XD_TOPK_SUMS, plain, sizeof plain);
     }
     return XD_OK;
 }
@@ -122,7 +130,8 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
         while (ids[j] >= a->offsets[shard + 1]) shard++;
-        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j, sizeof(double));
+        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j,
+               sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
     }
 }
@@ -133,8 +142,10 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
         xd_topk_side *side = a->side + r;
         memset(side, 0, sizeof *side);
         if (a->row_scale[r] == 0.0) continue;
-        if (a->fixed) xdi_topk_merge_fixed(a, r, side);
-        else xdi_topk_merge_plain(a, r, side);
+        if (a->fixed)
+            xdi_topk_merge_fixed(a, r, side);
+        else
+            xdi_topk_merge_plain(a, r, side);
         xdi_topk_merge_values(a, r, side);
         if (side->max == -INFINITY) side->finding = (int)XD_ROW_NOT_FINITE;
     }
@@ -143,14 +154,14 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
 
 /* One row as the divergence sees it: entries j < k are the ids, entry k is the outside. */
 typedef struct xdi_topk_entries {
-    double *s, *t;      /* [k + 1] logarithms; an entry that is absent has valid[j] false */
-    double *g;          /* [k + 1] gradient with respect to the entries' logits */
+    double *s, *t; /* [k + 1] logarithms; an entry that is absent has valid[j] false */
+    double *g;     /* [k + 1] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double log;         /* of the student's sum over all columns */
+    double log;                           /* of the student's sum over all columns */
     double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;          /* the outside is an entry of the divergence */
-    bool tail_flows;    /* and has a gradient: its mass is above the floor */
+    bool tail;                            /* the outside is an entry of the divergence */
+    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
     double student_mass, teacher_mass;
 } xdi_topk_entries;
 
@@ -159,15 +170,18 @@ static double xdi_topk_floor(void) {
     return -expm1(-1e-7);
 }
 
-/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
-static double xdi_topk_normalise(const double *values, const int64_t *ids, int64_t k, double temperature, double *out) {
+/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without
+ * entries. */
+static double xdi_topk_normalise(const double *values, const int64_t *ids, int64_t k, double temperature,
+                                 double *out) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t j = 0; j < k; j++)
         if (ids[j] >= 0 && values[j] > max) max = values[j];
     for (int64_t j = 0; j < k; j++)
         if (ids[j] >= 0 && max > -INFINITY) sum += exp((values[j] - max) / temperature);
     const double log_sum = log(sum);
-    for (int64_t j = 0; j < k; j++) out[j] = ids[j] >= 0 ? (values[j] - max) / temperature - log_sum : -INFINITY;
+    for (int64_t j = 0; j < k; j++)
+        out[j] = ids[j] >= 0 ? (values[j] - max) / temperature - log_sum : -INFINITY;
     return max / temperature + log_sum;
 }
 
@@ -248,10 +262,11 @@ static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, 
     return p > 0.0 ? (1.0 - beta) * student : 0.0;
 }
 
-/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most mass, so that
- * nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of the entries. */
-static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta, double weight,
-                              xd_topk_row *row) {
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
+ * mass, so that nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of
+ * the entries. */
+static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
+                              double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
     double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->outside_mass, mean;
     if (e->tail) {
@@ -265,7 +280,8 @@ static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renor
         most = exp(e->s[j]);
         offset = xdi_topk_ratio(e, j, beta, &loss) + one;
     }
-    mean = renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    mean =
+        renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0) continue;
         const double r = xdi_topk_ratio(e, j, beta, &loss) + one;
@@ -341,7 +357,8 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
     for (int64_t c = begin; c < end; c++) {
         double g = 0.0;
         if (row->outside != 0.0 || row->entropy != 0.0) {
-            const double log_p = (xdi_loss_load(&a->logits, r, c - begin) - row->max) / a->temperature - row->log;
+            const double log_p =
+                (xdi_loss_load(&a->logits, r, c - begin) - row->max) / a->temperature - row->log;
             const double p = exp(log_p);
             g = p > 0.0 ? p * (row->outside + (row->entropy != 0.0 ? row->entropy * log_p : 0.0)) : 0.0;
         }
@@ -358,12 +375,14 @@ static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *
     for (int64_t r = 0; r < a->logits.rows; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
         if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
-        for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
+        for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++)
+            xdi_loss_store(&a->gradient, r, c, 0.0);
     }
     return XD_OK;
 }
 
-XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id) {
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
+                                     int64_t id) {
     int64_t at = n < k ? n : k - 1;
     for (; at > 0 && value > values[at - 1]; at--) {
         values[at] = values[at - 1];
@@ -382,7 +401,8 @@ static xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a
         for (int64_t c = 0; c < a->columns; c++) {
             double value = xdi_loss_load(&a->logits, r, c);
             if (isnan(value)) value = -INFINITY;
-            if (n < a->k || value > values[a->k - 1]) n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
+            if (n < a->k || value > values[a->k - 1])
+                n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
         }
         for (; n < a->k; n++) {
             values[n] = -INFINITY;

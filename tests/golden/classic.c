@@ -14,7 +14,8 @@ typedef struct rows_case {
 
 static float *rows_of(golden_case *c, const char *name, int64_t count) {
     const golden_array a = golden_tensor(c, name);
-    if (a.count != count) golden_fail(c, "%s has %lld elements, not %lld", name, (long long)a.count, (long long)count);
+    if (a.count != count)
+        golden_fail(c, "%s has %lld elements, not %lld", name, (long long)a.count, (long long)count);
     return golden_f32(c, &a);
 }
 
@@ -44,7 +45,8 @@ static void rows_teacher(golden_case *c, rows_case *k) {
 
 static int64_t *rows_labels(golden_case *c, const rows_case *k) {
     const golden_array a = golden_tensor(c, "in.labels");
-    if (a.count != k->rows) golden_fail(c, "%lld labels for %lld rows", (long long)a.count, (long long)k->rows);
+    if (a.count != k->rows)
+        golden_fail(c, "%lld labels for %lld rows", (long long)a.count, (long long)k->rows);
     return golden_i64(c, &a);
 }
 
@@ -53,8 +55,10 @@ static void rows_compare(golden_case *c, rows_case *k, const char *gradient) {
     const int64_t count = golden_tensor(c, "out.loss").count;
     xd_loss_values values;
     if (golden_ok(c, xd_loss(golden_ctx(c), &k->desc, &values))) {
-        if (count == 1) golden_close(c, "out.loss", &values.loss, 1);
-        else golden_close(c, "out.loss", golden_widen(c, k->row_loss, XD_DTYPE_F32, k->rows), k->rows);
+        if (count == 1)
+            golden_close(c, "out.loss", &values.loss, 1);
+        else
+            golden_close(c, "out.loss", golden_widen(c, k->row_loss, XD_DTYPE_F32, k->rows), k->rows);
         golden_gradient(c, gradient, golden_widen(c, k->gradient, XD_DTYPE_F32, k->rows * k->width),
                         k->rows * k->width);
     }
@@ -164,8 +168,10 @@ static void jsd_run(golden_case *c) {
         k.desc.denominator_value = xd_compat_jsd_denominator(
             reduction_of(c), k.batch, counted_positions(c, k.desc.labels, k.rows, 0), k.width, labels);
     set_beta(beta, &k.desc.divergence, &k.desc.beta);
-    if (golden_flag(c, "cfg.logits_are_probs", false)) jsd_probabilities(c, &k, beta);
-    else rows_compare(c, &k, "grad.student_logits");
+    if (golden_flag(c, "cfg.logits_are_probs", false))
+        jsd_probabilities(c, &k, beta);
+    else
+        rows_compare(c, &k, "grad.student_logits");
     xd_vocab_destroy(k.vocab);
 }
 

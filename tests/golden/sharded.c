@@ -10,7 +10,8 @@ typedef struct sharded_job {
     void *user;
 } sharded_job;
 
-static xd_result sharded_positions(xd_ctx *ctx, const sharded_job *job, int rank, int64_t *positions, int64_t *held) {
+static xd_result sharded_positions(xd_ctx *ctx, const sharded_job *job, int rank, int64_t *positions,
+                                   int64_t *held) {
     if (job->length % (2 * job->cp) == 0) {
         *held = job->length / job->cp;
         return xd_load_balanced_positions(ctx, job->length, rank, job->cp, positions);
@@ -53,7 +54,8 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     return result;
 }
 
-bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t width, sharded_body body, void *user) {
+bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t width, sharded_body body,
+                 void *user) {
     sharded_job job;
     xd_error error;
     job.tp = (int)golden_number(c, "cfg.tp", 1);
@@ -127,22 +129,26 @@ float *sharded_mask(golden_case *c, int64_t sequences, int64_t length, bool next
     for (int64_t b = 0; b < sequences; b++)
         for (int64_t t = 0; t < length; t++) {
             const int64_t from = t + (next ? 1 : 0);
-            if (from < length) mask[b * length + t] = (float)(token.values[b * length + from] * sample.values[b]);
+            if (from < length)
+                mask[b * length + t] = (float)(token.values[b * length + from] * sample.values[b]);
         }
     return mask;
 }
 
 double sharded_denominator(golden_case *c, const float *mask, int64_t count) {
     double sum = 0.0;
-    if (golden_has(c, "in.global_valid_toks")) return golden_tensor(c, "in.global_valid_toks").values[0] + 1e-8;
+    if (golden_has(c, "in.global_valid_toks"))
+        return golden_tensor(c, "in.global_valid_toks").values[0] + 1e-8;
     for (int64_t i = 0; i < count; i++) sum += (double)mask[i];
     return sum + 1e-8;
 }
 
-double *sharded_without_last(golden_case *c, const double *whole, int64_t sequences, int64_t length, int64_t n) {
+double *sharded_without_last(golden_case *c, const double *whole, int64_t sequences, int64_t length,
+                             int64_t n) {
     double *out = (double *)golden_memory(c, (size_t)(sequences * length * n + 1) * sizeof *out);
     const int64_t kept = (length - 1) * n;
-    for (int64_t b = 0; b < sequences; b++) memcpy(out + b * kept, whole + b * length * n, (size_t)kept * sizeof *out);
+    for (int64_t b = 0; b < sequences; b++)
+        memcpy(out + b * kept, whole + b * length * n, (size_t)kept * sizeof *out);
     return out;
 }
 
@@ -251,7 +257,8 @@ static void topk_distill_compare(golden_case *c, const topk_distill *job) {
     golden_close(c, "out.student_topk_logprobs",
                  sharded_without_last(c, job->log_probs, job->sequences, job->length, job->k), kept * job->k);
     if (golden_has(c, "out.H_all"))
-        golden_close(c, "out.H_all", sharded_without_last(c, job->entropy, job->sequences, job->length, 1), kept);
+        golden_close(c, "out.H_all", sharded_without_last(c, job->entropy, job->sequences, job->length, 1),
+                     kept);
 }
 
 void topk_distill_run(golden_case *c) {

@@ -14,14 +14,16 @@ struct sharded_part {
     xd_comm *cp;
     xd_vocab *vocab;
     xd_vocab_info info;
-    int64_t width;         /* columns of the whole rows */
-    int64_t rows;          /* of this rank */
-    const int64_t *row;    /* [rows] which rows of the whole they are */
+    int64_t width;      /* columns of the whole rows */
+    int64_t rows;       /* of this rank */
+    const int64_t *row; /* [rows] which rows of the whole they are */
 };
 
-/* Splits [sequences, length, width] over cfg.tp * cfg.cp ranks (1 when absent) and runs body on each; the sequence in
- * the load-balanced order where it can be cut that way, in pieces otherwise. A failure fails the case. */
-bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t width, sharded_body body, void *user);
+/* Splits [sequences, length, width] over cfg.tp * cfg.cp ranks (1 when absent) and runs body on each; the
+ * sequence in the load-balanced order where it can be cut that way, in pieces otherwise. A failure fails the
+ * case. */
+bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t width, sharded_body body,
+                 void *user);
 
 /* A rank's part of whole rows: its columns, or all `n` entries a row; freed by the caller. */
 float *sharded_columns(const sharded_part *part, const float *whole);
@@ -35,13 +37,15 @@ void sharded_put(const sharded_part *part, const double *mine, int64_t n, double
 xd_rows sharded_rows(const sharded_part *part, float *data);
 xd_rows golden_rows(float *data, int64_t rows, int64_t cols);
 
-/* mask[b, t] = token_mask * sample_mask: of the next position (0 at the last) or of the same one. F32 [B, T]. */
+/* mask[b, t] = token_mask * sample_mask: of the next position (0 at the last) or of the same one. F32 [B,
+ * T]. */
 float *sharded_mask(golden_case *c, int64_t sequences, int64_t length, bool next);
 /* in.global_valid_toks, or the sum of the mask where the file has none; with the peer's 1e-8. */
 double sharded_denominator(golden_case *c, const float *mask, int64_t count);
 
 /* The first `length - 1` entries of each sequence: what a file calls [B, T-1]. */
-double *sharded_without_last(golden_case *c, const double *whole, int64_t sequences, int64_t length, int64_t n);
+double *sharded_without_last(golden_case *c, const double *whole, int64_t sequences, int64_t length,
+                             int64_t n);
 
 /* NeMo-RL's top-k distillation: cases of classic (one rank) and of xtoken-parts (sharded). */
 bool topk_distill_claims(const golden_case *c);

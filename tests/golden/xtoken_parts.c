@@ -1,4 +1,5 @@
-/* Golden cases of the area xtoken-parts that need no second tokenizer: losses and statistics over a split vocabulary. */
+/* Golden cases of the area xtoken-parts that need no second tokenizer: losses and statistics over a split
+ * vocabulary. */
 #include "sharded.h"
 
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 typedef struct parts_case {
     golden_case *c;
     int64_t sequences, length, width, rows;
-    int64_t n;           /* entries a row of ids, columns or k */
+    int64_t n; /* entries a row of ids, columns or k */
     float *logits, *other, *weight;
     int64_t *ids;
     double temperature, number;
@@ -76,7 +77,8 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
     xd_result result = xd_log_softmax(part->ctx, part->vocab, x, p->temperature, y);
     sharded_put_columns(part, out, p->columns_out);
     if (result == XD_OK)
-        result = xd_log_softmax_backward(part->ctx, part->vocab, x, p->temperature, sharded_rows(part, weight), y);
+        result =
+            xd_log_softmax_backward(part->ctx, part->vocab, x, p->temperature, sharded_rows(part, weight), y);
     sharded_put_columns(part, out, p->gradient);
     if (result == XD_OK) result = xd_gather_columns(part->ctx, part->vocab, x, p->ids, p->n, 0, values);
     sharded_put(part, values, p->n, p->values);
@@ -161,8 +163,8 @@ static void select_run(golden_case *c) {
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, p.width, p.width, &vocab))) return;
-    if (golden_ok(c, xd_select_columns(golden_ctx(c), vocab, golden_rows(p.logits, p.rows, p.width), NULL, NULL, k,
-                                       ids, importance))) {
+    if (golden_ok(c, xd_select_columns(golden_ctx(c), vocab, golden_rows(p.logits, p.rows, p.width), NULL,
+                                       NULL, k, ids, importance))) {
         to_doubles(ids, k, wide);
         golden_exact(c, "out.indices", wide, k);
         golden_exact(c, "out.importance", golden_widen(c, importance, XD_DTYPE_F32, p.width), p.width);
@@ -234,7 +236,8 @@ static void logprobs_run(golden_case *c) {
 /* Row losses of all rows, and the weighted loss with its gradient. */
 static xd_result ce_body(const sharded_part *part, void *user) {
     parts_case *p = (parts_case *)user;
-    float *logits = sharded_columns(part, p->logits), *other = p->other ? sharded_columns(part, p->other) : NULL;
+    float *logits = sharded_columns(part, p->logits),
+          *other = p->other ? sharded_columns(part, p->other) : NULL;
     float *weight = sharded_f32(part, p->weight, 1);
     float *row_loss = (float *)calloc((size_t)part->rows + 1, sizeof *row_loss);
     double *wide = (double *)calloc((size_t)part->rows + 1, sizeof *wide);
@@ -282,8 +285,8 @@ static void next_token_accuracy(parts_case *p, const float *mask) {
     positions.labels = p->ids;
     positions.weights = mask;
     if (!golden_ok(p->c, xd_vocab_create(golden_ctx(p->c), NULL, 0, p->width, p->width, &vocab))) return;
-    if (golden_ok(p->c, xd_accuracy(golden_ctx(p->c), vocab, golden_rows(p->logits, p->rows, p->width), &positions,
-                                    NULL, &accuracy)))
+    if (golden_ok(p->c, xd_accuracy(golden_ctx(p->c), vocab, golden_rows(p->logits, p->rows, p->width),
+                                    &positions, NULL, &accuracy)))
         golden_within(p->c, "out.accuracy", &accuracy, 1, 1e-6);
     xd_vocab_destroy(vocab);
 }
@@ -299,9 +302,10 @@ static void next_token_run(golden_case *c) {
     golden_close(c, "out.loss", &p.loss, 1);
     golden_close(c, "out.per_token_ce", sharded_without_last(c, p.row_out, p.sequences, p.length, 1), kept);
     golden_gradient(c, "grad.logits", p.gradient, p.rows * p.width);
-    golden_exact(c, "out.label_mask",
-                 sharded_without_last(c, golden_widen(c, p.weight, XD_DTYPE_F32, p.rows), p.sequences, p.length, 1),
-                 kept);
+    golden_exact(
+        c, "out.label_mask",
+        sharded_without_last(c, golden_widen(c, p.weight, XD_DTYPE_F32, p.rows), p.sequences, p.length, 1),
+        kept);
     next_token_accuracy(&p, p.weight);
 }
 
@@ -338,8 +342,12 @@ static void soft_ce_run(golden_case *c) {
 /* ---- what the cross-tokenizer part will answer ---- */
 
 static const char *const parts_later[] = {
-    "chunk_log_prob_sums",     "build_exact_token_map",         "_sum_kd",
-    "project_student_to_teacher_vocab", "get_sparse_projection_matrix", "collect_overlapping_teacher_shards",
+    "chunk_log_prob_sums",
+    "build_exact_token_map",
+    "_sum_kd",
+    "project_student_to_teacher_vocab",
+    "get_sparse_projection_matrix",
+    "collect_overlapping_teacher_shards",
     "valid_chunk_mask",
 };
 
@@ -353,13 +361,15 @@ static void later_run(golden_case *c) {
     golden_skip(c, "not built: cross-tokenizer losses");
 }
 
-const golden_kind golden_kinds_xtoken_parts[] = { { "softmax", softmax_claims, softmax_run },
-                                                  { "vocabulary top-k", topk_claims, topk_run },
-                                                  { "selected columns", select_claims, select_run },
-                                                  { "log-probabilities", logprobs_claims, logprobs_run },
-                                                  { "next-token cross entropy", next_token_claims, next_token_run },
-                                                  { "Megatron cross entropy", megatron_claims, megatron_run },
-                                                  { "soft-target cross entropy", soft_ce_claims, soft_ce_run },
-                                                  { "top-k distillation", topk_distill_claims, topk_distill_run },
-                                                  { "later", later_claims, later_run },
-                                                  { NULL, NULL, NULL } };
+const golden_kind golden_kinds_xtoken_parts[] = {
+    { "softmax", softmax_claims, softmax_run },
+    { "vocabulary top-k", topk_claims, topk_run },
+    { "selected columns", select_claims, select_run },
+    { "log-probabilities", logprobs_claims, logprobs_run },
+    { "next-token cross entropy", next_token_claims, next_token_run },
+    { "Megatron cross entropy", megatron_claims, megatron_run },
+    { "soft-target cross entropy", soft_ce_claims, soft_ce_run },
+    { "top-k distillation", topk_distill_claims, topk_distill_run },
+    { "later", later_claims, later_run },
+    { NULL, NULL, NULL }
+};

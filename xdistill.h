@@ -594,9 +594,10 @@ typedef struct xd_launch {
 
 /* >>kernel/fixed */
 
-/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is rounded once
- * to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are joined by adding the
- * limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank, 128 ranks. */
+/* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
+ * rounded once to a multiple of 2^-70 and added as integers, value = high * 2^-30 + low * 2^-70. Two sums are
+ * joined by adding the limbs, so any integer all-reduce joins them too. Room: 2^22 a term, 2^21 terms a rank,
+ * 128 ranks. */
 typedef struct xd_fixed {
     int64_t high, low;
 } xd_fixed;
@@ -664,8 +665,8 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
 
 /* >>kernel/loss */
 
-/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y the
- * teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
+/* The losses over a row of logits, in pieces that a vocabulary shard can compute alone. x is the student, y
+ * the teacher, tau the temperature; a row's shards are merged by the exchange between two calls:
  *
  *   references   per row and shard: largest x and where, y there, largest y
  *   stats        per row and shard: the sums below, taken relative to references
@@ -673,8 +674,8 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
  *   mixture      JSD only: two more sums, which need the normalisers of combine; mixture_combine merges them
  *   grad         the gradient of this shard's columns
  *
- * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every term is
- * the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
+ * References may be each shard's own (one exchange: combine rescales) or merged first (INVARIANT: then every
+ * term is the same wherever the row is cut, and sums are xd_fixed). Rows whose scale is 0 are passed over.
  *
  *   HARD     sum_v e^(x - M)                      CROSS  what the divergence needs, z = x/tau, u = y/tau:
  *   SOFT     sum_v e^((x - M)/tau)                         forward  sum e^(u - N) ((u - N) - (z - M))
@@ -683,16 +684,16 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
  *   TARGET   x_label - M, on the shard that owns it
  *   BAD      how many terms were not finite; xd_fixed: high counts those, low the terms that were too large
  *
- * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is exactly 0
- * there, and nothing cancels. */
+ * The reverse form measures from the student's most probable id: on nearly one-hot rows the large term is
+ * exactly 0 there, and nothing cancels. */
 
 /* How far the student is from the teacher. */
 typedef enum xd_divergence {
-    XD_KL_FORWARD = 0,  /* KL(teacher || student) */
-    XD_KL_REVERSE,      /* KL(student || teacher) */
-    XD_JSD,             /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE,         /* -sum teacher ln student: the forward KL plus the teacher's entropy */
-    XD_KL_MIXED         /* (1 - beta) forward + beta reverse; top-k losses only */
+    XD_KL_FORWARD = 0, /* KL(teacher || student) */
+    XD_KL_REVERSE,     /* KL(student || teacher) */
+    XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
+    XD_SOFT_CE, /* -sum teacher ln student: the forward KL plus the teacher's entropy */
+    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
 enum { XD_LOSS_MAX, XD_LOSS_ARG, XD_LOSS_TEACHER_AT_ARG, XD_LOSS_TEACHER_MAX, XD_LOSS_REFERENCES };
@@ -720,12 +721,12 @@ typedef enum xd_row_finding {
 typedef struct xd_loss_row {
     double max, teacher_max, teacher_at_arg; /* references over the whole row */
     double hard_log, soft_log, teacher_log;  /* logarithms of the HARD, SOFT and TEACHER sums */
-    double top;      /* JSD: ln(student/mixture) of the student's most probable id */
-    double mean;     /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
-    double hard;     /* cross entropy of the row, nats */
-    double soft;     /* divergence of the row, nats, without tau^2 */
-    double argmax;   /* the student's most probable id, lowest among equals */
-    int finding;     /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
+    double top;                              /* JSD: ln(student/mixture) of the student's most probable id */
+    double mean;   /* reverse: its CROSS per unit of mass; JSD: mean of ln(student/mixture) - top */
+    double hard;   /* cross entropy of the row, nats */
+    double soft;   /* divergence of the row, nats, without tau^2 */
+    double argmax; /* the student's most probable id, lowest among equals */
+    int finding;   /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_loss_row;
 
 /* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
@@ -739,25 +740,27 @@ typedef struct xd_loss_args {
     double temperature;
     xd_divergence divergence;
     double beta;
-    double target_weight;  /* hard loss: target_weight * (-l_label) + uniform_weight * sum_v (-l_v) */
+    double target_weight; /* hard loss: target_weight * (-l_label) + uniform_weight * sum_v (-l_v) */
     double uniform_weight;
     double hard_weight, soft_weight; /* of the two losses in the gradient; 0 -> the loss is left out */
-    bool fixed;            /* sums are xd_fixed, references are those of the whole row */
-    double *references;    /* [rows, XD_LOSS_REFERENCES] */
-    void *sums;            /* [rows, XD_LOSS_SUMS] double or xd_fixed */
-    void *mixtures;        /* [rows, XD_LOSS_MIXTURES] double or xd_fixed */
-    const double *all_references; /* [shards][rows, XD_LOSS_REFERENCES], in rank order */
-    const void *all_sums;         /* [shards][rows, XD_LOSS_SUMS] */
-    int64_t reference_stride;     /* elements from one shard to the next, of the two above */
+    bool fixed;                      /* sums are xd_fixed, references are those of the whole row */
+    double *references;              /* [rows, XD_LOSS_REFERENCES] */
+    void *sums;                      /* [rows, XD_LOSS_SUMS] double or xd_fixed */
+    void *mixtures;                  /* [rows, XD_LOSS_MIXTURES] double or xd_fixed */
+    const double *all_references;    /* [shards][rows, XD_LOSS_REFERENCES], in rank order */
+    const void *all_sums;            /* [shards][rows, XD_LOSS_SUMS] */
+    int64_t reference_stride;        /* elements from one shard to the next, of the two above */
     int64_t sums_stride;
-    const void *all_mixtures;     /* [shards, rows, XD_LOSS_MIXTURES] */
-    xd_loss_row *row;      /* [rows] */
-    xd_rows gradient;      /* may be the student's memory; columns past the shard's are set to zero */
+    const void *all_mixtures; /* [shards, rows, XD_LOSS_MIXTURES] */
+    xd_loss_row *row;         /* [rows] */
+    xd_rows gradient;         /* may be the student's memory; columns past the shard's are set to zero */
 } xd_loss_args;
 
-/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the above:
- * maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z = x/tau:
- *   OUTSIDE  sum over v not in ids of e^(z - M)        ENTROPY  sum over v not in ids of e^(z - M) (z - M)     */
+/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
+ * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
+ * x/tau:
+ *   OUTSIDE  sum over v not in ids of e^(z - M)
+ *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
 enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS };
 
 /* What becomes of the probability outside the k ids. */
@@ -765,7 +768,7 @@ typedef enum xd_topk_mode {
     XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
     XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
     XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, ln teacher = -100 outside (NeMo-RL); FORWARD, REVERSE, MIXED */
+    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
 } xd_topk_mode;
 
 /* One side, student or teacher, of one row after the merge. */
@@ -774,52 +777,52 @@ typedef struct xd_topk_side {
     int finding;                  /* xd_row_finding */
 } xd_topk_side;
 
-/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v), with
- * ln p_v = (x - max)/tau - log. All times scale. */
+/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v),
+ * with ln p_v = (x - max)/tau - log. All times scale. */
 typedef struct xd_topk_row {
     double max, log;
     double outside, entropy;
-    double loss;         /* divergence of the row, nats */
+    double loss; /* divergence of the row, nats */
     double student_mass, teacher_mass;
-    int finding;         /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
+    int finding; /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
 } xd_topk_row;
 
 /* Inputs and outputs of the top-k entries. */
 typedef struct xd_topk_args {
     xd_rows logits;
-    const int64_t *ids;      /* [rows, k] global; negative: no entry */
+    const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets;  /* [shards + 1] */
+    const int64_t *offsets; /* [shards + 1] */
     int shard, shards;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
     bool outside;            /* the two sums are wanted */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    double *maxima;          /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
-    void *sums;              /* [rows, XD_TOPK_SUMS] double or xd_fixed */
-    double *values;          /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order;          /* [k] scratch */
-    const int64_t *all;      /* every shard's sums, then values, as 8-byte words in rank order */
-    int64_t all_stride;      /* words from one shard to the next */
-    xd_topk_side *side;      /* [rows] written by merge */
+    double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
+    void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
+    double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
+    int64_t *order; /* [k] scratch */
+    const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
+    int64_t all_stride; /* words from one shard to the next */
+    xd_topk_side *side; /* [rows] written by merge */
     /* divergence and grad: values and side are the student's */
     const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
     const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log;         /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
-    double teacher_temperature;       /* that divides teacher_values; 1 for log-probabilities */
+    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
+    double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
     xd_topk_mode mode;
     xd_divergence divergence;
     double beta;
-    double weight;           /* of the gradient, beside row_scale */
-    double *slots;           /* [rows, k] gradient at each id */
-    double *log_probs;       /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;         /* [4 (k + 1)] */
-    xd_topk_row *row;        /* [rows] */
+    double weight;     /* of the gradient, beside row_scale */
+    double *slots;     /* [rows, k] gradient at each id */
+    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
+    double *scratch;   /* [4 (k + 1)] */
+    xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
 } xd_topk_args;
 
-/* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows with fewer
- * columns are filled with -infinity and id -1. */
+/* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
+ * with fewer columns are filled with -infinity and id -1. */
 typedef struct xd_select_args {
     xd_rows logits;
     int64_t k, first, columns;
@@ -827,10 +830,12 @@ typedef struct xd_select_args {
     int64_t *ids;   /* [rows, k] global */
 } xd_select_args;
 
-/* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any position. */
+/* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any
+ * position. */
 typedef struct xd_loss_kernels {
     xd_result (*references)(const xd_launch *launch, const xd_loss_args *args);
-    xd_result (*merge_references)(const xd_launch *launch, const xd_loss_args *args); /* all_references -> references */
+    xd_result (*merge_references)(const xd_launch *launch,
+                                  const xd_loss_args *args); /* all_references -> references */
     xd_result (*stats)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
@@ -844,7 +849,8 @@ typedef struct xd_loss_kernels {
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
 } xd_loss_kernels;
 
-/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
+/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the
+ * others. */
 XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
 
 /* >>kernel/optimizer */
@@ -1949,9 +1955,9 @@ XD_API xd_ema_record xd_ema_get_record(const xd_ema *ema);
 
 /* >>distill/vocab */
 
-/* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once, used by every
- * loss. Logits handed to a loss have at least end - begin columns; columns beyond that are padding of the projection:
- * they take no part, and their gradient is zero. */
+/* How the columns of the logits, the vocabulary, lie over the ranks of one group. Immutable, agreed once,
+ * used by every loss. Logits handed to a loss have at least end - begin columns; columns beyond that are
+ * padding of the projection: they take no part, and their gradient is zero. */
 typedef struct xd_vocab xd_vocab;
 
 /* Agrees on the columns [begin, end) of every rank.
@@ -1960,9 +1966,11 @@ typedef struct xd_vocab xd_vocab;
  *   begin, end   global columns of this rank; begin == end is legal
  *   size   true columns over all ranks
  *
- * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap or do not
- * end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with xd_vocab_destroy. */
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size, xd_vocab **out);
+ * Collective over tp. Errors, the same on every rank: SHAPE when shards, in rank order, leave a gap, overlap
+ * or do not end at size (both numbers are in the message), MISMATCH when sizes differ, MEMORY. Destroy with
+ * xd_vocab_destroy. */
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+                                 xd_vocab **out);
 
 /* As xd_vocab_create with the even cut: rank r of n holds ceil(size / n) columns from r * ceil(size / n). */
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
@@ -1972,9 +1980,9 @@ XD_API void xd_vocab_destroy(xd_vocab *vocab);
 
 /* What was agreed, as this rank sees it. */
 typedef struct xd_vocab_info {
-    xd_comm *tp;            /* NULL on one rank */
+    xd_comm *tp; /* NULL on one rank */
     int rank, ranks;
-    int64_t begin, end;     /* of this rank */
+    int64_t begin, end; /* of this rank */
     int64_t size;
     const int64_t *offsets; /* [ranks + 1] */
 } xd_vocab_info;
@@ -1982,7 +1990,8 @@ typedef struct xd_vocab_info {
 /* The agreed cut; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. Local. */
+/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value.
+ * Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 
 /* >>distill/denominator */
@@ -1990,8 +1999,8 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 /* The default of ignore_index fields: rows with this label do not count. */
 #define XD_IGNORE_INDEX (-100)
 
-/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask is not 0;
- * what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
+ * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
     const int64_t *labels; /* [count] or NULL */
@@ -2000,8 +2009,9 @@ typedef struct xd_positions {
     const float *weights;  /* [count] or NULL; finite, not negative */
 } xd_positions;
 
-/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are those of one
- * rank with the whole batch, however it was split. A plain value; `inverse` is what kernels read. */
+/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
+ * those of one rank with the whole batch, however it was split. A plain value; `inverse` is what kernels
+ * read. */
 typedef struct xd_denominator {
     double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
     double inverse;    /* 1 / value; 0 when nothing counted */
@@ -2013,75 +2023,82 @@ typedef struct xd_denominator {
  *   comm    those axes as one group; NULL -> this rank alone. Never the vocabulary axis: it holds copies.
  *   batches [batch_count] the micro-batches of this rank; the count may differ between ranks and be 0
  *
- * Collective over comm: one all-reduce of five integers. Allocates nothing. Exact and the same bits for every split:
- * weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative, not finite or
- * too large. */
-XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches, int64_t batch_count,
-                                      xd_denominator *out);
+ * Collective over comm: one all-reduce of five integers. Allocates nothing. Exact and the same bits for every
+ * split: weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative,
+ * not finite or too large. */
+XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
+                                      int64_t batch_count, xd_denominator *out);
 
 /* >>distill/shift */
 
-/* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a rank gives
- * the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and 2n-1-r). */
+/* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a
+ * rank gives the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and
+ * 2n-1-r). */
 typedef struct xd_shift_desc {
     int64_t sequences;        /* B */
     int64_t length;           /* positions of a whole sequence */
     const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
     int64_t held;
-    const int64_t *ids;       /* [B, length] when every rank has them all; [B, held] with comm */
-    const uint8_t *mask;      /* like ids: 0 -> nobody predicts this token; NULL -> all count */
-    int64_t fill;             /* label of positions without one; 0 -> XD_IGNORE_INDEX */
-    xd_comm *comm;            /* ranks that together hold each position once; NULL -> ids are whole */
+    const int64_t *ids;  /* [B, length] when every rank has them all; [B, held] with comm */
+    const uint8_t *mask; /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    int64_t fill;        /* label of positions without one; 0 -> XD_IGNORE_INDEX */
+    xd_comm *comm;       /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held. With comm: one exchange of ids and positions, memory from the context's
- * allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that two ranks or none
- * hold, with its number), MEMORY. */
+/* labels [B, held] for the positions held. With comm: one exchange of ids and positions, memory from the
+ * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
+ * two ranks or none hold, with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
 
 /* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
  * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
-XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks, int64_t *positions);
+XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
+                                            int64_t *positions);
 
 /* >>distill/softmax */
 
 /* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the context's allocator for the
- * call. -infinity is a legal logit of probability zero; NaN and +infinity spread to the row's results.
+ * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the context's
+ * allocator for the call. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
+ * row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
-/* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either may be
- * NULL. A row of only -infinity has log_sum_exp -infinity. */
+/* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
+ * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax);
 
-/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding columns
- * of out are left alone. */
-XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature, xd_rows out);
+/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding
+ * columns of out are left alone. */
+XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                xd_rows out);
 
-/* The vector-Jacobian product of xd_log_softmax: gradient = (weight - softmax * sum_v weight) / temperature, the sum
- * over the whole vocabulary. weight and gradient are [T, V/tp]; gradient may be weight or logits. */
-XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                         xd_rows weight, xd_rows gradient);
+/* The vector-Jacobian product of xd_log_softmax: gradient = (weight - softmax * sum_v weight) / temperature,
+ * the sum over the whole vocabulary. weight and gradient are [T, V/tp]; gradient may be weight or logits. */
+XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                         double temperature, xd_rows weight, xd_rows gradient);
 
-/* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets NaN. */
+/* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
+ * NaN. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                      const int64_t *ids, double *log_probs);
 
-/* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id is
- * outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
-XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                              const int64_t *ids, const float *weight, xd_rows gradient);
+/* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
+ * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
+XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                              double temperature, const int64_t *ids, const float *weight,
+                                              xd_rows gradient);
 
-/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for all.
- * An id outside the vocabulary: ARGUMENT error when the list is shared; NaN otherwise. */
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids, int64_t n,
-                                   int64_t ids_stride, double *values);
+/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
+ * all. An id outside the vocabulary: ARGUMENT error when the list is shared; NaN otherwise. */
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
+                                   int64_t n, int64_t ids_stride, double *values);
 
-/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of comm
- * (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also collective over comm. */
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
-                             xd_comm *comm, double *out);
+/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
+ * comm (NULL -> this rank). positions is of the rows of logits, with labels. Nothing counted: 0. Also
+ * collective over comm. */
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                             const xd_positions *positions, xd_comm *comm, double *out);
 
 /* >>distill/loss */
 
@@ -2100,72 +2117,81 @@ typedef enum xd_temperature_factor {
 
 /* Cross entropy against labels (hard), a divergence from a teacher (soft), or both with one gradient write:
  *
- *   loss = scale / D * sum over counted rows  w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
+ *   loss = scale / D * sum over counted rows of
+ *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
- * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of the same T
- * positions on every rank of tp; which positions of the batch they are does not matter. A shard without columns still
- * gives non-NULL data for the rows it is part of. */
+ * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
+ * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
+ * without columns still gives non-NULL data for the rows it is part of. */
 typedef struct xd_loss_desc {
-    xd_rows student;         /* required; [T, >= end - begin], f32 or bf16 */
-    xd_rows teacher;         /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
-    const int64_t *labels;   /* [T] ids of the next token (see xd_next_token_labels); NULL -> soft loss only */
-    const xd_vocab *vocab;   /* required */
-    int64_t ignore_index;    /* 0 -> XD_IGNORE_INDEX; rows with this label do not count, for the soft loss too */
-    const uint8_t *mask;     /* [T] 0 -> the row does not count; NULL -> all do */
+    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const int64_t *labels; /* [T] ids of the next token (see xd_next_token_labels); NULL -> soft loss only */
+    const xd_vocab *vocab; /* required */
+    int64_t ignore_index; /* 0 -> XD_IGNORE_INDEX; rows with this label do not count, for the soft loss too */
+    const uint8_t *mask;  /* [T] 0 -> the row does not count; NULL -> all do */
     const float *row_weight; /* [T]; NULL -> 1 */
-    double hard_weight;      /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
+    double hard_weight; /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
     double soft_weight;
-    double temperature;      /* of the soft loss; 0 -> 1 */
+    double temperature;       /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
-    double beta;             /* XD_JSD: weight of the teacher in the mixture; 0 -> 0.5; 1 is the reverse KL */
+    double beta; /* XD_JSD: weight of the teacher in the mixture; 0 -> 0.5; 1 is the reverse KL */
     xd_temperature_factor temperature_factor;
-    double label_smoothing;  /* epsilon in [0, 1] */
+    double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;
-    const double *scale;     /* one value that multiplies loss and gradient; NULL -> 1 */
+    const double *scale;               /* one value that multiplies loss and gradient; NULL -> 1 */
     const xd_denominator *denominator; /* NULL -> denominator_value */
-    double denominator_value; /* D as a number; 0 -> counted rows of this call over comm (one small exchange more) */
-    xd_comm *comm;           /* data and sequence axes: `out` is summed over them; NULL -> this rank's rows only */
-    xd_rows gradient;        /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
-    float *row_loss;         /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
-    xd_status *status;       /* data errors are added here; NULL -> they are returned as an error */
-    void *workspace;         /* NULL -> taken from the context's allocator for this call */
+    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
+    xd_comm *comm;    /* data and sequence axes: `out` is summed over them; NULL -> this rank's rows only */
+    xd_rows gradient; /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
+    float
+        *row_loss; /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
+    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
+    void *workspace;   /* NULL -> taken from the context's allocator for this call */
     size_t workspace_bytes;
 } xd_loss_desc;
 
-/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2 soft. */
+/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
+ * soft. */
 typedef struct xd_loss_values {
     double loss, hard, soft;
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc. Local. */
+/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
+ * Local. */
 XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
 
 /* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.
  *
- * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange over
- * the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing when workspace is
- * given. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
- * vocabulary and positions.
- * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no input, small
- * workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not ignore_index; NaN or +infinity
- * among the logits of a counted row, a row of only -infinity, or a loss that is infinite: the row's loss and gradient
- * are zero and status counts it, agreed over all ranks. No counted row: everything is zero and status says so. */
+ * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
+ * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
+ * when workspace is given. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same
+ * bits for every split of vocabulary and positions.
+ * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
+ * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, or a loss that
+ * is infinite: the row's loss and gradient are zero and status counts it, agreed over all ranks. No counted
+ * row: everything is zero and status says so. Without a status the call returns DATA on every rank; the
+ * gradient is then written all the same. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
-/* xd_loss as a float on the host, with the teacher left out (cross entropy) or the labels left to count only (KL). */
+/* xd_loss as a float on the host, with the teacher left out (cross entropy) or the labels left to count only
+ * (KL). */
 XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 
 /* >>distill/topk */
 
-/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T, k], lowest
- * id first among equals. k may exceed a shard, not the vocabulary. Collective over the vocabulary's group: one exchange
- * of the shards' candidates. Takes [T, k, tp] from the context's allocator. Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
+ * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
+ * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the context's allocator.
+ * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
 
-/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions (J).
+/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
+ * (J).
  *
  *   mask        [T] 0 -> the position has no say; NULL -> all have
  *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
@@ -2181,25 +2207,25 @@ typedef enum xd_topk_values {
     XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
 } xd_topk_values;
 
-/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and `values` it
- * shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the student's own k largest
- * (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
+ * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
+ * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
 typedef struct xd_topk_desc {
-    xd_rows student;             /* required */
-    const xd_vocab *vocab;       /* required */
-    int64_t k;                   /* required, 1 <= k <= V */
-    const int64_t *ids;          /* [T, k] global, distinct where valid; ids of absent entries are not read */
-    const float *values;         /* [T, k]; NULL -> teacher */
+    xd_rows student;       /* required */
+    const xd_vocab *vocab; /* required */
+    int64_t k;             /* required, 1 <= k <= V */
+    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
     const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
     xd_rows teacher;
     xd_topk_mode mode;
-    xd_divergence divergence;    /* FORWARD, REVERSE, JSD, MIXED */
-    double beta;                 /* JSD, MIXED; 0 -> 0.5 */
-    double temperature;          /* 0 -> 1 */
+    xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
+    double beta;                              /* JSD, MIXED; 0 -> 0.5 */
+    double temperature;                       /* 0 -> 1 */
     xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
-    const int64_t *labels;       /* [T] which rows count; NULL -> all */
+    const int64_t *labels;                    /* [T] which rows count; NULL -> all */
     int64_t ignore_index;
     const uint8_t *mask;
     const float *row_weight;
@@ -2208,16 +2234,16 @@ typedef struct xd_topk_desc {
     double denominator_value;
     xd_comm *comm;
     xd_rows gradient;
-    float *row_loss;             /* [T] with the temperature factor, without w_row, scale and D; or NULL */
-    float *student_mass;         /* [T] probability the student puts on the valid ids; or NULL */
-    float *teacher_mass;         /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
-    double *student_log_probs;   /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    float *row_loss;           /* [T] with the temperature factor, without w_row, scale and D; or NULL */
+    float *student_mass;       /* [T] probability the student puts on the valid ids; or NULL */
+    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_status *status;
 } xd_topk_desc;
 
-/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in INVARIANT
- * mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a row, and a row without
- * a valid entry counts with loss 0. Takes [T, k, tp] from the context's allocator.
+/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
+ * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
+ * row, and a row without a valid entry counts with loss 0. Takes [T, k, tp] from the context's allocator.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
@@ -2226,8 +2252,8 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 
 /* Forms of other trainers that the library does not recommend, for comparing numbers with them. */
 
-/* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to it, nothing
- * is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
+/* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
+ * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
  *
  *   student, teacher  [T, V] f32 or bf16, on one rank
  *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
@@ -2238,12 +2264,13 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
 
-/* The denominators of TRL's generalised JSD over [B, T, V] logits; the loss itself is xd_loss with denominator_value.
+/* The denominators of TRL's generalised JSD over [B, T, V] logits; the loss itself is xd_loss with
+ * denominator_value.
  *   counted  positions whose label counts, or B * T without labels */
 typedef enum xd_compat_reduction {
     XD_COMPAT_BATCHMEAN = 0, /* counted positions with labels; the first axis, B, without */
     XD_COMPAT_SUM,
-    XD_COMPAT_MEAN           /* elements: positions times V */
+    XD_COMPAT_MEAN /* elements: positions times V */
 } xd_compat_reduction;
 XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t batch, int64_t counted,
                                         int64_t vocabulary, bool labels);
@@ -2434,11 +2461,13 @@ XD_API void xd_model_writer_abort(xd_model_writer *writer);
 
 /* >>io/gather */
 
+/* One tensor of a model and the name it has in the file. */
 typedef struct xd_named_tensor {
     const char *name;
     xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
 } xd_named_tensor;
 
+/* What to gather and where to write it. */
 typedef struct xd_model_gather_desc {
     const char *directory;          /* required; exists where root writes */
     const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
@@ -4025,8 +4054,10 @@ static inline double xdi_loss_load(const xd_rows *x, int64_t row, int64_t column
 
 static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column, double value) {
     const int64_t i = row * (x->stride ? x->stride : x->cols) + column;
-    if (x->dtype == XD_DTYPE_F32) ((float *)x->data)[i] = (float)value;
-    else xd_store_f64(x->data, x->dtype, i, value);
+    if (x->dtype == XD_DTYPE_F32)
+        ((float *)x->data)[i] = (float)value;
+    else
+        xd_store_f64(x->data, x->dtype, i, value);
 }
 
 /* x - reference, where a shard of only -infinity has -infinity as its reference. */
@@ -4034,17 +4065,18 @@ static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
 
-/* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the row has a
- * NaN or +infinity. */
+/* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the
+ * row has a NaN or +infinity. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
 
-/* loss_cpu.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when they are
- * close. */
+/* loss_cpu.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when
+ * they are close. */
 XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
 
-/* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at k, the last
- * one falls out. Returns the new length. */
-XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id);
+/* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
+ * k, the last one falls out. Returns the new length. */
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
+                                     int64_t id);
 
 /* >>kernel/fixed.c */
 
@@ -4062,9 +4094,11 @@ XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
 }
 
 XD_API double xd_fixed_value(xd_fixed sum) {
-    const int64_t carry = sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
+    const int64_t carry =
+        sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */
     const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
-    return (double)(sum.high + carry) * (1.0 / 1073741824.0) + (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
+    return (double)(sum.high + carry) * (1.0 / 1073741824.0) +
+           (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
 }
 
 /* >>kernel/reduce_cpu.c */
@@ -4293,7 +4327,8 @@ static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_
 
 /* Joins one shard's references to those of the shards before it. */
 static void xdi_loss_join_reference(double *ref, const double *shard) {
-    const bool wins = shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
     const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
     if (wins)
         for (int i = XD_LOSS_MAX; i <= XD_LOSS_TEACHER_AT_ARG; i++) ref[i] = shard[i];
@@ -4330,20 +4365,25 @@ typedef struct xdi_loss_sums {
 } xdi_loss_sums;
 
 static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
-    if (!sums->fixed) sums->plain[which] += term;
+    if (!sums->fixed)
+        sums->plain[which] += term;
     else if (!xd_fixed_add(&sums->exact[which], term)) {
-        if (isfinite(term)) sums->exact[XD_LOSS_BAD].low++;
-        else sums->exact[XD_LOSS_BAD].high++;
+        if (isfinite(term))
+            sums->exact[XD_LOSS_BAD].low++;
+        else
+            sums->exact[XD_LOSS_BAD].high++;
     }
 }
 
-/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never forms. */
-static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u, double at_arg) {
+/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never
+ * forms. */
+static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u,
+                                    double at_arg) {
     switch (a->divergence) {
-        case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
-        case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
-        case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
-        default: return 0.0; /* JSD needs the normalisers first */
+    case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
+    case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
+    case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
+    default: return 0.0; /* JSD needs the normalisers first */
     }
 }
 
@@ -4385,8 +4425,10 @@ static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args 
         } else if (a->row_scale[r] != 0.0) {
             xdi_loss_stats_row(a, r, ref, &sums);
         }
-        if (a->fixed) memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
-        else memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
     }
     return XD_OK;
 }
@@ -4407,8 +4449,8 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
     }
 }
 
-/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor is
- * 0 has nothing to add, and its sums may be infinite. */
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 has nothing to add, and its sums may be infinite. */
 static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const double *own, const double *sums,
                              int64_t columns, double *total) {
     const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
@@ -4418,7 +4460,8 @@ static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const dou
     total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
     if (columns == 0) return;
     total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
-    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
+    total[XD_LOSS_LINEAR] +=
+        sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
     if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
     if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
     if (a->divergence == XD_KL_FORWARD && g > 0.0)
@@ -4438,7 +4481,8 @@ static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double 
         const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
         xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
-        const bool owner = xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
+        const bool owner =
+            xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
         if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
     }
     if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
@@ -4464,19 +4508,18 @@ static void xdi_loss_combine_soft(const xd_loss_args *a, const double *total, xd
     row->soft_log = log(total[XD_LOSS_SOFT]);
     row->teacher_log = log(total[XD_LOSS_TEACHER]);
     switch (a->divergence) {
-        case XD_KL_FORWARD:
-            row->soft = total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
-            break;
-        case XD_SOFT_CE:
-            row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER];
-            break;
-        case XD_KL_REVERSE:
-            row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
-            row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
-            break;
-        default:
-            xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
-            break;
+    case XD_KL_FORWARD:
+        row->soft =
+            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
+        break;
+    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
+    case XD_KL_REVERSE:
+        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
+        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
+        break;
+    default:
+        xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
+        break;
     }
 }
 
@@ -4491,17 +4534,21 @@ static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *
         row->finding = (int)XD_ROW_LABEL;
         return;
     }
-    if (a->fixed) xdi_loss_total_fixed(a, r, total, row);
-    else xdi_loss_total_plain(a, r, ref, total);
+    if (a->fixed)
+        xdi_loss_total_fixed(a, r, total, row);
+    else
+        xdi_loss_total_plain(a, r, ref, total);
     if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
     if (xdi_loss_has_hard(a)) {
         row->hard_log = log(total[XD_LOSS_HARD]);
         row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
         if (a->uniform_weight != 0.0)
-            row->hard += a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
+            row->hard +=
+                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
     }
     if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
-    if (row->finding == (int)XD_ROW_FINE && !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
         row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
@@ -4532,7 +4579,8 @@ static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_r
     return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
-static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss_row *row, xdi_loss_sums *sums) {
+static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss_row *row,
+                                 xdi_loss_sums *sums) {
     const int64_t columns = xdi_loss_columns(a);
     for (int64_t c = 0; c < columns; c++) {
         const double s = xdi_loss_student_log(a, row, xdi_loss_load(&a->student, r, c));
@@ -4555,8 +4603,10 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
         if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE)
             xdi_loss_mixture_row(a, r, a->row + r, &sums);
         for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
-            if (a->fixed) ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
-            else ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
+            if (a->fixed)
+                ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
+            else
+                ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
         }
     }
     return XD_OK;
@@ -4592,7 +4642,8 @@ static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_
 }
 
 /* d soft / d (x / tau) at one column. */
-static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x, double y) {
+static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x,
+                                            double y) {
     const double s = xdi_loss_student_log(a, row, x);
     double student, teacher;
     if (a->divergence == XD_KL_REVERSE) {
@@ -4653,8 +4704,8 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
     return XD_OK;
 }
 
-/* Writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. Shell sort: k is small
- * and the ids mostly are no worse than random. */
+/* Writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. Shell sort: k
+ * is small and the ids mostly are no worse than random. */
 static int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
@@ -4669,12 +4720,17 @@ static int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int6
     return n;
 }
 
-/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large ones. */
-static inline void xdi_topk_add(const xd_topk_args *a, double *plain, xd_fixed *exact, int which, double term) {
-    if (!a->fixed) plain[which] += term;
+/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
+ * ones. */
+static inline void xdi_topk_add(const xd_topk_args *a, double *plain, xd_fixed *exact, int which,
+                                double term) {
+    if (!a->fixed)
+        plain[which] += term;
     else if (!xd_fixed_add(&exact[which], term)) {
-        if (isfinite(term)) exact[XD_TOPK_BAD].low++;
-        else exact[XD_TOPK_BAD].high++;
+        if (isfinite(term))
+            exact[XD_TOPK_BAD].low++;
+        else
+            exact[XD_TOPK_BAD].high++;
     }
 }
 
@@ -4692,7 +4748,8 @@ static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, double *plain, 
             while (next < inside && ids[a->order[next]] == c) next++;
             continue;
         }
-        const double z = xdi_loss_minus(xdi_loss_load(&a->logits, r, c - begin), a->maxima[r]) / a->temperature;
+        const double z =
+            xdi_loss_minus(xdi_loss_load(&a->logits, r, c - begin), a->maxima[r]) / a->temperature;
         const double e = exp(z);
         xdi_topk_add(a, plain, exact, XD_TOPK_OUTSIDE, e);
         if (e > 0.0) xdi_topk_add(a, plain, exact, XD_TOPK_ENTROPY, e * z);
@@ -4712,8 +4769,10 @@ static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args 
         } else if (a->row_scale[r] != 0.0) {
             xdi_topk_stats_row(a, r, plain, exact);
         }
-        if (a->fixed) memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, exact, sizeof exact);
-        else memcpy((double *)a->sums + r * XD_TOPK_SUMS, plain, sizeof plain);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, exact, sizeof exact);
+        else
+            memcpy((double *)a->sums + r * XD_TOPK_SUMS, plain, sizeof plain);
     }
     return XD_OK;
 }
@@ -4762,7 +4821,8 @@ static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side
     for (int64_t i = 0; i < valid; i++) {
         const int64_t j = a->order[i];
         while (ids[j] >= a->offsets[shard + 1]) shard++;
-        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j, sizeof(double));
+        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j,
+               sizeof(double));
         if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
     }
 }
@@ -4773,8 +4833,10 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
         xd_topk_side *side = a->side + r;
         memset(side, 0, sizeof *side);
         if (a->row_scale[r] == 0.0) continue;
-        if (a->fixed) xdi_topk_merge_fixed(a, r, side);
-        else xdi_topk_merge_plain(a, r, side);
+        if (a->fixed)
+            xdi_topk_merge_fixed(a, r, side);
+        else
+            xdi_topk_merge_plain(a, r, side);
         xdi_topk_merge_values(a, r, side);
         if (side->max == -INFINITY) side->finding = (int)XD_ROW_NOT_FINITE;
     }
@@ -4783,14 +4845,14 @@ static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args 
 
 /* One row as the divergence sees it: entries j < k are the ids, entry k is the outside. */
 typedef struct xdi_topk_entries {
-    double *s, *t;      /* [k + 1] logarithms; an entry that is absent has valid[j] false */
-    double *g;          /* [k + 1] gradient with respect to the entries' logits */
+    double *s, *t; /* [k + 1] logarithms; an entry that is absent has valid[j] false */
+    double *g;     /* [k + 1] gradient with respect to the entries' logits */
     const int64_t *ids;
     int64_t k;
-    double log;         /* of the student's sum over all columns */
+    double log;                           /* of the student's sum over all columns */
     double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
-    bool tail;          /* the outside is an entry of the divergence */
-    bool tail_flows;    /* and has a gradient: its mass is above the floor */
+    bool tail;                            /* the outside is an entry of the divergence */
+    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
     double student_mass, teacher_mass;
 } xdi_topk_entries;
 
@@ -4799,15 +4861,18 @@ static double xdi_topk_floor(void) {
     return -expm1(-1e-7);
 }
 
-/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
-static double xdi_topk_normalise(const double *values, const int64_t *ids, int64_t k, double temperature, double *out) {
+/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without
+ * entries. */
+static double xdi_topk_normalise(const double *values, const int64_t *ids, int64_t k, double temperature,
+                                 double *out) {
     double max = -INFINITY, sum = 0.0;
     for (int64_t j = 0; j < k; j++)
         if (ids[j] >= 0 && values[j] > max) max = values[j];
     for (int64_t j = 0; j < k; j++)
         if (ids[j] >= 0 && max > -INFINITY) sum += exp((values[j] - max) / temperature);
     const double log_sum = log(sum);
-    for (int64_t j = 0; j < k; j++) out[j] = ids[j] >= 0 ? (values[j] - max) / temperature - log_sum : -INFINITY;
+    for (int64_t j = 0; j < k; j++)
+        out[j] = ids[j] >= 0 ? (values[j] - max) / temperature - log_sum : -INFINITY;
     return max / temperature + log_sum;
 }
 
@@ -4888,10 +4953,11 @@ static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, 
     return p > 0.0 ? (1.0 - beta) * student : 0.0;
 }
 
-/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most mass, so that
- * nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of the entries. */
-static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta, double weight,
-                              xd_topk_row *row) {
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
+ * mass, so that nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of
+ * the entries. */
+static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
+                              double weight, xd_topk_row *row) {
     const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
     double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->outside_mass, mean;
     if (e->tail) {
@@ -4905,7 +4971,8 @@ static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renor
         most = exp(e->s[j]);
         offset = xdi_topk_ratio(e, j, beta, &loss) + one;
     }
-    mean = renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    mean =
+        renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
     for (int64_t j = 0; j < e->k; j++) {
         if (e->ids[j] < 0) continue;
         const double r = xdi_topk_ratio(e, j, beta, &loss) + one;
@@ -4981,7 +5048,8 @@ static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
     for (int64_t c = begin; c < end; c++) {
         double g = 0.0;
         if (row->outside != 0.0 || row->entropy != 0.0) {
-            const double log_p = (xdi_loss_load(&a->logits, r, c - begin) - row->max) / a->temperature - row->log;
+            const double log_p =
+                (xdi_loss_load(&a->logits, r, c - begin) - row->max) / a->temperature - row->log;
             const double p = exp(log_p);
             g = p > 0.0 ? p * (row->outside + (row->entropy != 0.0 ? row->entropy * log_p : 0.0)) : 0.0;
         }
@@ -4998,12 +5066,14 @@ static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *
     for (int64_t r = 0; r < a->logits.rows; r++) {
         const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
         if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
-        for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
+        for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++)
+            xdi_loss_store(&a->gradient, r, c, 0.0);
     }
     return XD_OK;
 }
 
-XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value, int64_t id) {
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
+                                     int64_t id) {
     int64_t at = n < k ? n : k - 1;
     for (; at > 0 && value > values[at - 1]; at--) {
         values[at] = values[at - 1];
@@ -5022,7 +5092,8 @@ static xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a
         for (int64_t c = 0; c < a->columns; c++) {
             double value = xdi_loss_load(&a->logits, r, c);
             if (isnan(value)) value = -INFINITY;
-            if (n < a->k || value > values[a->k - 1]) n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
+            if (n < a->k || value > values[a->k - 1])
+                n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
         }
         for (; n < a->k; n++) {
             values[n] = -INFINITY;
@@ -10062,19 +10133,21 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 /* >>distill/internal */
 
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
-XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name, const xd_rows *rows,
-                                          int64_t count);
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count);
 /* vocab.c: a gradient of the student's shape; over its memory only with its dtype and stride. */
 XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
                                               const xd_rows *gradient);
 /* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result);
-/* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none does. */
+/* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
+ * does. */
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
 
 /* denominator.c: does position i count? */
-XD_PRIVATE bool xdi_denominator_counts(const int64_t *labels, int64_t ignore_index, const uint8_t *mask, int64_t i);
+XD_PRIVATE bool xdi_denominator_counts(const int64_t *labels, int64_t ignore_index, const uint8_t *mask,
+                                       int64_t i);
 
 /* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
 typedef struct xdi_reduction {
@@ -10101,11 +10174,13 @@ typedef xdi_row_value (*xdi_row_reader)(const void *rows, int64_t row);
 
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 /* Fills row_scale[rows] = w scale / D, 0 for rows that do not count, and gives scale / D. */
-XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale, double *factor);
-XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in); /* int64 words of workspace that finish wants */
+XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                          double *factor);
+XD_PRIVATE int64_t
+xdi_reduction_words(const xdi_reduction *in); /* int64 words of workspace that finish wants */
 XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, const double *row_scale,
-                                          double factor, xdi_row_reader read, const void *rows, int64_t *words,
-                                          xd_loss_values *out);
+                                          double factor, xdi_row_reader read, const void *rows,
+                                          int64_t *words, xd_loss_values *out);
 
 /* >>distill/vocab.c */
 
@@ -10126,18 +10201,22 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
         XDI_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
                     "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
                     (long long)total, i);
-        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE, "vocabulary shard %d begins at %lld after its end %lld", i,
-                    (long long)begin, (long long)end);
-        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE, "vocabulary columns %lld to %lld are in no shard (gap before shard %d)",
-                    (long long)at, (long long)begin, i);
-        XDI_REQUIRE(ctx, begin == at, XD_ERROR_SHAPE,
-                    "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
-                    (long long)begin, (long long)at);
+        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE,
+                    "vocabulary shard %d begins at %lld after its end %lld", i, (long long)begin,
+                    (long long)end);
+        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
+                    "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
+                    (long long)begin, i);
+        XDI_REQUIRE(
+            ctx, begin == at, XD_ERROR_SHAPE,
+            "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
+            (long long)begin, (long long)at);
         at = end;
     }
     XDI_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
                 (long long)at, (long long)size);
-    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed", (long long)size);
+    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
+                (long long)size);
     return XD_OK;
 }
 
@@ -10155,7 +10234,8 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks and checks them; every rank sees the same list and the same error. */
+/* Gathers {begin, end, size} of all ranks and checks them; every rank sees the same list and the same
+ * error. */
 static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
     const void *result;
     XDI_TRY(xdi_vocab_gather(vocab, mine, all, 3, XD_DTYPE_I64, &result));
@@ -10166,7 +10246,8 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     return XD_OK;
 }
 
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size, xd_vocab **out) {
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+                                 xd_vocab **out) {
     const int64_t mine[3] = { begin, end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
@@ -10212,26 +10293,28 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XDI_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                 (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
-    XDI_REQUIRE(ctx, clean, XD_ERROR_DATA,
-                "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
-                (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
-                (long long)status->first_row, status->first_value);
+    XDI_REQUIRE(
+        ctx, clean, XD_ERROR_DATA,
+        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
+        (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
+        (long long)status->first_row, status->first_value);
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name, const xd_rows *rows,
-                                          int64_t count) {
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count) {
     const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
     XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                 "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
     XDI_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
                 "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
-    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld", name,
-                (long long)rows->cols, (long long)columns);
+    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld",
+                name, (long long)rows->cols, (long long)columns);
     XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
                 "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
                 (long long)rows->cols);
-    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data", name);
+    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
+                name);
     return XD_OK;
 }
 
@@ -10274,7 +10357,8 @@ typedef struct xdi_denominator_part {
     int64_t reserved;
 } xdi_denominator_part;
 
-XD_PRIVATE bool xdi_denominator_counts(const int64_t *labels, int64_t ignore_index, const uint8_t *mask, int64_t i) {
+XD_PRIVATE bool xdi_denominator_counts(const int64_t *labels, int64_t ignore_index, const uint8_t *mask,
+                                       int64_t i) {
     if (mask && !mask[i]) return false;
     return !labels || labels[i] != (ignore_index ? ignore_index : XD_IGNORE_INDEX);
 }
@@ -10283,21 +10367,25 @@ static void xdi_denominator_batch(const xd_positions *batch, xdi_denominator_par
     for (int64_t i = 0; i < batch->count; i++) {
         if (!xdi_denominator_counts(batch->labels, batch->ignore_index, batch->mask, i)) continue;
         part->positions++;
-        if (!batch->weights) part->weight.high += (int64_t)1 << 30;
+        if (!batch->weights)
+            part->weight.high += (int64_t)1 << 30;
         else if (!(batch->weights[i] >= 0.0f) || !xd_fixed_add(&part->weight, (double)batch->weights[i]))
             part->refused++;
     }
 }
 
-XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches, int64_t batch_count,
-                                      xd_denominator *out) {
+XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
+                                      int64_t batch_count, xd_denominator *out) {
     xdi_denominator_part part = { 0, { 0, 0 }, 0, 0 };
     for (int64_t b = 0; b < batch_count; b++) {
-        if (batches[b].count < 0) part.refused++;
-        else xdi_denominator_batch(&batches[b], &part);
+        if (batches[b].count < 0)
+            part.refused++;
+        else
+            xdi_denominator_batch(&batches[b], &part);
     }
     if (comm && xd_comm_size(comm) > 1)
-        XDI_TRY(xd_all_reduce(comm, &part, &part, (int64_t)(sizeof part / sizeof(int64_t)), XD_DTYPE_I64, XD_SUM));
+        XDI_TRY(xd_all_reduce(comm, &part, &part, (int64_t)(sizeof part / sizeof(int64_t)), XD_DTYPE_I64,
+                              XD_SUM));
     XDI_REQUIRE(ctx, part.refused == 0, XD_ERROR_ARGUMENT,
                 "%lld weights of positions are negative, not finite or too large (or counts negative)",
                 (long long)part.refused);
@@ -10328,11 +10416,13 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
                 (long long)d->held);
     for (int64_t i = 0; i < d->held; i++)
         XDI_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
-                    "position %lld is outside the sequence of %lld", (long long)d->positions[i], (long long)d->length);
+                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
+                    (long long)d->length);
     return XD_OK;
 }
 
-/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One exchange. */
+/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
+ * exchange. */
 typedef struct xdi_shift_whole {
     int64_t *ids;     /* [B, length] */
     int64_t *mask;    /* [B, length] */
@@ -10353,8 +10443,9 @@ static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
 static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shift_whole *whole) {
     XDI_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
     for (int64_t p = 0; p < d->length; p++)
-        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE, "position %lld is held by %lld ranks, not by 1",
-                    (long long)p, (long long)whole->holders[p]);
+        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
+                    "position %lld is held by %lld ranks, not by 1", (long long)p,
+                    (long long)whole->holders[p]);
     return XD_OK;
 }
 
@@ -10370,7 +10461,8 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     if (result == XD_OK) {
         whole.words = 2 * total + desc->length;
         whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
-        if (!whole.ids) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+        if (!whole.ids)
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
     }
     result = xdi_vocab_agree(desc->comm, NULL, result);
     if (result == XD_OK) {
@@ -10388,7 +10480,8 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, in
     return result;
 }
 
-XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks, int64_t *positions) {
+XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
+                                            int64_t *positions) {
     XDI_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
     XDI_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
                 "length %lld is not a multiple of %d", (long long)length, 2 * ranks);
@@ -10414,8 +10507,8 @@ typedef struct xdi_softmax_exchange {
 } xdi_softmax_exchange;
 
 /* Checks and memory on this rank alone, then agreed: all ranks go on or none does. */
-static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, double temperature,
-                                  int64_t words, xdi_softmax_exchange *x) {
+static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                  double temperature, int64_t words, xdi_softmax_exchange *x) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1);
     memset(x, 0, sizeof *x);
@@ -10448,7 +10541,8 @@ static double xdi_softmax_tau(double temperature) {
     return temperature == 0.0 ? 1.0 : temperature;
 }
 
-static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, int64_t r, double tau, double *part) {
+static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, int64_t r, double tau,
+                             double *part) {
     const int64_t columns = info->end - info->begin;
     int64_t arg;
     part[XDI_SOFTMAX_MAX] = xdi_loss_row_max(logits, r, columns, &arg);
@@ -10459,7 +10553,8 @@ static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, i
 }
 
 /* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
-static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t row, double tau, double *whole) {
+static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t row, double tau,
+                             double *whole) {
     whole[XDI_SOFTMAX_MAX] = -INFINITY;
     whole[XDI_SOFTMAX_ARG] = -1.0;
     whole[XDI_SOFTMAX_SUM] = 0.0;
@@ -10474,7 +10569,8 @@ static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t r
         const double *part = x->parts + i * x->words + row * XDI_SOFTMAX_WORDS;
         if (isnan(part[XDI_SOFTMAX_MAX])) whole[XDI_SOFTMAX_SUM] = NAN;
         if (part[XDI_SOFTMAX_MAX] > -INFINITY)
-            whole[XDI_SOFTMAX_SUM] += part[XDI_SOFTMAX_SUM] * exp((part[XDI_SOFTMAX_MAX] - whole[XDI_SOFTMAX_MAX]) / tau);
+            whole[XDI_SOFTMAX_SUM] +=
+                part[XDI_SOFTMAX_SUM] * exp((part[XDI_SOFTMAX_MAX] - whole[XDI_SOFTMAX_MAX]) / tau);
     }
 }
 
@@ -10500,8 +10596,8 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 }
 
 /* log_sum_exp of every row in memory of the context, agreed. */
-static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, double temperature,
-                                 const xd_rows *other, const char *name, double **lse) {
+static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                 double temperature, const xd_rows *other, const char *name, double **lse) {
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
     *lse = result == XD_OK ? (double *)xd_allocate(ctx, rows * sizeof **lse) : NULL;
@@ -10514,7 +10610,8 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
     return result;
 }
 
-XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature, xd_rows out) {
+XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                xd_rows out) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const double tau = xdi_softmax_tau(temperature);
     double *lse;
@@ -10526,8 +10623,8 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     return XD_OK;
 }
 
-XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                         xd_rows weight, xd_rows gradient) {
+XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                         double temperature, xd_rows weight, xd_rows gradient) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t columns = info.end - info.begin;
     const double tau = xdi_softmax_tau(temperature);
@@ -10572,8 +10669,8 @@ static int xdi_softmax_owner(const xd_vocab_info *info, int64_t id) {
     return owner;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids, int64_t n,
-                                   int64_t ids_stride, double *values) {
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
+                                   int64_t n, int64_t ids_stride, double *values) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     xdi_softmax_exchange x;
     XDI_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
@@ -10605,8 +10702,9 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
     return result;
 }
 
-XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                              const int64_t *ids, const float *weight, xd_rows gradient) {
+XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                              double temperature, const int64_t *ids, const float *weight,
+                                              xd_rows gradient) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const double tau = xdi_softmax_tau(temperature);
     double *lse;
@@ -10616,7 +10714,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
         const int64_t columns = counts ? info.end - info.begin : 0;
         for (int64_t c = 0; c < columns; c++) {
             const double p = exp(xdi_loss_load(&logits, r, c) / tau - lse[r]);
-            xdi_loss_store(&gradient, r, c, ((c + info.begin == ids[r] ? 1.0 : 0.0) - p) * (double)weight[r] / tau);
+            xdi_loss_store(&gradient, r, c,
+                           ((c + info.begin == ids[r] ? 1.0 : 0.0) - p) * (double)weight[r] / tau);
         }
         for (int64_t c = columns; c < gradient.cols; c++) xdi_loss_store(&gradient, r, c, 0.0);
     }
@@ -10631,8 +10730,8 @@ static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *po
     return XD_OK;
 }
 
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
-                             xd_comm *comm, double *out) {
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                             const xd_positions *positions, xd_comm *comm, double *out) {
     const size_t rows = logits.rows > 0 ? (size_t)logits.rows : 1;
     xd_positions right = *positions; /* those where the argmax is the label */
     xd_denominator counted, hit;
@@ -10663,7 +10762,7 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
 
 /* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
 enum {
-    XDI_REDUCTION_HARD,           /* a double's bits, or two limbs in INVARIANT mode */
+    XDI_REDUCTION_HARD, /* a double's bits, or two limbs in INVARIANT mode */
     XDI_REDUCTION_SOFT = 2,
     XDI_REDUCTION_COUNTED = 4,
     XDI_REDUCTION_LABEL,
@@ -10687,14 +10786,16 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                 "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XDI_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                 "denominator %g must be finite and not negative", in->denominator_value);
-    XDI_REQUIRE(ctx, !in->scale || isfinite(*in->scale), XD_ERROR_ARGUMENT, "scale %g must be finite", *in->scale);
+    XDI_REQUIRE(ctx, !in->scale || isfinite(*in->scale), XD_ERROR_ARGUMENT, "scale %g must be finite",
+                *in->scale);
     for (int64_t r = 0; in->row_weight && r < in->rows; r++)
         XDI_REQUIRE(ctx, isfinite((double)in->row_weight[r]), XD_ERROR_ARGUMENT,
                     "weight %g of row %lld must be finite", (double)in->row_weight[r], (long long)r);
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale, double *factor) {
+XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                          double *factor) {
     double inverse = 0.0;
     if (in->denominator) {
         inverse = in->denominator->inverse;
@@ -10745,8 +10846,8 @@ static void xdi_reduction_find(int64_t *mine, int64_t row, xdi_row_value value) 
 }
 
 /* This rank's rows: weighted sums, findings, how many count. */
-static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, xdi_row_reader read, const void *rows,
-                              bool invariant, int64_t *mine) {
+static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, xdi_row_reader read,
+                              const void *rows, bool invariant, int64_t *mine) {
     double hard = 0.0, soft = 0.0;
     xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
     memset(mine, 0, XDI_REDUCTION_WORDS * sizeof *mine);
@@ -10763,7 +10864,8 @@ static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, 
         soft += weight * value.soft;
         if (!invariant) continue;
         value.finding = (int)XD_ROW_OVERFLOW;
-        if (!xd_fixed_add(&fixed_hard, weight * value.hard) || !xd_fixed_add(&fixed_soft, weight * value.soft))
+        if (!xd_fixed_add(&fixed_hard, weight * value.hard) ||
+            !xd_fixed_add(&fixed_soft, weight * value.soft))
             xdi_reduction_find(mine, r, value);
     }
     if (invariant) {
@@ -10805,7 +10907,8 @@ static void xdi_reduction_status(const int64_t *all, int ranks, bool nothing, xd
     const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
     for (int i = 0; i < ranks && clean; i++) {
         const int64_t *part = all + i * XDI_REDUCTION_WORDS;
-        if (part[XDI_REDUCTION_LABEL] + part[XDI_REDUCTION_NOT_FINITE] + part[XDI_REDUCTION_OVERFLOW] == 0) continue;
+        if (part[XDI_REDUCTION_LABEL] + part[XDI_REDUCTION_NOT_FINITE] + part[XDI_REDUCTION_OVERFLOW] == 0)
+            continue;
         status->first_row = part[XDI_REDUCTION_FIRST_ROW];
         status->first_value = xdi_reduction_get(part + XDI_REDUCTION_FIRST_VALUE);
         break;
@@ -10817,8 +10920,8 @@ static void xdi_reduction_status(const int64_t *all, int ranks, bool nothing, xd
 }
 
 XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, const double *row_scale,
-                                          double factor, xdi_row_reader read, const void *rows, int64_t *words,
-                                          xd_loss_values *out) {
+                                          double factor, xdi_row_reader read, const void *rows,
+                                          int64_t *words, xd_loss_values *out) {
     const int ranks = xdi_reduction_ranks(in);
     const bool invariant = xdi_reduction_invariant(ctx);
     int64_t *mine = words, *counts = words + XDI_REDUCTION_WORDS, *all = counts + ranks;
@@ -10835,8 +10938,8 @@ XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, 
     out->soft = xdi_reduction_total(all, ranks, XDI_REDUCTION_SOFT, invariant) * factor;
     out->loss = in->hard_weight * out->hard + in->soft_weight * out->soft;
     out->counted = xdi_reduction_count(all, ranks, XDI_REDUCTION_COUNTED);
-    const bool nothing = in->denominator ? in->denominator->inverse == 0.0
-                                         : out->counted == 0 && in->denominator_value == 0.0;
+    const bool nothing =
+        in->denominator ? in->denominator->inverse == 0.0 : out->counted == 0 && in->denominator_value == 0.0;
     xdi_reduction_status(all, ranks, nothing, in->status ? in->status : &found);
     return in->status ? XD_OK : xd_status_check(ctx, &found);
 }
@@ -10889,31 +10992,36 @@ static xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
     in.status = d->status;
     in.hard_weight = d->hard_weight;
     in.soft_weight = d->soft_weight;
-    if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED) in.soft_weight *= d->temperature * d->temperature;
+    if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)
+        in.soft_weight *= d->temperature * d->temperature;
     return in;
 }
 
 static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
     XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
-    if (d->teacher.data) XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
+    if (d->teacher.data)
+        XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
     return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
 }
 
 static xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
-    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT, "the loss has neither labels nor a teacher");
-    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT, "hard_weight is %g without labels",
-                d->hard_weight);
+    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+                "the loss has neither labels nor a teacher");
+    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+                "hard_weight is %g without labels", d->hard_weight);
     XDI_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
                 "soft_weight is %g without a teacher", d->soft_weight);
     XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                 "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
     XDI_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
                 "label smoothing %g is outside [0, 1]", d->label_smoothing);
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH, XD_ERROR_ARGUMENT,
-                "Megatron smoothing needs 2 classes, the vocabulary has %lld", (long long)size);
+    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
+                XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
+                (long long)size);
     XDI_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
                 "divergence %d is not available over the whole vocabulary", (int)d->divergence);
     XDI_TRY(xdi_loss_validate_rows(ctx, d));
@@ -10950,8 +11058,9 @@ static void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     xdi_loss_smoothing(d, a);
 }
 
-/* Takes every block from the arena; with a planning arena this is the size query. False when it does not fit. A row's
- * partials are references and sums; the latter are doubles, or pairs of integers, so there is room for the wider. */
+/* Takes every block from the arena; with a planning arena this is the size query. False when it does not fit.
+ * A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
+ * for the wider. */
 static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
     const size_t rows = (size_t)plan->d.student.rows, ranks = (size_t)plan->args.shards;
     const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
@@ -10959,8 +11068,13 @@ static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
     const size_t words = (size_t)xdi_reduction_words(&plan->reduction) * sizeof(int64_t);
-    const size_t sizes[7] = { rows * sizeof(double), rows * partials,     rows * mixtures,    rows * sizeof(xd_loss_row),
-                              gathered * partials,   gathered * mixtures, words };
+    const size_t sizes[7] = { rows * sizeof(double),
+                              rows * partials,
+                              rows * mixtures,
+                              rows * sizeof(xd_loss_row),
+                              gathered * partials,
+                              gathered * mixtures,
+                              words };
     size_t at[7];
     for (int i = 0; i < 7; i++)
         if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
@@ -10990,13 +11104,14 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     return XD_OK;
 }
 
-/* Two exchanges, so that sums are taken relative to the references of the whole row: the same terms on every mesh. */
+/* Two exchanges, so that sums are taken relative to the references of the whole row: the same terms on every
+ * mesh. */
 static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
     const int64_t rows = plan->d.student.rows, shards = a->shards;
     const void *all;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES, XD_DTYPE_F64,
-                             &all));
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
+                             XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
@@ -11052,8 +11167,8 @@ static xd_result xdi_loss_run(xd_ctx *ctx, xdi_loss_plan *plan, xd_loss_values *
     for (int64_t r = 0; d->row_loss && r < d->student.rows; r++)
         d->row_loss[r] = (float)(plan->reduction.hard_weight * plan->args.row[r].hard +
                                  plan->reduction.soft_weight * plan->args.row[r].soft);
-    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_loss_read_row, &plan->args,
-                                plan->words, out);
+    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_loss_read_row,
+                                &plan->args, plan->words, out);
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -11066,7 +11181,8 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     plan->kernels = xd_loss_kernels_cpu_plain();
     XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = xd_allocate(ctx, bytes);
@@ -11142,15 +11258,15 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
-    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT, "k is %lld but the vocabulary has %lld columns",
-                (long long)k, (long long)info.size);
+    XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
+                "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
     const size_t entries = (size_t)(logits->rows * k) + 1; /* never an empty block */
     c->values = (double *)xd_allocate(ctx, entries * sizeof(double));
     c->packed = (double *)xd_allocate(ctx, 2 * entries * sizeof(double));
     c->all = (double *)xd_allocate(ctx, 2 * entries * (size_t)info.ranks * sizeof(double));
     c->ids = (int64_t *)xd_allocate(ctx, entries * sizeof(int64_t));
-    XDI_REQUIRE(ctx, c->values && c->packed && c->all && c->ids, XD_ERROR_MEMORY, "no room for %zu candidates",
-                entries);
+    XDI_REQUIRE(ctx, c->values && c->packed && c->all && c->ids, XD_ERROR_MEMORY,
+                "no room for %zu candidates", entries);
     return XD_OK;
 }
 
@@ -11175,14 +11291,17 @@ static xd_result xdi_topk_local(xd_ctx *ctx, const xd_vocab_info *info, const xd
     return XD_OK;
 }
 
-/* The k best of one row's candidates. Shards come in the order of their columns, so equals keep the lowest id. */
-static void xdi_topk_best(const double *all, int ranks, int64_t stride, int64_t k, double *values, int64_t *ids) {
+/* The k best of one row's candidates. Shards come in the order of their columns, so equals keep the lowest
+ * id. */
+static void xdi_topk_best(const double *all, int ranks, int64_t stride, int64_t k, double *values,
+                          int64_t *ids) {
     int64_t n = 0;
     for (int i = 0; i < ranks; i++)
         for (int64_t j = 0; j < k; j++) {
             const double value = all[i * stride + 2 * j];
             const int64_t id = (int64_t)all[i * stride + 2 * j + 1];
-            if (id >= 0 && (n < k || value > values[n - 1])) n = xdi_select_insert(values, ids, n, k, value, id);
+            if (id >= 0 && (n < k || value > values[n - 1]))
+                n = xdi_select_insert(values, ids, n, k, value, id);
         }
 }
 
@@ -11204,7 +11323,8 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
 }
 
 /* Largest logit of each of this shard's columns over the counted positions. */
-static void xdi_topk_importance(const xd_rows *logits, const uint8_t *mask, int64_t columns, float *importance) {
+static void xdi_topk_importance(const xd_rows *logits, const uint8_t *mask, int64_t columns,
+                                float *importance) {
     for (int64_t c = 0; c < columns; c++) importance[c] = -INFINITY;
     for (int64_t r = 0; r < logits->rows; r++)
         for (int64_t c = 0; c < columns && (!mask || mask[r]); c++) {
@@ -11246,7 +11366,8 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     row.stride = 0;
     if (result == XD_OK) result = xd_vocab_topk(ctx, vocab, row, k, values, ids);
     if (result == XD_OK) xdi_topk_sort_ids(ids, k);
-    if (result == XD_OK && importance && columns > 0) memcpy(importance, mine, (size_t)columns * sizeof *mine);
+    if (result == XD_OK && importance && columns > 0)
+        memcpy(importance, mine, (size_t)columns * sizeof *mine);
     xd_release(ctx, mine);
     xd_release(ctx, values);
     return result;
@@ -11257,7 +11378,8 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
 #include <math.h>
 #include <string.h>
 
-/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then values. */
+/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then
+ * values. */
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
@@ -11316,18 +11438,19 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
 static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     const int64_t size = xd_vocab_describe(d->vocab).size;
-    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT, "k is %lld but the vocabulary has %lld columns",
-                (long long)d->k, (long long)size);
+    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
+                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
     XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
                 "temperature %g must be positive and finite", d->temperature);
-    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
     XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
                 "top-k mode %d does not exist", (int)d->mode);
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
                       d->divergence == XD_KL_MIXED ||
                       (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
-    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d", (int)d->divergence,
-                (int)d->mode);
+    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
+                (int)d->divergence, (int)d->mode);
     XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     XDI_TRY(xdi_topk_kl_validate_teacher(ctx, d));
     if (d->gradient.data) XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
@@ -11359,7 +11482,8 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
 }
 
-/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not fit. */
+/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
+ * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
@@ -11375,7 +11499,8 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * k * word,
                                rows * k * word,
                                k * word + 4 * (k + 1) * word,
-                               rows * sizeof(xd_topk_row) + (size_t)xdi_reduction_words(&plan->reduction) * word };
+                               rows * sizeof(xd_topk_row) +
+                                   (size_t)xdi_reduction_words(&plan->reduction) * word };
     unsigned char *at[12];
     for (int i = 0; i < 12; i++) {
         size_t offset;
@@ -11420,10 +11545,12 @@ static void xdi_topk_kl_take_entries(xdi_topk_kl_plan *plan) {
     }
 }
 
-static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan, const xd_topk_args *a) {
+static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
+                                  const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
     XDI_TRY(plan->kernels.topk_maxima(launch, a));
-    if (a->fixed && tp) XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
+    if (a->fixed && tp)
+        XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
     return plan->kernels.topk_stats(launch, a);
 }
 
@@ -11480,7 +11607,8 @@ static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_va
                                 plan->student.row, plan->words, out);
 }
 
-static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan, void **owned) {
+static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
+                                     void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
     memset(plan, 0, sizeof *plan);
     plan->d = xdi_topk_kl_defaults(desc);
@@ -11488,7 +11616,8 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     plan->kernels = xd_loss_kernels_cpu_plain();
     XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
     *owned = xd_allocate(ctx, planning.peak);
     XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
     arena = xd_arena_over(*owned, planning.peak);
@@ -11512,7 +11641,8 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 
 #include <math.h>
 
-static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name, const xd_rows *like) {
+static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
+                                     const xd_rows *like) {
     XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                 "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
     XDI_REQUIRE(ctx, rows->rows == like->rows && rows->cols == like->cols, XD_ERROR_SHAPE,
@@ -11566,7 +11696,8 @@ XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t b
     return rows > 0 ? (double)rows : 1.0;
 }
 
-XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary) {
+XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows,
+                                             int64_t vocabulary) {
     if (reduction == XD_COMPAT_SUM) return 1.0;
     return reduction == XD_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
 }
@@ -12772,4 +12903,26 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
 
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
-/* xdistill sha256 2ad389a2cd3b22ef65ff92288abc5ee7ff75989ab1e441cccf2442e6834fd902 */
+
+/* MIT License
+
+   Copyright (c) 2026 xdistill authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy
+   of this software and associated documentation files (the "Software"), to deal
+   in the Software without restriction, including without limitation the rights
+   to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+   copies of the Software, and to permit persons to whom the Software is
+   furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all
+   copies or substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+   IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+   FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+   AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+   LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+   SOFTWARE. */
+/* xdistill sha256 2a8299e925e3f15c8002b01203d0256e16ab851f5a2e80bff02fea3bcae40058 */

@@ -29,10 +29,10 @@ typedef struct bench_arm {
 typedef struct bench_row {
     const char *op, *variant, *shape; /* shape: a JSON object's inside, "\"N\":256,\"V\":32000" */
     const char *dtype;
-    double bytes;        /* minimal bytes of the operation; 0 -> the row has no floor */
-    double ceiling;      /* bytes a second of the matching access pattern, bench_machine */
+    double bytes;   /* minimal bytes of the operation; 0 -> the row has no floor */
+    double ceiling; /* bytes a second of the matching access pattern, bench_machine */
     const char *ceiling_name;
-    double error;        /* relative error against the reference, checked before timing */
+    double error; /* relative error against the reference, checked before timing */
     double error_limit;
 } bench_row;
 
@@ -105,7 +105,8 @@ static void bench_first_line(const char *command, char *line, int size) {
 }
 
 static void bench_describe(bench_machine *m) {
-    bench_first_line("sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null", m->cpu, (int)sizeof m->cpu);
+    bench_first_line("sed -n 's/^model name[^:]*: //p' /proc/cpuinfo 2>/dev/null", m->cpu,
+                     (int)sizeof m->cpu);
     bench_first_line("git describe --always --dirty 2>/dev/null", m->commit, (int)sizeof m->commit);
     m->cores = sysconf(_SC_NPROCESSORS_ONLN);
 #if defined(_SC_LEVEL3_CACHE_SIZE)
@@ -147,10 +148,11 @@ static FILE *bench_open_json(int argc, char **argv) {
 
 static void bench_header(const bench_machine *m, const char *title) {
     printf("# xdistill-bench  %s  git=%s\n", title, m->commit);
-    printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one thread)\n", m->cpu,
-           m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
-    printf("# %-22s %-26s %-5s %12s %12s %7s %6s %12s %8s %8s\n", "op", "variant", "type", "time(us)", "p90(us)", "GB/s",
-           "score", "ref(us)", "speedup", "error");
+    printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one "
+           "thread)\n",
+           m->cpu, m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
+    printf("# %-22s %-26s %-5s %12s %12s %7s %6s %12s %8s %8s\n", "op", "variant", "type", "time(us)",
+           "p90(us)", "GB/s", "score", "ref(us)", "speedup", "error");
 }
 
 typedef struct bench_times {
@@ -182,20 +184,26 @@ static void bench_write_json(FILE *json, const bench_machine *m, const bench_row
     const time_t now = time(NULL);
     char utc[32];
     strftime(utc, sizeof utc, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
-    fprintf(json, "{\"schema\":\"xdistill-bench/1\",\"op\":\"%s\",\"variant\":\"%s\",\"shape\":{%s},\"dtype_in\":\"%s\",",
+    fprintf(json,
+            "{\"schema\":\"xdistill-bench/"
+            "1\",\"op\":\"%s\",\"variant\":\"%s\",\"shape\":{%s},\"dtype_in\":\"%s\",",
             row->op, row->variant, row->shape, row->dtype);
-    fprintf(json, "\"arm\":\"xdistill\",\"mode\":\"%s\",", row->bytes < (double)m->cache_bytes ? "hot" : "kernel");
-    fprintf(json, "\"ms\":{\"median\":%.6g,\"p10\":%.6g,\"p90\":%.6g,\"samples\":%d,\"rounds\":%d},", t->ours.median * 1e3,
-            t->ours.low * 1e3, t->ours.high * 1e3, 2 * BENCH_ROUNDS, BENCH_ROUNDS);
-    fprintf(json, "\"ratio\":{\"vs\":\"%s\",\"median\":%.4g,\"p10\":%.4g,\"p90\":%.4g},", reference, t->ratio.median,
-            t->ratio.low, t->ratio.high);
+    fprintf(json, "\"arm\":\"xdistill\",\"mode\":\"%s\",",
+            row->bytes < (double)m->cache_bytes ? "hot" : "kernel");
+    fprintf(json, "\"ms\":{\"median\":%.6g,\"p10\":%.6g,\"p90\":%.6g,\"samples\":%d,\"rounds\":%d},",
+            t->ours.median * 1e3, t->ours.low * 1e3, t->ours.high * 1e3, 2 * BENCH_ROUNDS, BENCH_ROUNDS);
+    fprintf(json, "\"ratio\":{\"vs\":\"%s\",\"median\":%.4g,\"p10\":%.4g,\"p90\":%.4g},", reference,
+            t->ratio.median, t->ratio.low, t->ratio.high);
     if (row->bytes > 0.0)
-        fprintf(json, "\"roof\":{\"min_bytes\":%.6g,\"bound\":\"bytes\",\"floor_ms\":%.6g,\"ceiling_name\":\"%s\","
-                "\"ceiling_value\":%.4g,\"score\":%.4g},\"achieved\":{\"GBps_min\":%.4g},", row->bytes, floor_seconds * 1e3,
-                row->ceiling_name, row->ceiling, floor_seconds / t->ours.median, row->bytes / t->ours.median * 1e-9);
+        fprintf(json,
+                "\"roof\":{\"min_bytes\":%.6g,\"bound\":\"bytes\",\"floor_ms\":%.6g,\"ceiling_name\":\"%s\","
+                "\"ceiling_value\":%.4g,\"score\":%.4g},\"achieved\":{\"GBps_min\":%.4g},",
+                row->bytes, floor_seconds * 1e3, row->ceiling_name, row->ceiling,
+                floor_seconds / t->ours.median, row->bytes / t->ours.median * 1e-9);
     fprintf(json, "\"check\":{\"error\":%.3g,\"limit\":%.3g,\"pass\":true},", row->error, row->error_limit);
-    fprintf(json, "\"device\":{\"cpu\":\"%s\",\"cores\":%ld,\"llc_bytes\":%ld,\"commit\":\"%s\",\"utc\":\"%s\"}}\n", m->cpu,
-            m->cores, m->cache_bytes, m->commit, utc);
+    fprintf(json,
+            "\"device\":{\"cpu\":\"%s\",\"cores\":%ld,\"llc_bytes\":%ld,\"commit\":\"%s\",\"utc\":\"%s\"}}\n",
+            m->cpu, m->cores, m->cache_bytes, m->commit, utc);
 }
 
 /* Times the row and prints it; appends the JSON line to `json` when it is not NULL. Returns false when the error is
@@ -203,14 +211,15 @@ static void bench_write_json(FILE *json, const bench_machine *m, const bench_row
 static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, const bench_arm *ours,
                       const bench_arm *reference) {
     if (!(row->error <= row->error_limit)) {
-        printf("  %-22s %-26s wrong: error %.3g above %.3g\n", row->op, row->variant, row->error, row->error_limit);
+        printf("  %-22s %-26s wrong: error %.3g above %.3g\n", row->op, row->variant, row->error,
+               row->error_limit);
         return false;
     }
     const bench_times t = bench_interleave(ours, reference);
     const double floor_seconds = row->bytes > 0.0 ? row->bytes / row->ceiling : 0.0;
-    printf("  %-22s %-26s %-5s %12.2f %12.2f %7.2f %6.2f %12.2f %8.2f %8.1e\n", row->op, row->variant, row->dtype,
-           t.ours.median * 1e6, t.ours.high * 1e6, row->bytes / t.ours.median * 1e-9, floor_seconds / t.ours.median,
-           t.reference.median * 1e6, t.ratio.median, row->error);
+    printf("  %-22s %-26s %-5s %12.2f %12.2f %7.2f %6.2f %12.2f %8.2f %8.1e\n", row->op, row->variant,
+           row->dtype, t.ours.median * 1e6, t.ours.high * 1e6, row->bytes / t.ours.median * 1e-9,
+           floor_seconds / t.ours.median, t.reference.median * 1e6, t.ratio.median, row->error);
     fflush(stdout);
     if (json) bench_write_json(json, m, row, &t, reference->name, floor_seconds);
     return true;

@@ -70,9 +70,9 @@ static xd_result run_operation(team_case *c, xd_comm *comm) {
         return XD_OK;
     }
     switch (c->operation) {
-        case ALL_REDUCE: return xd_all_reduce(comm, send, recv, c->count, XD_DTYPE_F32, XD_SUM);
-        case REDUCE_SCATTER: return xd_reduce_scatter(comm, send, recv, c->counts, XD_DTYPE_F32, XD_SUM);
-        default: return xd_barrier(comm);
+    case ALL_REDUCE: return xd_all_reduce(comm, send, recv, c->count, XD_DTYPE_F32, XD_SUM);
+    case REDUCE_SCATTER: return xd_reduce_scatter(comm, send, recv, c->counts, XD_DTYPE_F32, XD_SUM);
+    default: return xd_barrier(comm);
     }
 }
 
@@ -98,11 +98,17 @@ static double measure(void *state, bool naive) {
     return c->seconds;
 }
 
-static double measure_ours(void *state) { return measure(state, false); }
-static double measure_naive(void *state) { return measure(state, true); }
+static double measure_ours(void *state) {
+    return measure(state, false);
+}
+static double measure_naive(void *state) {
+    return measure(state, true);
+}
 
 /* Small whole numbers: every order of additions gives the same sum. */
-static float contribution(int rank, int64_t i) { return (float)((7 * i + rank) % 13); }
+static float contribution(int rank, int64_t i) {
+    return (float)((7 * i + rank) % 13);
+}
 
 /* The largest difference from the true sums, for either arm. */
 static double check(team_case *c, bool naive) {
@@ -151,7 +157,8 @@ static void close_team(team_case *c) {
 }
 
 /* Minimal bytes: every rank's payload read once, every result written once. */
-static bool bench_team(FILE *json, const bench_machine *m, team_operation operation, int ranks, int64_t count) {
+static bool bench_team(FILE *json, const bench_machine *m, team_operation operation, int ranks,
+                       int64_t count) {
     static const char *const names[] = { "barrier", "all_reduce", "reduce_scatter" };
     const double payload = operation == BARRIER ? 0.0 : (double)count * sizeof(float);
     const double bytes = payload * (operation == ALL_REDUCE ? 2 * ranks : ranks + 1);
@@ -163,9 +170,17 @@ static bool bench_team(FILE *json, const bench_machine *m, team_operation operat
     if (operation != BARRIER)
         snprintf(variant + length, sizeof variant - (size_t)length, ", %lld KiB", (long long)payload >> 10);
     snprintf(shape, sizeof shape, "\"n\":%d,\"bytes\":%.0f", ranks, payload);
-    const bench_row row = { names[operation], variant, shape, operation == BARRIER ? "-" : "f32", bytes, m->copy * workers,
-                            "copy of one thread x ranks that run", fmax(check(&c, false), check(&c, true)), 0.0 };
-    const bench_arm ours = { "xdistill", &c, NULL, measure_ours }, naive = { "naive", &c, NULL, measure_naive };
+    const bench_row row = { names[operation],
+                            variant,
+                            shape,
+                            operation == BARRIER ? "-" : "f32",
+                            bytes,
+                            m->copy * workers,
+                            "copy of one thread x ranks that run",
+                            fmax(check(&c, false), check(&c, true)),
+                            0.0 };
+    const bench_arm ours = { "xdistill", &c, NULL, measure_ours },
+                    naive = { "naive", &c, NULL, measure_naive };
     const bool good = bench_run(json, m, &row, &ours, &naive);
     close_team(&c);
     return good;

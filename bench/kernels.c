@@ -84,14 +84,25 @@ static void run_loss(void *state) {
     const xd_rows gradient = { c->gradient, c->dtype, ROWS, VOCABULARY, 0 };
     xd_loss_values values;
     if (c->kind == TOPK) {
-        const xd_topk_desc desc = { .student = student, .vocab = c->vocab, .k = K, .ids = c->ids, .values = c->values,
-                                    .mode = XD_TOPK_TAIL, .gradient = gradient, .denominator_value = ROWS };
+        const xd_topk_desc desc = { .student = student,
+                                    .vocab = c->vocab,
+                                    .k = K,
+                                    .ids = c->ids,
+                                    .values = c->values,
+                                    .mode = XD_TOPK_TAIL,
+                                    .gradient = gradient,
+                                    .denominator_value = ROWS };
         require(c->ctx, xd_topk_kl_loss(c->ctx, &desc, &values));
     } else {
-        xd_loss_desc desc = { .student = student, .vocab = c->vocab, .gradient = gradient, .denominator_value = ROWS,
+        xd_loss_desc desc = { .student = student,
+                              .vocab = c->vocab,
+                              .gradient = gradient,
+                              .denominator_value = ROWS,
                               .temperature = c->temperature };
-        if (c->kind == CROSS_ENTROPY) desc.labels = c->label;
-        else desc.teacher = teacher;
+        if (c->kind == CROSS_ENTROPY)
+            desc.labels = c->label;
+        else
+            desc.teacher = teacher;
         if (c->kind == JSD) desc.divergence = XD_JSD;
         const size_t bytes = xd_loss_workspace_bytes(&desc);
         if (!c->workspace) c->workspace = allocate(bytes);
@@ -119,8 +130,10 @@ static void naive_log_softmax(const void *logits, xd_dtype dtype, float scale, f
 }
 
 static void naive_store(loss_case *c, int64_t i, float gradient) {
-    if (c->dtype == XD_DTYPE_F32) ((float *)c->naive_gradient)[i] = gradient;
-    else ((uint16_t *)c->naive_gradient)[i] = xd_bf16_from_f32(gradient);
+    if (c->dtype == XD_DTYPE_F32)
+        ((float *)c->naive_gradient)[i] = gradient;
+    else
+        ((uint16_t *)c->naive_gradient)[i] = xd_bf16_from_f32(gradient);
 }
 
 static double naive_cross_entropy_row(loss_case *c, int64_t r) {
@@ -135,7 +148,8 @@ static double naive_kl_row(loss_case *c, int64_t r) {
     const float tau = (float)c->temperature;
     double sum = 0.0;
     for (int64_t v = 0; v < VOCABULARY; v++) sum += (double)(expf(t[v]) * (t[v] - s[v]));
-    for (int64_t v = 0; v < VOCABULARY; v++) naive_store(c, r * VOCABULARY + v, tau * (expf(s[v]) - expf(t[v])) / ROWS);
+    for (int64_t v = 0; v < VOCABULARY; v++)
+        naive_store(c, r * VOCABULARY + v, tau * (expf(s[v]) - expf(t[v])) / ROWS);
     return sum * c->temperature * c->temperature;
 }
 
@@ -167,13 +181,14 @@ static double naive_topk_row(loss_case *c, int64_t r) {
     }
     const float outside = (float)(1.0 - (1.0 - q) / (1.0 - p));
     for (int64_t v = 0; v < VOCABULARY; v++) naive_store(c, r * VOCABULARY + v, expf(s[v]) * outside / ROWS);
-    for (int j = 0; j < K; j++) naive_store(c, r * VOCABULARY + ids[j], (expf(s[ids[j]]) - expf(t[j])) / ROWS);
+    for (int j = 0; j < K; j++)
+        naive_store(c, r * VOCABULARY + ids[j], (expf(s[ids[j]]) - expf(t[j])) / ROWS);
     return sum + (1.0 - q) * log((1.0 - q) / (1.0 - p));
 }
 
 static void run_naive_loss(void *state) {
-    static double (*const rows[])(loss_case *, int64_t) = { naive_cross_entropy_row, naive_kl_row, naive_jsd_row,
-                                                            naive_topk_row };
+    static double (*const rows[])(loss_case *, int64_t) = { naive_cross_entropy_row, naive_kl_row,
+                                                            naive_jsd_row, naive_topk_row };
     loss_case *c = (loss_case *)state;
     const float scale = (float)(1.0 / c->temperature);
     naive_log_softmax(c->student, c->dtype, scale, c->log_student);
@@ -182,7 +197,8 @@ static void run_naive_loss(void *state) {
     for (int64_t r = 0; r < ROWS; r++) c->naive_loss += rows[c->kind](c, r) / ROWS;
 }
 
-static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double temperature, xd_reduction reduction) {
+static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double temperature,
+                      xd_reduction reduction) {
     const size_t bytes = LOGITS * xd_dtype_size(dtype);
     memset(c, 0, sizeof *c);
     c->kind = kind;
@@ -211,16 +227,18 @@ static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double tempe
 }
 
 static void close_loss(loss_case *c) {
-    void *const all[] = { c->student, c->teacher, c->gradient, c->naive_gradient, c->log_student, c->log_teacher,
-                          c->workspace };
+    void *const all[] = { c->student,     c->teacher,     c->gradient, c->naive_gradient,
+                          c->log_student, c->log_teacher, c->workspace };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     xd_vocab_destroy(c->vocab);
     xd_ctx_destroy(c->ctx);
 }
 
 /* Value and gradient together: the larger of their errors. */
-static double loss_error(const void *gradient, double loss, const void *expected, double expected_loss, xd_dtype dtype) {
-    return fmax(distance(gradient, expected, dtype, LOGITS), fabs(loss - expected_loss) / fabs(expected_loss));
+static double loss_error(const void *gradient, double loss, const void *expected, double expected_loss,
+                         xd_dtype dtype) {
+    return fmax(distance(gradient, expected, dtype, LOGITS),
+                fabs(loss - expected_loss) / fabs(expected_loss));
 }
 
 /* Minimal bytes: each matrix of logits read once, the gradient written once. */
@@ -229,8 +247,14 @@ static bench_row loss_row(loss_kind kind, const char *variant, xd_dtype dtype) {
     static char shape[64];
     const int units = kind == KL || kind == JSD ? 3 : 2;
     snprintf(shape, sizeof shape, "\"N\":%d,\"V\":%d,\"K\":%d", ROWS, VOCABULARY, kind == TOPK ? K : 0);
-    const bench_row row = { names[kind], variant, shape, dtype == XD_DTYPE_F32 ? "f32" : "bf16",
-                            (double)units * LOGITS * (double)xd_dtype_size(dtype), machine.copy, "copy", 0.0,
+    const bench_row row = { names[kind],
+                            variant,
+                            shape,
+                            dtype == XD_DTYPE_F32 ? "f32" : "bf16",
+                            (double)units * LOGITS * (double)xd_dtype_size(dtype),
+                            machine.copy,
+                            "copy",
+                            0.0,
                             dtype == XD_DTYPE_F32 ? 1e-5 : 4e-3 };
     return row;
 }
@@ -303,7 +327,8 @@ static void close_param(param_case *c) {
     xd_ctx_destroy(c->ctx);
 }
 
-static bench_row param_row(const char *op, const char *variant, double bytes, double ceiling, const char *name) {
+static bench_row param_row(const char *op, const char *variant, double bytes, double ceiling,
+                           const char *name) {
     static char shape[32];
     snprintf(shape, sizeof shape, "\"P\":%d", ELEMENTS);
     const bench_row row = { op, variant, shape, "f32", bytes * ELEMENTS, ceiling, name, 0.0, 1e-6 };
@@ -336,7 +361,8 @@ static void bench_adamw(void) {
     open_param(&c, XD_REDUCTION_DETERMINISTIC);
     const xd_optimizer_desc desc = { .params = &c.param, .param_count = 1 };
     require(c.ctx, xd_optimizer_create(c.ctx, &desc, &c.optimizer));
-    const bench_arm ours = { "xdistill", &c, run_adamw, NULL }, naive = { "naive", &c, run_naive_adamw, NULL };
+    const bench_arm ours = { "xdistill", &c, run_adamw, NULL },
+                    naive = { "naive", &c, run_naive_adamw, NULL };
     run_adamw(&c);
     run_naive_adamw(&c);
     row.error = distance(c.value, c.naive_value, XD_DTYPE_F32, ELEMENTS);
@@ -391,7 +417,8 @@ static void bench_norm(void) {
     bench_row row = param_row("grad_norm", "", 4.0, machine.read, "read");
     open_param(&plain, XD_REDUCTION_DETERMINISTIC);
     open_param(&invariant, XD_REDUCTION_INVARIANT);
-    const bench_arm ours = { "xdistill", &plain, run_norm, NULL }, naive = { "naive", &plain, run_naive_norm, NULL };
+    const bench_arm ours = { "xdistill", &plain, run_norm, NULL },
+                    naive = { "naive", &plain, run_naive_norm, NULL };
     run_norm(&plain);
     run_naive_norm(&plain);
     row.error = fabs(plain.norm - plain.naive_norm) / plain.naive_norm;

@@ -20,7 +20,8 @@ typedef enum xd_temperature_factor {
 
 /* Cross entropy against labels (hard), a divergence from a teacher (soft), or both with one gradient write:
  *
- *   loss = scale / D * sum over counted rows  w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
+ *   loss = scale / D * sum over counted rows of
+ *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
  * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
  * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
@@ -43,8 +44,7 @@ typedef struct xd_loss_desc {
     xd_smoothing smoothing;
     const double *scale;               /* one value that multiplies loss and gradient; NULL -> 1 */
     const xd_denominator *denominator; /* NULL -> denominator_value */
-    double
-        denominator_value; /* D as a number; 0 -> counted rows of this call over comm (one small exchange more) */
+    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
     xd_comm *comm;    /* data and sequence axes: `out` is summed over them; NULL -> this rank's rows only */
     xd_rows gradient; /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
     float
@@ -75,7 +75,8 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, or a loss that
  * is infinite: the row's loss and gradient are zero and status counts it, agreed over all ranks. No counted
- * row: everything is zero and status says so. */
+ * row: everything is zero and status says so. Without a status the call returns DATA on every rank; the
+ * gradient is then written all the same. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 /* xd_loss as a float on the host, with the teacher left out (cross entropy) or the labels left to count only

@@ -4,11 +4,13 @@
 #include "io/model_files.h"
 #include "tensor/redistribute.h"
 
+/* One tensor of a model and the name it has in the file. */
 typedef struct xd_named_tensor {
     const char *name;
     xd_tensor tensor; /* this rank's view; its layout tells the whole shape */
 } xd_named_tensor;
 
+/* What to gather and where to write it. */
 typedef struct xd_model_gather_desc {
     const char *directory;          /* required; exists where root writes */
     const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */

@@ -98,7 +98,8 @@ typedef struct xd_loss_args {
 /* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
  * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
  * x/tau:
- *   OUTSIDE  sum over v not in ids of e^(z - M)        ENTROPY  sum over v not in ids of e^(z - M) (z - M)     */
+ *   OUTSIDE  sum over v not in ids of e^(z - M)
+ *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
 enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS };
 
 /* What becomes of the probability outside the k ids. */
@@ -106,7 +107,7 @@ typedef enum xd_topk_mode {
     XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
     XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
     XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE /* teacher renormalised, ln teacher = -100 outside (NeMo-RL); FORWARD, REVERSE, MIXED */
+    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
 } xd_topk_mode;
 
 /* One side, student or teacher, of one row after the merge. */

@@ -1,0 +1,698 @@
+/* xdistill_mpi.h - the processes of an MPI job as a world of xdistill. License: see xdistill.h.
+
+   In *one* C or C++ file:                            Everywhere else:
+       #define XDISTILL_IMPLEMENTATION                          #include "xdistill.h"
+       #include "xdistill.h"                                    #include "xdistill_mpi.h"
+       #include "xdistill_mpi.h"                      mpicc -std=c99 app.c -lm -lpthread
+
+       MPI_Init(&argc, &argv);
+       xd_comm_mpi(ctx, MPI_COMM_WORLD, &world);      examples/05_mpi.c is a whole program
+       ...
+       xd_comm_destroy(world);
+       MPI_Finalize();
+
+   Everything goes through non-blocking point-to-point messages, so that every wait has a deadline. Sums are formed
+   here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads transport, whatever the
+   MPI library does. Needs MPI 3.0. The thread that owns the context makes the MPI calls: MPI_THREAD_SINGLE will do
+   when it is the main thread. */
+#ifndef XDISTILL_MPI_H
+#define XDISTILL_MPI_H
+
+#if !defined(XDISTILL_H) && !defined(XD_VERSION_MAJOR)
+#    error "include xdistill.h before xdistill_mpi.h"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 1
+#    error "xdistill_mpi.h belongs to xdistill.h version 0.1: take both from one release"
+#endif
+
+/* The C++ bindings of old are not needed, and not clean. */
+#if !defined(OMPI_SKIP_MPICXX)
+#    define OMPI_SKIP_MPICXX 1
+#endif
+#if !defined(MPICH_SKIP_MPICXX)
+#    define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+
+/* Joins the processes of `mpi` into a world; ranks are those of `mpi`.
+ *
+ *   mpi   an intra-communicator; the library works on a duplicate of its own and never touches this one again
+ *   out   destroy it with xd_comm_destroy before MPI_Finalize
+ *
+ * Collective over mpi; waits at most init_timeout_seconds. Memory: the larger of 1 MiB and 64 KiB a rank, once for
+ * all groups that are split from the world.
+ *
+ * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER, those that wait for one that
+ * died or destroyed its handle get TIMEOUT at their deadline. The memory of a broken world that MPI may still look at
+ * is not given back, nor is its communicator; MPI_Finalize may wait for the missing rank.
+ *
+ * Errors: STATE (MPI is not running), MEMORY (the others then get TIMEOUT), PEER (MPI's own error), TIMEOUT. */
+XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out);
+
+#endif
+
+#if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_MPI_IMPLEMENTED)
+#define XDISTILL_MPI_IMPLEMENTED
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Two ranks that are in a group together exchange messages in the order of their calls, and MPI keeps that order for
+ * one tag: so a group needs a tag for each kind of message and no number in it. Group ids grow and are never used
+ * twice by one rank.
+ *
+ * The rank that sees the world break tells all others in a notice, which they look for while they wait and before
+ * each call. That is how a rank that comes too late learns that nobody waits for it any more. */
+
+enum {
+    XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
+    XDI_MPI_CONTROL = 0,
+    XDI_MPI_DATA,
+    XDI_MPI_OFFER, /* send and recv: what the sender has */
+    XDI_MPI_REPLY, /* send and recv: what the receiver wants; later, that it has it */
+    XDI_MPI_CHANNELS,
+    XDI_MPI_CHUNK = 1 << 30,        /* bytes of one message: counts of MPI are int */
+    XDI_MPI_STAGING = 1 << 20,      /* bytes for the pieces of a sum, at least */
+    XDI_MPI_STAGING_RANK = 1 << 16, /* the same for each rank */
+    XDI_MPI_SHORT = 4096,           /* bytes up to which every rank sums a whole all_reduce for itself */
+    XDI_MPI_SPIN = 200              /* looks before every further one gives up the core */
+};
+
+/* What the handles of one world share on this rank. */
+typedef struct xdi_mpi_world {
+    MPI_Comm comm;
+    int holders;       /* handles */
+    int next_group;    /* above every id this rank has used */
+    int groups;        /* ids that the tags of this MPI allow */
+    xd_result failure; /* XD_OK, or what broke the world */
+    int culprit;       /* world rank */
+    bool in_flight;    /* MPI may still look at memory of ours */
+    int32_t notice[2]; /* failure and culprit, on their way to the others */
+    char *staging;     /* pieces of a sum: one node of every rank's forest after another, a tile of each */
+    int64_t staging_bytes;
+} xdi_mpi_world;
+
+/* What passes between this rank and one other in an exchange. */
+typedef struct xdi_mpi_flow {
+    const char *out;
+    char *in;
+    size_t out_bytes, in_bytes;
+} xdi_mpi_flow;
+
+typedef struct xdi_mpi {
+    xd_transport base;
+    xdi_mpi_world *world;
+    int group;
+    int *world_ranks; /* [size], and ranks of world->comm */
+    xd_control mine;
+    xd_control *records;   /* [size], of the last control round */
+    xdi_mpi_flow *flows;   /* [size] */
+    MPI_Request *requests; /* [2 size], of the messages under way: first those that arrive */
+    int *peers;            /* [2 size], the group rank at the other end */
+    int posted, arriving;  /* requests, and those of them that receive */
+    int64_t *begins;       /* [size], where each rank's piece of a sum begins */
+    int64_t *counts;       /* [size], and its length */
+    xd_leaves *leaves;     /* [size] */
+    const void **pieces;   /* [size] */
+} xdi_mpi;
+
+/* ---- failure ---- */
+
+static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
+    if (--world->holders > 0) return;
+    int finalized = 1;
+    MPI_Finalized(&finalized);
+    /* A notice that arrives in a communicator which somebody has freed could end in the next one. */
+    if (world->failure == XD_OK && world->comm != MPI_COMM_NULL && !finalized) MPI_Comm_free(&world->comm);
+    if (world->in_flight) return;
+    xd_release(ctx, world->staging);
+    xd_release(ctx, world);
+}
+
+/* The first failure counts. Tells everybody: notices are so short that they leave at once, and none is waited for. */
+static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
+    int size = 0, rank = 0, done = 0;
+    if (world->failure != XD_OK) return;
+    world->failure = result;
+    world->culprit = culprit;
+    world->notice[0] = (int32_t)result;
+    world->notice[1] = culprit;
+    MPI_Comm_size(world->comm, &size);
+    MPI_Comm_rank(world->comm, &rank);
+    for (int r = 0; r < size; r++) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (r == rank || MPI_Isend(world->notice, 2, MPI_INT32_T, r, XDI_MPI_NOTICE, world->comm, &request))
+            continue;
+        if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) continue;
+        world->in_flight = true;
+        if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+    }
+}
+
+/* True when the world is broken, as far as this rank knows. An error of the probe is left to the messages. */
+static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
+    int there = 0;
+    int32_t notice[2];
+    MPI_Status status;
+    if (world->failure != XD_OK) return true;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, XDI_MPI_NOTICE, world->comm, &there, &status) != MPI_SUCCESS || !there)
+        return false;
+    if (MPI_Recv(notice, 2, MPI_INT32_T, status.MPI_SOURCE, XDI_MPI_NOTICE, world->comm, MPI_STATUS_IGNORE))
+        return false;
+    world->failure = (xd_result)notice[0];
+    world->culprit = notice[1];
+    return true;
+}
+
+/* "2" or "2,3": the world ranks at the other end of what is under way; "" when that is nobody. Returns the group rank
+ * of the first, or -1. */
+static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
+    size_t used = 0;
+    int first = -1;
+    text[0] = 0;
+    for (int r = 0; r < t->base.size && used + 16 < size; r++) {
+        bool waits = false;
+        for (int i = 0; i < t->posted; i++)
+            waits = waits || (t->peers[i] == r && t->requests[i] != MPI_REQUEST_NULL);
+        if (!waits) continue;
+        used += (size_t)snprintf(text + used, size - used, used ? ",%d" : "%d", t->world_ranks[r]);
+        if (first < 0) first = r;
+    }
+    return first;
+}
+
+/* Ends what is under way, for the caller may free the buffers: messages that have not begun to arrive are cancelled,
+ * the others get a second. */
+static void xdi_mpi_give_up(xdi_mpi *t) {
+    const double end = xd_now(t->base.ctx) + 1.0;
+    int done = 0;
+    for (int i = 0; i < t->arriving; i++)
+        if (t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
+    while (MPI_Testall(t->posted, t->requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && !done &&
+           xd_now(t->base.ctx) < end)
+        sched_yield();
+    for (int i = 0; i < t->posted && !done; i++) {
+        if (t->requests[i] == MPI_REQUEST_NULL) continue;
+        MPI_Request_free(&t->requests[i]);
+        t->world->in_flight = true;
+    }
+    t->posted = t->arriving = 0;
+}
+
+/* Reports the broken world in the words of comm/threads.c. A rank that was waiting for the one that did not come says
+ * TIMEOUT, like the rank that looked at the clock first; the late one itself, and every later call, says PEER. */
+static xd_result xdi_mpi_report(xdi_mpi *t, bool waiting) {
+    const int culprit = t->world->culprit, me = t->world_ranks[t->base.rank];
+    const bool late = t->world->failure == XD_ERROR_TIMEOUT;
+    char missing[160];
+    xdi_mpi_missing(t, missing, sizeof missing);
+    xdi_mpi_give_up(t);
+    if (late && culprit == me)
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
+                                "rank %d came after the deadline: the world is broken", me);
+    if (late && waiting) {
+        if (!missing[0]) snprintf(missing, sizeof missing, "%d", culprit);
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, culprit,
+                                "rank%s %s did not arrive before the deadline",
+                                strchr(missing, ',') ? "s" : "", missing);
+    }
+    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "rank %d %s: the world is broken", culprit,
+                            late ? "did not arrive before the deadline" : "failed or left");
+}
+
+/* An error of MPI itself, in a message from or to `peer`. */
+static xd_result xdi_mpi_fault(xdi_mpi *t, int code, int peer) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    const int culprit = t->world_ranks[peer];
+    MPI_Error_string(code, text, &length);
+    xdi_mpi_break(t->world, XD_ERROR_PEER, culprit);
+    xdi_mpi_give_up(t);
+    return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit, "messages with rank %d fail: %.200s",
+                            culprit, text);
+}
+
+/* ---- messages ---- */
+
+/* Looks at every request for itself: Testall says only whether all are done. */
+static xd_result xdi_mpi_test_each(xdi_mpi *t) {
+    for (int i = 0; i < t->posted; i++) {
+        int done = 0;
+        const int code = MPI_Test(&t->requests[i], &done, MPI_STATUS_IGNORE);
+        if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, t->peers[i]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_expire(xdi_mpi *t) {
+    char missing[160];
+    XDI_TRY(xdi_mpi_test_each(t));
+    const int first = xdi_mpi_missing(t, missing, sizeof missing);
+    if (first < 0) return XD_OK; /* the last one came just now */
+    xdi_mpi_break(t->world, XD_ERROR_TIMEOUT, t->world_ranks[first]);
+    return xdi_mpi_report(t, true);
+}
+
+/* Waits for all that is under way. */
+static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
+    for (int turn = 0;; turn += turn < XDI_MPI_SPIN) {
+        int done = 0;
+        const int code = MPI_Testall(t->posted, t->requests, &done, MPI_STATUSES_IGNORE);
+        if (code != MPI_SUCCESS) {
+            XDI_TRY(xdi_mpi_test_each(t));
+            return xdi_mpi_fault(t, code, t->peers[0]);
+        }
+        if (done) break;
+        if (turn < XDI_MPI_SPIN) continue;
+        sched_yield();
+        if (xdi_mpi_is_broken(t->world)) {
+            XDI_TRY(xdi_mpi_test_each(t));
+            return xdi_mpi_report(t, true);
+        }
+        if (xd_now(t->base.ctx) < deadline) continue;
+        XDI_TRY(xdi_mpi_expire(t));
+        break;
+    }
+    t->posted = t->arriving = 0;
+    return XD_OK;
+}
+
+static int xdi_mpi_tag(const xdi_mpi *t, int channel) {
+    return t->group * XDI_MPI_CHANNELS + channel;
+}
+
+/* Starts the next message of one direction of a flow, when there is one. */
+static xd_result xdi_mpi_post(xdi_mpi *t, int peer, bool arrives, int tag) {
+    xdi_mpi_flow *flow = &t->flows[peer];
+    const size_t left = arrives ? flow->in_bytes : flow->out_bytes;
+    const size_t bytes = left < (size_t)XDI_MPI_CHUNK ? left : (size_t)XDI_MPI_CHUNK;
+    MPI_Request *request = &t->requests[t->posted];
+    const int rank = t->world_ranks[peer];
+    if (bytes == 0) return XD_OK;
+    const int code = arrives ? MPI_Irecv(flow->in, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
+                             : MPI_Isend(flow->out, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request);
+    if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, peer);
+    t->peers[t->posted++] = peer;
+    if (arrives) {
+        t->arriving = t->posted;
+        flow->in += bytes;
+        flow->in_bytes -= bytes;
+    } else {
+        flow->out += bytes;
+        flow->out_bytes -= bytes;
+    }
+    return XD_OK;
+}
+
+/* Moves everything in t->flows, and leaves them empty. Both ends of a flow cut it into the same messages. */
+static xd_result xdi_mpi_exchange(xdi_mpi *t, int channel, double deadline) {
+    const int n = t->base.size, tag = xdi_mpi_tag(t, channel);
+    for (bool more = true; more;) {
+        more = false;
+        for (int k = 1; k < n; k++) XDI_TRY(xdi_mpi_post(t, (t->base.rank + n - k) % n, true, tag));
+        for (int k = 1; k < n; k++) XDI_TRY(xdi_mpi_post(t, (t->base.rank + k) % n, false, tag));
+        XDI_TRY(xdi_mpi_wait(t, deadline));
+        for (int r = 0; r < n; r++) more = more || t->flows[r].in_bytes || t->flows[r].out_bytes;
+    }
+    return XD_OK;
+}
+
+/* Begins a new exchange. A failed one may have left something behind. */
+static void xdi_mpi_clear(xdi_mpi *t) {
+    memset(t->flows, 0, (size_t)t->base.size * sizeof *t->flows);
+}
+
+static void xdi_mpi_out(xdi_mpi *t, int peer, const void *data, int64_t begin, int64_t count, size_t size) {
+    if (count <= 0) return;
+    t->flows[peer].out = (const char *)data + (size_t)begin * size;
+    t->flows[peer].out_bytes = (size_t)count * size;
+}
+
+static void xdi_mpi_in(xdi_mpi *t, int peer, void *data, int64_t begin, int64_t count, size_t size) {
+    if (count <= 0) return;
+    t->flows[peer].in = (char *)data + (size_t)begin * size;
+    t->flows[peer].in_bytes = (size_t)count * size;
+}
+
+/* What stays on this rank is copied, not sent. */
+static void xdi_mpi_keep(xdi_mpi *t) {
+    xdi_mpi_flow *own = &t->flows[t->base.rank];
+    if (own->in_bytes && own->out_bytes && own->in != own->out) memcpy(own->in, own->out, own->in_bytes);
+    memset(own, 0, sizeof *own);
+}
+
+/* ---- the vtable ---- */
+
+static xd_result xdi_mpi_gather_records(xdi_mpi *t, double deadline, const int *members, int count) {
+    xdi_mpi_clear(t);
+    for (int i = 0; i < count; i++) {
+        const int r = members ? members[i] : i;
+        xdi_mpi_out(t, r, &t->mine, 0, 1, sizeof t->mine);
+        xdi_mpi_in(t, r, t->records, r, 1, sizeof t->mine);
+    }
+    xdi_mpi_keep(t);
+    return xdi_mpi_exchange(t, XDI_MPI_CONTROL, deadline);
+}
+
+static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
+                                 xd_control *all, double deadline) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    (void)next;
+    if (xdi_mpi_is_broken(t->world)) return xdi_mpi_report(t, false);
+    t->mine = *mine;
+    XDI_TRY(xdi_mpi_gather_records(t, deadline, NULL, transport->size));
+    memcpy(all, t->records, (size_t)transport->size * sizeof *all);
+    return XD_OK;
+}
+
+/* Where the next piece begins: by its displacement, or behind the last one. */
+static int64_t xdi_mpi_place(const int64_t *displacements, int rank, int64_t count, int64_t *end) {
+    const int64_t begin = displacements ? displacements[rank] : *end;
+    *end += count;
+    return begin;
+}
+
+/* Every kind that only moves data, as flows. */
+static void xdi_mpi_plan(xdi_mpi *t, const xd_collective *c) {
+    const int n = t->base.size, me = t->base.rank;
+    const bool to_all = c->kind == XD_COLLECTIVE_ALL_TO_ALL, gather = c->kind == XD_COLLECTIVE_GATHER;
+    const bool all_gather = c->kind == XD_COLLECTIVE_ALL_GATHER, scatter = c->kind == XD_COLLECTIVE_SCATTER;
+    const bool broadcast = c->kind == XD_COLLECTIVE_BROADCAST, root = c->root == me;
+    const size_t size = xd_dtype_size(c->dtype);
+    int64_t sent = 0, received = 0;
+    xdi_mpi_clear(t);
+    for (int r = 0; r < n; r++) {
+        const bool from_root = r == c->root;
+        if (to_all || scatter) {
+            const int64_t begin = xdi_mpi_place(c->send_displacements, r, c->send_counts[r], &sent);
+            if (to_all || root) xdi_mpi_out(t, r, c->send, begin, c->send_counts[r], size);
+        }
+        if (to_all || all_gather || gather) {
+            const int64_t begin = xdi_mpi_place(c->recv_displacements, r, c->recv_counts[r], &received);
+            if (!gather || root) xdi_mpi_in(t, r, c->recv, begin, c->recv_counts[r], size);
+        }
+        if (all_gather || (gather && from_root)) xdi_mpi_out(t, r, c->send, 0, c->recv_counts[me], size);
+        if (scatter && from_root) xdi_mpi_in(t, r, c->recv, 0, c->send_counts[me], size);
+        if (broadcast && root) xdi_mpi_out(t, r, c->send, 0, c->count, size);
+        if (broadcast && from_root && !root) xdi_mpi_in(t, r, c->recv, 0, c->count, size);
+    }
+    xdi_mpi_keep(t);
+}
+
+/* ---- sums ---- */
+
+static int64_t xdi_mpi_nodes(const xdi_mpi *t, int rank) {
+    return t->leaves[rank].total ? xd_leaves_nodes(t->leaves[rank].first, t->leaves[rank].count) : 1;
+}
+
+/* Elements of a piece of `count` in the tile that begins at `at`. */
+static int64_t xdi_mpi_in_tile(int64_t count, int64_t at, int64_t tile) {
+    const int64_t left = count > at ? count - at : 0;
+    return left < tile ? left : tile;
+}
+
+/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks before r)
+ * + k of the staging memory. Node by node, since the nodes of a forest do not lie back to back. */
+static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t stride, int64_t at, int64_t tile,
+                               double deadline) {
+    const size_t size = xd_dtype_size(c->dtype);
+    const int n = t->base.size, me = t->base.rank;
+    int64_t deepest = 0;
+    for (int r = 0; r < n; r++) deepest = xdi_mpi_nodes(t, r) > deepest ? xdi_mpi_nodes(t, r) : deepest;
+    for (int64_t k = 0; k < deepest; k++) {
+        int64_t slot = 0; /* tiles of the ranks before */
+        xdi_mpi_clear(t);
+        for (int r = 0; r < n; slot += xdi_mpi_nodes(t, r++)) {
+            if (k == 0) t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
+            if (k < xdi_mpi_nodes(t, me))
+                xdi_mpi_out(t, r, c->send, k * stride + t->begins[r] + at,
+                            xdi_mpi_in_tile(t->counts[r], at, tile), size);
+            if (k < xdi_mpi_nodes(t, r))
+                xdi_mpi_in(t, r, t->world->staging, (slot + k) * tile,
+                           xdi_mpi_in_tile(t->counts[me], at, tile), size);
+        }
+        xdi_mpi_keep(t);
+        XDI_TRY(xdi_mpi_exchange(t, XDI_MPI_DATA, deadline));
+    }
+    return XD_OK;
+}
+
+/* Reduces this rank's piece into out, tile by tile. */
+static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, int64_t stride, int64_t tile,
+                                double deadline) {
+    const size_t size = xd_dtype_size(c->dtype);
+    const int n = t->base.size;
+    int64_t longest = 0;
+    for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
+    for (int64_t at = 0; at < longest; at += tile) {
+        const int64_t count = xdi_mpi_in_tile(t->counts[t->base.rank], at, tile);
+        XDI_TRY(xdi_mpi_bring(t, c, stride, at, tile, deadline));
+        if (count == 0) continue;
+        char *to = (char *)out + (size_t)at * size;
+        if (c->leaves.total)
+            XDI_TRY(xd_reduce_leaves(t->base.ctx, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
+        else
+            XDI_TRY(xd_reduce_pieces(t->base.ctx, to, t->pieces, n, count, c->dtype, c->op));
+    }
+    return XD_OK;
+}
+
+/* Reads every rank's leaves off the control records; returns the elements that a tile of each node may have. */
+static int64_t xdi_mpi_tile(xdi_mpi *t, const xd_collective *c) {
+    int64_t nodes = 0;
+    for (int r = 0; r < t->base.size; r++) {
+        t->leaves[r].first = (int64_t)t->records[r].extra;
+        t->leaves[r].count = (int64_t)t->records[r].leaves;
+        t->leaves[r].total = c->leaves.total;
+        nodes += xdi_mpi_nodes(t, r);
+    }
+    const int64_t tile = t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
+    return tile > 0 ? tile : 1;
+}
+
+static xd_result xdi_mpi_reduce_scatter(xdi_mpi *t, const xd_collective *c, double deadline) {
+    int64_t total = 0;
+    const int64_t tile = xdi_mpi_tile(t, c);
+    for (int r = 0; r < t->base.size; r++) {
+        t->begins[r] = xdi_mpi_place(c->send_displacements, r, c->send_counts[r], &total);
+        t->counts[r] = c->send_counts[r];
+    }
+    return xdi_mpi_reduce(t, c, c->recv, total, tile, deadline);
+}
+
+/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In place,
+ * a rank stores sums only over what it has sent already or sends to nobody. */
+static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double deadline) {
+    const int n = t->base.size, me = t->base.rank;
+    const size_t size = xd_dtype_size(c->dtype);
+    const int64_t tile = xdi_mpi_tile(t, c);
+    const bool whole = c->count <= tile && (size_t)c->count * size <= (size_t)XDI_MPI_SHORT;
+    const int64_t each = c->count / n, rest = c->count % n;
+    for (int r = 0; r < n; r++) {
+        t->begins[r] = whole ? 0 : r * each + (r < rest ? r : rest);
+        t->counts[r] = whole ? c->count : each + (r < rest ? 1 : 0);
+    }
+    char *own = (char *)c->recv + (size_t)t->begins[me] * size;
+    XDI_TRY(xdi_mpi_reduce(t, c, own, c->count, tile, deadline));
+    if (whole) return XD_OK;
+    xdi_mpi_clear(t);
+    for (int r = 0; r < n; r++) {
+        if (r == me) continue;
+        xdi_mpi_out(t, r, own, 0, t->counts[me], size);
+        xdi_mpi_in(t, r, c->recv, t->begins[r], t->counts[r], size);
+    }
+    return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
+}
+
+/* ---- two ranks ---- */
+
+/* One message to, and when `in` is given one from, c->root. */
+static xd_result xdi_mpi_tell(xdi_mpi *t, int peer, int channel, const void *out, void *in, size_t bytes,
+                              double deadline) {
+    xdi_mpi_clear(t);
+    if (out) xdi_mpi_out(t, peer, out, 0, 1, bytes);
+    if (in) xdi_mpi_in(t, peer, in, 0, 1, bytes);
+    return xdi_mpi_exchange(t, channel, deadline);
+}
+
+/* Offer, reply, and when both agree the data and a word that it is there. */
+static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadline) {
+    const bool sends = c->kind == XD_COLLECTIVE_SEND;
+    const int peer = c->root, me = t->base.rank, from = t->world_ranks[sends ? me : peer],
+              to = t->world_ranks[sends ? peer : me];
+    if (xdi_mpi_is_broken(t->world)) return xdi_mpi_report(t, false);
+    xd_control *theirs = &t->records[peer];
+    memset(&t->mine, 0, sizeof t->mine);
+    t->mine.count = (uint64_t)c->count;
+    t->mine.dtype = (uint32_t)c->dtype;
+    const xd_control *offer = sends ? &t->mine : theirs, *reply = sends ? theirs : &t->mine;
+    XDI_TRY(xdi_mpi_tell(t, peer, XDI_MPI_OFFER, sends ? offer : NULL, sends ? NULL : theirs, sizeof *offer,
+                         deadline));
+    XDI_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
+                         deadline));
+    XDI_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
+                "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
+                xd_dtype_name((xd_dtype)reply->dtype));
+    XDI_REQUIRE(t->base.ctx, offer->count == reply->count, XD_ERROR_MISMATCH,
+                "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
+                (long long)reply->count);
+    const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
+    XDI_TRY(
+        xdi_mpi_tell(t, peer, XDI_MPI_DATA, sends ? c->send : NULL, sends ? NULL : c->recv, bytes, deadline));
+    return xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
+                        deadline);
+}
+
+static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c, double deadline) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    switch (c->kind) {
+    case XD_COLLECTIVE_SEND:
+    case XD_COLLECTIVE_RECV: return xdi_mpi_pair(t, c, deadline);
+    case XD_COLLECTIVE_ALL_REDUCE: return xdi_mpi_all_reduce(t, c, deadline);
+    case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_mpi_reduce_scatter(t, c, deadline);
+    default: xdi_mpi_plan(t, c); return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
+    }
+}
+
+/* ---- handles ---- */
+
+static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
+                                xdi_mpi **out);
+
+/* The members agree on an id that none of them has used: then no two ranks share it in any other group. */
+static xd_result xdi_mpi_split(xd_transport *transport, const int *members, int size, int rank,
+                               double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *child = NULL;
+    memset(&t->mine, 0, sizeof t->mine);
+    t->mine.sequence = (uint64_t)t->world->next_group;
+    XDI_TRY(xdi_mpi_gather_records(t, deadline, members, size));
+    uint64_t id = 0;
+    for (int r = 0; r < size; r++) {
+        const uint64_t theirs = t->records[members[r]].sequence;
+        id = theirs > id ? theirs : id;
+    }
+    XDI_REQUIRE(transport->ctx, id < (uint64_t)t->world->groups, XD_ERROR_UNSUPPORTED,
+                "the tags of this MPI are enough for %d groups", t->world->groups - 1);
+    t->world->next_group = (int)id + 1;
+    XDI_TRY(xdi_mpi_create(transport->ctx, t->world, size, rank, (int)id, &child));
+    for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
+    *out = &child->base;
+    return XD_OK;
+}
+
+static void xdi_mpi_abort(xd_transport *transport) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+}
+
+static void xdi_mpi_destroy(xd_transport *transport) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    xd_ctx *ctx = transport->ctx;
+    xdi_mpi_world *world = t->world;
+    const bool in_flight = world->in_flight;
+    xdi_mpi_release_world(ctx, world);
+    xd_release(ctx, (void *)t->pieces);
+    xd_release(ctx, t->leaves);
+    xd_release(ctx, t->counts);
+    xd_release(ctx, t->begins);
+    xd_release(ctx, t->peers);
+    xd_release(ctx, t->requests);
+    xd_release(ctx, t->flows);
+    xd_release(ctx, t->world_ranks);
+    if (in_flight) return;
+    xd_release(ctx, t->records);
+    xd_release(ctx, t);
+}
+
+static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute,
+                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy };
+
+/* A handle; the caller fills in world_ranks. */
+static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
+                                xdi_mpi **out) {
+    const size_t n = (size_t)size;
+    xdi_mpi *t = (xdi_mpi *)xd_allocate(ctx, sizeof *t);
+    XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+    t->base.ops = &xdi_mpi_ops;
+    t->base.ctx = ctx;
+    t->base.rank = rank;
+    t->base.size = size;
+    t->world = world;
+    t->group = group;
+    world->holders++;
+    t->world_ranks = (int *)xd_allocate(ctx, n * sizeof *t->world_ranks);
+    t->records = (xd_control *)xd_allocate(ctx, n * sizeof *t->records);
+    t->flows = (xdi_mpi_flow *)xd_allocate(ctx, n * sizeof *t->flows);
+    t->requests = (MPI_Request *)xd_allocate(ctx, 2 * n * sizeof *t->requests);
+    t->peers = (int *)xd_allocate(ctx, 2 * n * sizeof *t->peers);
+    t->begins = (int64_t *)xd_allocate(ctx, n * sizeof *t->begins);
+    t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
+    t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
+    t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
+    if (!t->world_ranks || !t->records || !t->flows || !t->requests || !t->peers || !t->begins ||
+        !t->counts || !t->leaves || !t->pieces) {
+        xdi_mpi_destroy(&t->base);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
+    }
+    t->base.world_ranks = t->world_ranks;
+    *out = t;
+    return XD_OK;
+}
+
+/* The duplicate, made in the background so that a rank that never comes is noticed. */
+static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
+    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int done = 0, code = MPI_Comm_idup(mpi, out, &request);
+    while (code == MPI_SUCCESS) {
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (code == MPI_SUCCESS && done) break;
+        XDI_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT,
+                    "some rank of the communicator did not call xd_comm_mpi before the deadline");
+        sched_yield();
+    }
+    XDI_REQUIRE(ctx, code == MPI_SUCCESS, XD_ERROR_PEER, "MPI could not duplicate the communicator: code %d",
+                code);
+    MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN);
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_create_world(xd_ctx *ctx, MPI_Comm mpi, int size, xdi_mpi_world *world) {
+    int *most = NULL, found = 0;
+    world->comm = MPI_COMM_NULL;
+    world->next_group = 2;
+    world->staging_bytes = (int64_t)XDI_MPI_STAGING_RANK * size;
+    if (world->staging_bytes < XDI_MPI_STAGING) world->staging_bytes = XDI_MPI_STAGING;
+    world->staging = (char *)xd_allocate(ctx, (size_t)world->staging_bytes);
+    XDI_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %lld bytes of staging",
+                (long long)world->staging_bytes);
+    world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm);
+    if (world->failure != XD_OK) world->in_flight = true; /* MPI may still write the handle */
+    XDI_TRY(world->failure);
+    MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
+    world->groups = (found ? *most : 32767) / XDI_MPI_CHANNELS;
+    return XD_OK;
+}
+
+XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out) {
+    int running = 0, finalized = 0, size = 0, rank = 0;
+    MPI_Initialized(&running);
+    MPI_Finalized(&finalized);
+    XDI_REQUIRE(ctx, running && !finalized, XD_ERROR_STATE,
+                "xd_comm_mpi comes after MPI_Init and before MPI_Finalize");
+    MPI_Comm_size(mpi, &size);
+    MPI_Comm_rank(mpi, &rank);
+    xd_ctx_set_rank(ctx, rank);
+    xdi_mpi *t = NULL;
+    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world);
+    XDI_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", size);
+    world->holders = 1; /* this function, until the handle exists */
+    xd_result result = xdi_mpi_create_world(ctx, mpi, size, world);
+    if (result == XD_OK) result = xdi_mpi_create(ctx, world, size, rank, 1, &t);
+    xdi_mpi_release_world(ctx, world);
+    XDI_TRY(result);
+    for (int r = 0; r < size; r++) t->world_ranks[r] = r;
+    return xd_comm_create(ctx, &t->base, out);
+}
+
+#endif

@@ -38,14 +38,15 @@
  *   mpi   an intra-communicator; the library works on a duplicate of its own and never touches this one again
  *   out   destroy it with xd_comm_destroy before MPI_Finalize
  *
- * Collective over mpi; waits at most init_timeout_seconds. Memory: the larger of 1 MiB and 64 KiB a rank, once for
- * all groups that are split from the world.
+ * Collective over mpi; waits at most init_timeout_seconds. Memory: the larger of 1 MiB and 64 KiB a rank,
+ * once for all groups that are split from the world.
  *
- * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER, those that wait for one that
- * died or destroyed its handle get TIMEOUT at their deadline. The memory of a broken world that MPI may still look at
- * is not given back, nor is its communicator; MPI_Finalize may wait for the missing rank.
+ * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER, those that wait for one
+ * that died or destroyed its handle get TIMEOUT at their deadline. The memory of a broken world that MPI may
+ * still look at is not given back, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
- * Errors: STATE (MPI is not running), MEMORY (the others then get TIMEOUT), PEER (MPI's own error), TIMEOUT. */
+ * Errors: STATE (MPI is not running), MEMORY (the others then get TIMEOUT), PEER (MPI's own error), TIMEOUT.
+ */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out);
 
 #endif
@@ -57,12 +58,12 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, MPI_Comm mpi, xd_comm **out);
 #include <stdio.h>
 #include <string.h>
 
-/* Two ranks that are in a group together exchange messages in the order of their calls, and MPI keeps that order for
- * one tag: so a group needs a tag for each kind of message and no number in it. Group ids grow and are never used
- * twice by one rank.
+/* Two ranks that are in a group together exchange messages in the order of their calls, and MPI keeps that
+ * order for one tag: so a group needs a tag for each kind of message and no number in it. Group ids grow and
+ * are never used twice by one rank.
  *
- * The rank that sees the world break tells all others in a notice, which they look for while they wait and before
- * each call. That is how a rank that comes too late learns that nobody waits for it any more. */
+ * The rank that sees the world break tells all others in a notice, which they look for while they wait and
+ * before each call. That is how a rank that comes too late learns that nobody waits for it any more. */
 
 enum {
     XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
@@ -129,7 +130,8 @@ static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
     xd_release(ctx, world);
 }
 
-/* The first failure counts. Tells everybody: notices are so short that they leave at once, and none is waited for. */
+/* The first failure counts. Tells everybody: notices are so short that they leave at once, and none is waited
+ * for. */
 static void xdi_mpi_break(xdi_mpi_world *world, xd_result result, int culprit) {
     int size = 0, rank = 0, done = 0;
     if (world->failure != XD_OK) return;
@@ -164,8 +166,8 @@ static bool xdi_mpi_is_broken(xdi_mpi_world *world) {
     return true;
 }
 
-/* "2" or "2,3": the world ranks at the other end of what is under way; "" when that is nobody. Returns the group rank
- * of the first, or -1. */
+/* "2" or "2,3": the world ranks at the other end of what is under way; "" when that is nobody. Returns the
+ * group rank of the first, or -1. */
 static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
     size_t used = 0;
     int first = -1;
@@ -181,8 +183,8 @@ static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
     return first;
 }
 
-/* Ends what is under way, for the caller may free the buffers: messages that have not begun to arrive are cancelled,
- * the others get a second. */
+/* Ends what is under way, for the caller may free the buffers: messages that have not begun to arrive are
+ * cancelled, the others get a second. */
 static void xdi_mpi_give_up(xdi_mpi *t) {
     const double end = xd_now(t->base.ctx) + 1.0;
     int done = 0;
@@ -199,8 +201,9 @@ static void xdi_mpi_give_up(xdi_mpi *t) {
     t->posted = t->arriving = 0;
 }
 
-/* Reports the broken world in the words of comm/threads.c. A rank that was waiting for the one that did not come says
- * TIMEOUT, like the rank that looked at the clock first; the late one itself, and every later call, says PEER. */
+/* Reports the broken world in the words of comm/threads.c. A rank that was waiting for the one that did not
+ * come says TIMEOUT, like the rank that looked at the clock first; the late one itself, and every later call,
+ * says PEER. */
 static xd_result xdi_mpi_report(xdi_mpi *t, bool waiting) {
     const int culprit = t->world->culprit, me = t->world_ranks[t->base.rank];
     const bool late = t->world->failure == XD_ERROR_TIMEOUT;
@@ -411,7 +414,8 @@ static int64_t xdi_mpi_in_tile(int64_t count, int64_t at, int64_t tile) {
     return left < tile ? left : tile;
 }
 
-/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks before r)
+/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks
+ * before r)
  * + k of the staging memory. Node by node, since the nodes of a forest do not lie back to back. */
 static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t stride, int64_t at, int64_t tile,
                                double deadline) {
@@ -457,7 +461,8 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
     return XD_OK;
 }
 
-/* Reads every rank's leaves off the control records; returns the elements that a tile of each node may have. */
+/* Reads every rank's leaves off the control records; returns the elements that a tile of each node may have.
+ */
 static int64_t xdi_mpi_tile(xdi_mpi *t, const xd_collective *c) {
     int64_t nodes = 0;
     for (int r = 0; r < t->base.size; r++) {
@@ -480,8 +485,8 @@ static xd_result xdi_mpi_reduce_scatter(xdi_mpi *t, const xd_collective *c, doub
     return xdi_mpi_reduce(t, c, c->recv, total, tile, deadline);
 }
 
-/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In place,
- * a rank stores sums only over what it has sent already or sends to nobody. */
+/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In
+ * place, a rank stores sums only over what it has sent already or sends to nobody. */
 static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double deadline) {
     const int n = t->base.size, me = t->base.rank;
     const size_t size = xd_dtype_size(c->dtype);

@@ -1,5 +1,5 @@
-/* The MPI transport against the threads transport: the same program on both, the same bits. Every process runs every
- * test; rank 0 counts and prints. Needs three ranks or more. */
+/* The MPI transport against the threads transport: the same program on both, the same bits. Every process
+ * runs every test; rank 0 counts and prints. Needs three ranks or more. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
@@ -303,7 +303,8 @@ XD_TEST(agree_gives_every_rank_the_message_of_the_one_that_failed) {
     leave(world);
 }
 
-/* One rank stays away from a call of `group`; the others learn who it was, and so does it when it comes too late. */
+/* One rank stays away from a call of `group`; the others learn who it was, and so does it when it comes too
+ * late. */
 static void stay_away(xd_comm *world, xd_comm *group) {
     float data[4] = { 0 };
     const bool odd = xd_comm_rank(world) == ODD;

@@ -4078,6 +4078,9 @@ XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *stu
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
+/* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
+XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
+
 /* >>kernel/fixed.c */
 
 #include <math.h>
@@ -4687,6 +4690,19 @@ static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *
     return XD_OK;
 }
 
+XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
+    xd_loss_kernels kernels;
+    kernels.references = xdi_cpu_loss_references;
+    kernels.merge_references = xdi_cpu_loss_merge_references;
+    kernels.stats = xdi_cpu_loss_stats;
+    kernels.combine = xdi_cpu_loss_combine;
+    kernels.mixture = xdi_cpu_loss_mixture;
+    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
+    kernels.grad = xdi_cpu_loss_grad;
+    xdi_topk_kernels_fill(&kernels);
+    return kernels;
+}
+
 /* >>kernel/topk_cpu.c */
 
 #include <math.h>
@@ -5103,22 +5119,14 @@ static xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a
     return XD_OK;
 }
 
-XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
-    xd_loss_kernels kernels;
-    kernels.references = xdi_cpu_loss_references;
-    kernels.merge_references = xdi_cpu_loss_merge_references;
-    kernels.stats = xdi_cpu_loss_stats;
-    kernels.combine = xdi_cpu_loss_combine;
-    kernels.mixture = xdi_cpu_loss_mixture;
-    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
-    kernels.grad = xdi_cpu_loss_grad;
-    kernels.topk_maxima = xdi_cpu_topk_maxima;
-    kernels.topk_stats = xdi_cpu_topk_stats;
-    kernels.topk_merge = xdi_cpu_topk_merge;
-    kernels.topk_divergence = xdi_cpu_topk_divergence;
-    kernels.topk_grad = xdi_cpu_topk_grad;
-    kernels.select = xdi_cpu_select;
-    return kernels;
+/* The top-k entries of the plain table. */
+XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels) {
+    kernels->topk_maxima = xdi_cpu_topk_maxima;
+    kernels->topk_stats = xdi_cpu_topk_stats;
+    kernels->topk_merge = xdi_cpu_topk_merge;
+    kernels->topk_divergence = xdi_cpu_topk_divergence;
+    kernels->topk_grad = xdi_cpu_topk_grad;
+    kernels->select = xdi_cpu_select;
 }
 
 /* >>kernel/optimizer_cpu.c */
@@ -12925,4 +12933,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 2a8299e925e3f15c8002b01203d0256e16ab851f5a2e80bff02fea3bcae40058 */
+/* xdistill sha256 b49731c1c7c3a1f51ee0faf84cca3fac899477e749b3231e2a120f8a059c09e1 */

@@ -40,4 +40,7 @@ XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *stu
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
+/* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
+XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
+
 #endif

@@ -412,3 +412,16 @@ static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *
     }
     return XD_OK;
 }
+
+XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
+    xd_loss_kernels kernels;
+    kernels.references = xdi_cpu_loss_references;
+    kernels.merge_references = xdi_cpu_loss_merge_references;
+    kernels.stats = xdi_cpu_loss_stats;
+    kernels.combine = xdi_cpu_loss_combine;
+    kernels.mixture = xdi_cpu_loss_mixture;
+    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
+    kernels.grad = xdi_cpu_loss_grad;
+    xdi_topk_kernels_fill(&kernels);
+    return kernels;
+}

@@ -412,20 +412,12 @@ static xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a
     return XD_OK;
 }
 
-XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
-    xd_loss_kernels kernels;
-    kernels.references = xdi_cpu_loss_references;
-    kernels.merge_references = xdi_cpu_loss_merge_references;
-    kernels.stats = xdi_cpu_loss_stats;
-    kernels.combine = xdi_cpu_loss_combine;
-    kernels.mixture = xdi_cpu_loss_mixture;
-    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
-    kernels.grad = xdi_cpu_loss_grad;
-    kernels.topk_maxima = xdi_cpu_topk_maxima;
-    kernels.topk_stats = xdi_cpu_topk_stats;
-    kernels.topk_merge = xdi_cpu_topk_merge;
-    kernels.topk_divergence = xdi_cpu_topk_divergence;
-    kernels.topk_grad = xdi_cpu_topk_grad;
-    kernels.select = xdi_cpu_select;
-    return kernels;
+/* The top-k entries of the plain table. */
+XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels) {
+    kernels->topk_maxima = xdi_cpu_topk_maxima;
+    kernels->topk_stats = xdi_cpu_topk_stats;
+    kernels->topk_merge = xdi_cpu_topk_merge;
+    kernels->topk_divergence = xdi_cpu_topk_divergence;
+    kernels->topk_grad = xdi_cpu_topk_grad;
+    kernels->select = xdi_cpu_select;
 }

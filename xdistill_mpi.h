@@ -11,14 +11,14 @@
        xd_comm_destroy(world);
        MPI_Finalize();
 
-   Everything goes through non-blocking point-to-point messages, so that every wait has a deadline. Sums are formed
-   here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads transport, whatever the
-   MPI library does. Needs MPI 3.0. The thread that owns the context makes the MPI calls: MPI_THREAD_SINGLE will do
-   when it is the main thread. */
+   Everything goes through non-blocking point-to-point messages, so that every wait has a deadline. Sums are
+   formed here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads
+   transport, whatever the MPI library does. Needs MPI 3.0. The thread that owns the context makes the MPI
+   calls: MPI_THREAD_SINGLE will do when it is the main thread. */
 #ifndef XDISTILL_MPI_H
 #define XDISTILL_MPI_H
 
-#if !defined(XDISTILL_H) && !defined(XD_VERSION_MAJOR)
+#if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_mpi.h"
 #elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 1
 #    error "xdistill_mpi.h belongs to xdistill.h version 0.1: take both from one release"
@@ -109,6 +109,7 @@ typedef struct xdi_mpi {
     xd_control *records;   /* [size], of the last control round */
     xdi_mpi_flow *flows;   /* [size] */
     MPI_Request *requests; /* [2 size], of the messages under way: first those that arrive */
+    MPI_Status *statuses;  /* [2 size], scratch: some compilers take MPICH's "ignore" for an array of none */
     int *peers;            /* [2 size], the group rank at the other end */
     int posted, arriving;  /* requests, and those of them that receive */
     int64_t *begins;       /* [size], where each rank's piece of a sum begins */
@@ -190,7 +191,7 @@ static void xdi_mpi_give_up(xdi_mpi *t) {
     int done = 0;
     for (int i = 0; i < t->arriving; i++)
         if (t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
-    while (MPI_Testall(t->posted, t->requests, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && !done &&
+    while (MPI_Testall(t->posted, t->requests, &done, t->statuses) == MPI_SUCCESS && !done &&
            xd_now(t->base.ctx) < end)
         sched_yield();
     for (int i = 0; i < t->posted && !done; i++) {
@@ -260,7 +261,7 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
 static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
     for (int turn = 0;; turn += turn < XDI_MPI_SPIN) {
         int done = 0;
-        const int code = MPI_Testall(t->posted, t->requests, &done, MPI_STATUSES_IGNORE);
+        const int code = MPI_Testall(t->posted, t->requests, &done, t->statuses);
         if (code != MPI_SUCCESS) {
             XDI_TRY(xdi_mpi_test_each(t));
             return xdi_mpi_fault(t, code, t->peers[0]);
@@ -601,6 +602,7 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t->counts);
     xd_release(ctx, t->begins);
     xd_release(ctx, t->peers);
+    xd_release(ctx, t->statuses);
     xd_release(ctx, t->requests);
     xd_release(ctx, t->flows);
     xd_release(ctx, t->world_ranks);
@@ -629,13 +631,14 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     t->records = (xd_control *)xd_allocate(ctx, n * sizeof *t->records);
     t->flows = (xdi_mpi_flow *)xd_allocate(ctx, n * sizeof *t->flows);
     t->requests = (MPI_Request *)xd_allocate(ctx, 2 * n * sizeof *t->requests);
+    t->statuses = (MPI_Status *)xd_allocate(ctx, 2 * n * sizeof *t->statuses);
     t->peers = (int *)xd_allocate(ctx, 2 * n * sizeof *t->peers);
     t->begins = (int64_t *)xd_allocate(ctx, n * sizeof *t->begins);
     t->counts = (int64_t *)xd_allocate(ctx, n * sizeof *t->counts);
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
-    if (!t->world_ranks || !t->records || !t->flows || !t->requests || !t->peers || !t->begins ||
-        !t->counts || !t->leaves || !t->pieces) {
+    if (!t->world_ranks || !t->records || !t->flows || !t->requests || !t->statuses || !t->peers ||
+        !t->begins || !t->counts || !t->leaves || !t->pieces) {
         xdi_mpi_destroy(&t->base);
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks", size);
     }

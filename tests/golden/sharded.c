@@ -29,6 +29,7 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     sharded_part part;
     int64_t held = 0;
     memset(&part, 0, sizeof part);
+    part.rank = xd_comm_rank(world);
     part.ctx = xd_comm_ctx(world);
     part.width = job->width;
     int64_t *row = (int64_t *)malloc((size_t)((job->sequences + 1) * (job->length + 1)) * sizeof *row);
@@ -99,10 +100,22 @@ void sharded_put_columns(const sharded_part *part, const float *mine, double *wh
             whole[part->row[r] * part->width + part->info.begin + i] = (double)mine[r * columns + i];
 }
 
-/* The ranks of one vocabulary hold the same results; the first of them writes. */
+/* The ranks of one vocabulary hold the same results; they take turns, so that every rank is compared. */
 void sharded_put(const sharded_part *part, const double *mine, int64_t n, double *whole) {
-    for (int64_t i = 0; i < part->rows * n && part->info.rank == 0; i++)
-        whole[part->row[i / n] * n + i % n] = mine[i];
+    for (int64_t i = 0; i < part->rows * n; i++)
+        if (part->row[i / n] % part->info.ranks == part->info.rank) whole[part->row[i / n] * n + i % n] = mine[i];
+}
+
+static int sharded_ranks(const golden_case *c) {
+    return (int)(golden_number(c, "cfg.tp", 1) * golden_number(c, "cfg.cp", 1));
+}
+
+double *sharded_values(golden_case *c) {
+    return (double *)golden_memory(c, (size_t)sharded_ranks(c) * sizeof(double));
+}
+
+void sharded_close_values(golden_case *c, const char *name, const double *values) {
+    for (int r = 0; r < sharded_ranks(c); r++) golden_close(c, name, &values[r], 1);
 }
 
 xd_rows golden_rows(float *data, int64_t rows, int64_t cols) {
@@ -162,7 +175,7 @@ typedef struct topk_distill {
     xd_divergence divergence;
     xd_topk_mode mode;
     double *gradient, *log_probs, *entropy; /* whole results */
-    double loss;
+    double *loss; /* of each rank */
 } topk_distill;
 
 bool topk_distill_claims(const golden_case *c) {
@@ -214,7 +227,7 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     d.values = values;
     d.row_weight = mask;
     xd_result result = xd_topk_kl_loss(part->ctx, &d, &loss);
-    if (result == XD_OK) job->loss = loss.loss;
+    if (result == XD_OK) job->loss[part->rank] = loss.loss;
     sharded_put_columns(part, gradient, job->gradient);
     d.gradient.data = NULL; /* log-probabilities of every row, masked ones too */
     d.row_weight = NULL;
@@ -252,7 +265,7 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
 
 static void topk_distill_compare(golden_case *c, const topk_distill *job) {
     const int64_t kept = job->sequences * (job->length - 1);
-    golden_close(c, "out.loss", &job->loss, 1);
+    sharded_close_values(c, "out.loss", job->loss);
     golden_gradient(c, "grad.student_logits", job->gradient, job->sequences * job->length * job->width);
     golden_close(c, "out.student_topk_logprobs",
                  sharded_without_last(c, job->log_probs, job->sequences, job->length, job->k), kept * job->k);
@@ -286,6 +299,7 @@ void topk_distill_run(golden_case *c) {
     if (golden_is(c, "cfg.kl_type", "forward") || job.beta <= 0.0) job.divergence = XD_KL_FORWARD;
     if (golden_is(c, "cfg.kl_type", "reverse")) job.divergence = XD_KL_REVERSE;
     if (job.divergence != XD_KL_MIXED) job.beta = 0.0;
+    job.loss = sharded_values(c);
     job.gradient = (double *)golden_memory(c, (size_t)(student.count + 1) * sizeof(double));
     job.log_probs = (double *)golden_memory(c, (size_t)(values.count + 1) * sizeof(double));
     job.entropy = (double *)golden_memory(c, (size_t)(job.sequences * job.length + 1) * sizeof(double));

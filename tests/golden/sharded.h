@@ -10,6 +10,7 @@ typedef struct sharded_part sharded_part;
 typedef xd_result (*sharded_body)(const sharded_part *part, void *user);
 
 struct sharded_part {
+    int rank; /* cp_rank * tp + tp_rank */
     xd_ctx *ctx;
     xd_comm *cp;
     xd_vocab *vocab;
@@ -33,6 +34,10 @@ int64_t *sharded_i64(const sharded_part *part, const int64_t *whole, int64_t n);
 /* Puts a rank's results into the whole: its columns of a row, or n entries a row. */
 void sharded_put_columns(const sharded_part *part, const float *mine, double *whole);
 void sharded_put(const sharded_part *part, const double *mine, int64_t n, double *whole);
+
+/* Room for one value of each rank, and the comparison of every one of them. */
+double *sharded_values(golden_case *c);
+void sharded_close_values(golden_case *c, const char *name, const double *values);
 
 xd_rows sharded_rows(const sharded_part *part, float *data);
 xd_rows golden_rows(float *data, int64_t rows, int64_t cols);

@@ -14,7 +14,7 @@ typedef struct parts_case {
     int64_t *ids;
     double temperature, number;
     double *columns_out, *gradient, *row_out, *values, *id_out;
-    double loss;
+    double *loss; /* of each rank */
 } parts_case;
 
 static double *parts_room(golden_case *c, int64_t count) {
@@ -38,6 +38,7 @@ static bool parts_open(golden_case *c, const char *logits, parts_case *p) {
     p->columns_out = parts_room(c, a.count);
     p->gradient = parts_room(c, a.count);
     p->row_out = parts_room(c, p->rows);
+    p->loss = sharded_values(c);
     return true;
 }
 
@@ -261,7 +262,7 @@ static xd_result ce_body(const sharded_part *part, void *user) {
     d.row_weight = weight;
     d.gradient = d.student;
     if (result == XD_OK) result = xd_loss(part->ctx, &d, &values);
-    if (result == XD_OK) p->loss = values.loss;
+    if (result == XD_OK) p->loss[part->rank] = values.loss;
     sharded_put_columns(part, logits, p->gradient);
     free(logits);
     free(other);
@@ -299,7 +300,7 @@ static void next_token_run(golden_case *c) {
     p.weight = sharded_mask(c, p.sequences, p.length, true);
     p.number = sharded_denominator(c, p.weight, p.rows);
     if (!parts_run(&p, ce_body)) return;
-    golden_close(c, "out.loss", &p.loss, 1);
+    sharded_close_values(c, "out.loss", p.loss);
     golden_close(c, "out.per_token_ce", sharded_without_last(c, p.row_out, p.sequences, p.length, 1), kept);
     golden_gradient(c, "grad.logits", p.gradient, p.rows * p.width);
     golden_exact(

@@ -1,7 +1,8 @@
 /* A process that dies without a word: the others return at their deadline and name it.
  *
- * mpirun ends the whole job when one process dies, unless it is told not to. So the first process starts a
- * job of its own, with that option and without the variables of the job it is in, and counts the survivors. */
+ * mpirun ends the whole job when one process dies, unless it is told not to. So the first process starts
+ * a job of its own, with that option and without the variables of the job it is in, and counts the
+ * survivors. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
@@ -61,11 +62,10 @@ XD_TEST(a_process_that_dies_is_named_by_the_survivors) {
     char command[1024], line[512];
     int survivors = 0;
     if (!is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
-    snprintf(
-        command, sizeof command,
-        "env -i PATH=\"$PATH\" HOME=\"$HOME\" mpirun --allow-run-as-root --oversubscribe --enable-recovery "
-        "-n %d '%s' inner 2>/dev/null </dev/null",
-        RANKS, program);
+    snprintf(command, sizeof command,
+             "env -i PATH=\"$PATH\" HOME=\"$HOME\" mpirun --allow-run-as-root --oversubscribe "
+             "--enable-recovery -n %d '%s' inner 2>/dev/null </dev/null",
+             RANKS, program);
     FILE *pipe = popen(command, "r");
     CHECK(pipe != NULL);
     if (!pipe) return;

@@ -1203,7 +1203,7 @@ XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
  * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
 
-/* Forgets all leaves: the next step begins. */
+/* Forgets all leaves: the next step begins. NULL is fine. */
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
 
 /* Frees the stack. NULL is fine. */
@@ -7042,6 +7042,7 @@ XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack) {
 }
 
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack) {
+    if (!stack) return;
     stack->pushed = 0;
     stack->depth = 0;
 }
@@ -12933,4 +12934,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b49731c1c7c3a1f51ee0faf84cca3fac899477e749b3231e2a120f8a059c09e1 */
+/* xdistill sha256 1f46fa60518aa99eac1d714e9c614a51a69626ecc319c62a2301948727bf7770 */

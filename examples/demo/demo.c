@@ -3,6 +3,7 @@
  *   make demo                          one seed, 2 ranks
  *   build/demo --ranks 4 --mesh dp=2,tp=2 --steps 100 --seed 7
  *   SEEDS=3 make demo                  mean and spread over three seeds
+ *   build/demo --reduction invariant   the same bits on every mesh that splits the batch only
  *
  * Two students of the same size start from the same weights and read the same rows of the King James text:
  * one learns from the text alone, the other from 0.9 times the KL divergence to the teacher's next-token
@@ -26,6 +27,10 @@ typedef struct demo_options {
     int steps; /* 0 -> 300, or 1500 for the teacher */
     int seeds;
     uint64_t seed;
+    size_t heldout_bytes; /* measure on no more than these; 0 -> all */
+    xd_reduction reduction;
+    int save_every; /* 0 -> never */
+    bool resume;
     const char *teacher_text; /* train the teacher on it instead */
     const char *data;         /* folder with the texts and teacher/ */
     const char *out;
@@ -38,7 +43,8 @@ static int demo_usage(const char *problem, const char *detail) {
         stderr,
         "demo: %s%s\n"
         "usage: demo [--ranks N] [--mesh dp=N,cp=N,tp=N] [--steps N] [--seed N] [--data DIR] [--out DIR]\n"
-        "            [--train-teacher TEXT]\n",
+        "            [--reduction deterministic|fast|invariant] [--heldout-bytes N] [--train-teacher TEXT]\n"
+        "            [--save-every STEPS] [--resume]\n",
         problem, detail);
     return 2;
 }
@@ -69,6 +75,21 @@ static bool demo_parse_mesh(const char *text, demo_options *o) {
     return true;
 }
 
+static bool demo_parse_reduction(const char *text, xd_reduction *out) {
+    static const struct {
+        const char *name;
+        xd_reduction mode;
+    } modes[] = { { "deterministic", XD_REDUCTION_DETERMINISTIC },
+                  { "fast", XD_REDUCTION_FAST },
+                  { "invariant", XD_REDUCTION_INVARIANT } };
+    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++)
+        if (strcmp(text, modes[i].name) == 0) {
+            *out = modes[i].mode;
+            return true;
+        }
+    return false;
+}
+
 static bool demo_parse_one(const char *name, const char *value, demo_options *o) {
     long number = 0;
     if (strcmp(name, "--ranks") == 0 && demo_number(value, 1, 64, &number))
@@ -77,12 +98,18 @@ static bool demo_parse_one(const char *name, const char *value, demo_options *o)
         o->steps = (int)number;
     else if (strcmp(name, "--seed") == 0 && demo_number(value, 0, 1000000000, &number))
         o->seed = (uint64_t)number;
+    else if (strcmp(name, "--save-every") == 0 && demo_number(value, 1, 1000000, &number))
+        o->save_every = (int)number;
+    else if (strcmp(name, "--heldout-bytes") == 0 && demo_number(value, 1, 1000000000, &number))
+        o->heldout_bytes = (size_t)number;
     else if (strcmp(name, "--data") == 0)
         o->data = value;
     else if (strcmp(name, "--out") == 0)
         o->out = value;
     else if (strcmp(name, "--train-teacher") == 0)
         o->teacher_text = value;
+    else if (strcmp(name, "--reduction") == 0)
+        return demo_parse_reduction(value, &o->reduction);
     else
         return strcmp(name, "--mesh") == 0 && demo_parse_mesh(value, o);
     return true;
@@ -100,6 +127,11 @@ static int demo_parse(int argc, char **argv, demo_options *o) {
         return demo_usage("SEEDS must be 1 to 8, not ", wanted);
     o->seeds = (int)seeds;
     for (int i = 1; i < argc; i += 2) {
+        if (strcmp(argv[i], "--resume") == 0) {
+            o->resume = true;
+            i--; /* it has no value */
+            continue;
+        }
         if (i + 1 == argc) return demo_usage("no value after ", argv[i]);
         if (!demo_parse_one(argv[i], argv[i + 1], o)) return demo_usage("cannot use ", argv[i]);
     }
@@ -113,6 +145,9 @@ static int demo_parse(int argc, char **argv, demo_options *o) {
         return demo_usage("the mesh does not have as many ranks as --ranks", "");
     if (o->dp > DEMO_BATCH || o->cp > DEMO_ROW)
         return demo_usage("an axis of the mesh is longer than what it splits", "");
+    /* Sums inside the model have no leaves: a rank's part of a row or of a weight is no fixed unit. */
+    if (o->reduction == XD_REDUCTION_INVARIANT && o->cp * o->tp > 1)
+        return demo_usage("--reduction invariant works on dp meshes only", "");
     return 0;
 }
 
@@ -146,7 +181,7 @@ typedef struct demo_world {
     float *teacher_weights, *losses;
     nn_config config;
     demo_result results[DEMO_MOST_SEEDS * 2], teacher_result;
-    char teacher_directory[512], student_directory[512], tokenizer[512];
+    char teacher_directory[512], student_directory[512], resume_directory[480], tokenizer[512];
     demo_report *report;
 } demo_world;
 
@@ -154,16 +189,21 @@ static xd_result demo_load(demo_world *w, const demo_options *o) {
     char path[512];
     snprintf(w->teacher_directory, sizeof w->teacher_directory, "%s/teacher", o->data);
     snprintf(w->student_directory, sizeof w->student_directory, "%s/student", o->out);
+    snprintf(w->resume_directory, sizeof w->resume_directory, "%s/resume", o->out);
     snprintf(w->tokenizer, sizeof w->tokenizer, "%s/teacher/tokenizer.json", o->data);
     XDI_TRY(bpe_load(w->ctx, w->tokenizer, &w->vocabulary));
     snprintf(path, sizeof path, "%s/kjv_heldout.txt", o->data);
-    XDI_TRY(demo_text_load(w->ctx, w->vocabulary, path, &w->heldout));
+    XDI_TRY(demo_text_load(w->ctx, w->vocabulary, path, o->heldout_bytes, &w->heldout));
     snprintf(path, sizeof path, "%s/kjv_student.txt", o->data);
-    XDI_TRY(demo_text_load(w->ctx, w->vocabulary, o->teacher_text ? o->teacher_text : path, &w->text));
+    XDI_TRY(demo_text_load(w->ctx, w->vocabulary, o->teacher_text ? o->teacher_text : path, 0, &w->text));
     if (!o->teacher_text)
         XDI_TRY(demo_model_load(w->ctx, w->teacher_directory, &w->teacher, &w->teacher_weights));
     w->config = demo_config(bpe_size(w->vocabulary), o->teacher_text != NULL);
-    return demo_report_open(w->ctx, o->out, &w->report);
+    XDI_TRY(demo_report_open(w->ctx, o->out, o->resume, &w->report));
+    const xd_files *files = &xd_ctx_settings(w->ctx)->files;
+    if (o->save_every && files->make_directory(files->user, w->resume_directory) != 0)
+        return XDI_FAIL(w->ctx, XD_ERROR_IO, "cannot make the directory %s", w->resume_directory);
+    return XD_OK;
 }
 
 static xd_result demo_fill_job(demo_world *w, const demo_options *o, demo_job *job) {
@@ -188,6 +228,9 @@ static xd_result demo_fill_job(demo_world *w, const demo_options *o, demo_job *j
     job->report = w->report;
     job->save_directory = training_teacher ? w->teacher_directory : w->student_directory;
     job->tokenizer = w->tokenizer;
+    job->resume_directory = w->resume_directory;
+    job->save_every = o->save_every;
+    job->resume = o->resume;
 
     const int runs = job->seeds * job->arm_count;
     w->losses = (float *)xd_allocate(w->ctx, (size_t)runs * (size_t)job->steps * sizeof *w->losses);
@@ -199,12 +242,15 @@ static xd_result demo_fill_job(demo_world *w, const demo_options *o, demo_job *j
 static xd_result demo_work(demo_world *w, const demo_options *o) {
     demo_job job;
     xd_error error;
+    xd_ctx_desc desc;
     memset(&error, 0, sizeof error);
+    memset(&desc, 0, sizeof desc);
+    desc.reduction = o->reduction;
     XDI_TRY(demo_load(w, o));
     XDI_TRY(demo_fill_job(w, o, &job));
     printf("%lld tokens of text, %lld held out; %d ranks: dp=%d cp=%d tp=%d\n", (long long)w->text.count,
            (long long)w->heldout.count, o->ranks, o->dp, o->cp, o->tp);
-    const xd_result result = xd_run_threads(o->ranks, NULL, demo_run_rank, &job, &error);
+    const xd_result result = xd_run_threads(o->ranks, &desc, demo_run_rank, &job, &error);
     if (result != XD_OK) return XDI_FAIL(w->ctx, result, "rank %d: %s", error.rank, error.message);
     return demo_report_finish(w->ctx, &job, o->out);
 }

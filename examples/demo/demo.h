@@ -20,7 +20,9 @@ typedef struct demo_text {
     int64_t bytes; /* of all but the first token: what bits per byte are counted over */
 } demo_text;
 
-xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, demo_text *out);
+/* Loads the first `most_bytes` bytes of a file, or all of it when that is 0. */
+xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, size_t most_bytes,
+                         demo_text *out);
 void demo_text_free(xd_ctx *ctx, demo_text *text);
 
 /* The start of row `row` of the batch of step `step`: a place with DEMO_ROW tokens and one more after it. The
@@ -83,19 +85,54 @@ typedef struct demo_job {
     demo_result *results;        /* [seeds][arm_count] */
     demo_result *teacher_result; /* NULL -> not asked for */
     struct demo_report *report;
-    const char *save_directory; /* where the last arm's first model goes */
-    const char *tokenizer;      /* path of the tokenizer.json that goes with it */
+    const char *resume_directory; /* states of arms, <seed>-<arm>.safetensors */
+    int save_every;               /* steps between states; 0 -> none */
+    bool resume;                  /* go on from the states */
+    const char *save_directory;   /* where the last arm's first model goes */
+    const char *tokenizer;        /* path of the tokenizer.json that goes with it */
 } demo_job;
 
 /* What each rank runs; `job` is a demo_job. */
 xd_result demo_run_rank(xd_comm *world, void *job);
+
+/* ---- resuming ---- */
+
+/* Where an arm stands. The first block says what and where, the second is saved and loaded. */
+typedef struct demo_state {
+    xd_comm *world, *tp;  /* tp NULL for a group of one */
+    const nn_model *part; /* this rank's */
+    const char *path, *arm;
+    uint64_t seed;
+    int steps;
+
+    float *weights;
+    xd_optimizer *optimizer;
+    int done; /* steps */
+    double seconds;
+    long metrics_bytes; /* of metrics.jsonl so far */
+    float *losses;      /* rank 0's; NULL elsewhere */
+} demo_state;
+
+/* Replaces the file atomically. Collective over world. */
+xd_result demo_state_save(xd_ctx *ctx, const demo_state *state);
+
+/* Fills in the second block, or leaves it alone when there is no file. Collective over world.
+ * Errors: DATA for a file of another run, SHAPE for one of another model. */
+xd_result demo_state_load(xd_ctx *ctx, demo_state *state);
 
 /* ---- report ---- */
 
 /* Progress on the terminal and out/metrics.jsonl. */
 typedef struct demo_report demo_report;
 
-xd_result demo_report_open(xd_ctx *ctx, const char *directory, demo_report **out);
+/* resume -> metrics.jsonl is kept, up to where demo_report_go_to says */
+xd_result demo_report_open(xd_ctx *ctx, const char *directory, bool resume, demo_report **out);
+
+/* Bytes of metrics.jsonl so far, all of them handed to the system; -1 when that failed. */
+long demo_report_position(demo_report *report);
+
+/* The next step's line comes at that byte; what stood there from an interrupted run is cut off then. */
+void demo_report_go_to(demo_report *report, long bytes);
 void demo_report_close(xd_ctx *ctx, demo_report *report);
 
 typedef struct demo_step {

@@ -1,5 +1,6 @@
 /* demo_report.c - what the demonstration tells: a progress line, metrics.jsonl, a table, loss.svg and
  * run.json. */
+#define _POSIX_C_SOURCE 200112L /* ftruncate, fileno */
 #include "demo.h"
 
 #include <math.h>
@@ -9,10 +10,11 @@
 
 struct demo_report {
     FILE *metrics;
+    bool stale;    /* lines of an interrupted run may follow */
     bool terminal; /* redraw one line instead of writing many */
 };
 
-xd_result demo_report_open(xd_ctx *ctx, const char *directory, demo_report **out) {
+xd_result demo_report_open(xd_ctx *ctx, const char *directory, bool resume, demo_report **out) {
     char path[512];
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (files->make_directory(files->user, directory) != 0)
@@ -20,7 +22,9 @@ xd_result demo_report_open(xd_ctx *ctx, const char *directory, demo_report **out
     demo_report *report = (demo_report *)xd_allocate(ctx, sizeof *report);
     if (!report) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a report");
     snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
-    report->metrics = fopen(path, "wb");
+    report->metrics = resume ? fopen(path, "r+b") : NULL;
+    report->stale = report->metrics != NULL;
+    if (!report->metrics) report->metrics = fopen(path, "wb");
     report->terminal = isatty(1) != 0;
     if (!report->metrics) {
         xd_release(ctx, report);
@@ -36,12 +40,21 @@ void demo_report_close(xd_ctx *ctx, demo_report *report) {
     xd_release(ctx, report);
 }
 
+long demo_report_position(demo_report *report) {
+    return fflush(report->metrics) == 0 ? ftell(report->metrics) : -1;
+}
+
+void demo_report_go_to(demo_report *report, long bytes) {
+    (void)fseek(report->metrics, bytes, SEEK_SET);
+}
+
 static void demo_progress(const demo_report *report, const demo_step *s) {
     const int done = s->step + 1, left = s->steps - done;
     const double per_step = s->seconds / done;
     const int eta = (int)(per_step * left + 0.5);
+    const int tenth = s->steps >= 10 ? s->steps / 10 : 1;
     const bool last = left == 0;
-    if (!report->terminal && !last && done % 50 != 0) return;
+    if (!report->terminal && !last && done % tenth != 0) return;
     printf("%sstep %d/%d | %s, seed %llu | loss %.3f kd %.3f ce %.3f | gnorm %.2f | lr %.1e | %.1fk tok/s | "
            "eta %d:%02d%s",
            report->terminal ? "\r" : "", done, s->steps, s->arm, (unsigned long long)s->seed, s->loss,
@@ -51,10 +64,11 @@ static void demo_progress(const demo_report *report, const demo_step *s) {
 }
 
 void demo_report_step(demo_report *report, const demo_step *s) {
+    if (report->stale && ftruncate(fileno(report->metrics), ftell(report->metrics)) == 0)
+        report->stale = false;
     fprintf(report->metrics,
-            "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.9g, \"kd\": %.9g, "
-            "\"ce\": %.9g, "
-            "\"gradient_norm\": %.9g, \"learning_rate\": %.9g}\n",
+            "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.17g, \"kd\": %.17g, "
+            "\"ce\": %.17g, \"gradient_norm\": %.17g, \"learning_rate\": %.9g}\n",
             s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard,
             s->gradient_norm, s->learning_rate);
     demo_progress(report, s);

@@ -5,7 +5,11 @@
  *
  *   - the loss takes the vocabulary's group (inside xd_vocab) and the group of all positions ("dp,cp");
  *   - gradients are summed over "dp,cp", because the loss is the mean over the whole batch already;
- *   - the norm of the gradient is one over "tp", where weights that every rank holds are counted once. */
+ *   - the norm of the gradient is one over "tp", where weights that every rank holds are counted once.
+ *
+ * In INVARIANT mode every sequence of the batch is a gradient leaf: it goes through the model alone, and the
+ * leaves' gradients are added along one tree whatever rank they come from. Losses and norms need nothing: the
+ * library adds those exactly. So every dp mesh has the bits of one rank. */
 #include "demo.h"
 
 #include <math.h>
@@ -24,6 +28,12 @@ typedef struct demo_rank {
     nn_model model, teacher;
     nn_batch batch;     /* this rank's sequences and positions */
     int first_sequence; /* of the batch of DEMO_BATCH */
+    int passes;         /* the model takes the batch in that many equal parts */
+    nn_batch part;      /* one of them; its ids are set before each pass */
+    int64_t
+        part_workspace;   /* floats of the student's workspace for one part, kept from forward to backward */
+    xd_leaves leaves;     /* INVARIANT mode: this rank's sequences */
+    xd_leaf_stack *stack; /* and their gradients; NULL in the other modes */
     int32_t *ids, *position, *cp_count, *cp_position;
     int64_t *labels;
 
@@ -57,6 +67,10 @@ static nn_group demo_group(xd_comm *comm) {
     return group;
 }
 
+static bool demo_is_invariant(const demo_rank *r) {
+    return xd_ctx_settings(r->ctx)->reduction == XD_REDUCTION_INVARIANT;
+}
+
 /* The group over `axes`, or NULL when it has one rank. */
 static xd_result demo_axis(demo_rank *r, const char *axes, int size, xd_comm **out) {
     *out = NULL;
@@ -80,7 +94,9 @@ static xd_result demo_make_mesh(demo_rank *r) {
     XDI_TRY(xd_mesh_coordinate(r->mesh, "tp", &r->tp_rank));
     XDI_TRY(demo_axis(r, "cp", job->cp, &r->cp));
     XDI_TRY(demo_axis(r, "tp", job->tp, &r->tp));
-    return demo_axis(r, "dp,cp", job->dp * job->cp, &r->rows);
+    /* In INVARIANT mode leaves are summed over a group of one rank, too. */
+    return demo_is_invariant(r) ? xd_mesh_group(r->mesh, "dp,cp", &r->rows)
+                                : demo_axis(r, "dp,cp", job->dp * job->cp, &r->rows);
 }
 
 static xd_result demo_make_models(demo_rank *r) {
@@ -115,6 +131,16 @@ static void demo_place_positions(demo_rank *r) {
     r->batch.position = r->position;
     r->batch.cp_count = r->cp_count;
     r->batch.cp_position = r->cp_position;
+    r->part = r->batch;
+    r->part.sequences = r->batch.sequences / r->passes;
+}
+
+static xd_result demo_make_leaves(demo_rank *r) {
+    if (!demo_is_invariant(r)) return XD_OK;
+    r->leaves.first = r->first_sequence;
+    r->leaves.count = r->batch.sequences;
+    r->leaves.total = DEMO_BATCH;
+    return xd_leaf_stack_create(r->ctx, r->leaves, r->model.float_count, &r->stack);
 }
 
 static xd_result demo_make_buffers(demo_rank *r) {
@@ -124,6 +150,7 @@ static xd_result demo_make_buffers(demo_rank *r) {
     r->batch.sequences = demo_cut(DEMO_BATCH, r->dp_rank + 1, job->dp) - r->first_sequence;
     r->batch.positions =
         demo_cut(DEMO_ROW, r->cp_rank + 1, job->cp) - demo_cut(DEMO_ROW, r->cp_rank, job->cp);
+    r->passes = demo_is_invariant(r) ? r->batch.sequences : 1;
     const int64_t rows = (int64_t)r->batch.sequences * r->batch.positions;
     r->position = (int32_t *)demo_room(r, r->batch.positions, sizeof(int32_t), &failed);
     r->cp_count = (int32_t *)demo_room(r, job->cp, sizeof(int32_t), &failed);
@@ -138,13 +165,13 @@ static xd_result demo_make_buffers(demo_rank *r) {
         return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the model's %lld weights",
                         (long long)r->model.float_count);
     demo_place_positions(r);
-    r->workspace =
-        (float *)demo_room(r, nn_workspace_floats(&r->model, &r->batch, true), sizeof(float), &failed);
+    r->part_workspace = nn_workspace_floats(&r->model, &r->part, true);
+    r->workspace = (float *)demo_room(r, r->passes * r->part_workspace, sizeof(float), &failed);
     if (job->teacher) {
         r->teacher_weights = (float *)demo_room(r, r->teacher.float_count, sizeof(float), &failed);
         r->teacher_logits = (float *)demo_room(r, rows * r->model.share.vocab_count, sizeof(float), &failed);
         r->teacher_workspace =
-            (float *)demo_room(r, nn_workspace_floats(&r->teacher, &r->batch, false), sizeof(float), &failed);
+            (float *)demo_room(r, nn_workspace_floats(&r->teacher, &r->part, false), sizeof(float), &failed);
     }
     if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)rows);
     if (job->teacher) demo_take_share(job->teacher, job->teacher_weights, &r->teacher, r->teacher_weights);
@@ -174,6 +201,7 @@ static void demo_close(demo_rank *r) {
         r->logits,  r->teacher_logits, r->loss_workspace,  r->params
     };
     xd_optimizer_destroy(r->optimizer);
+    xd_leaf_stack_destroy(r->stack);
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++) xd_release(r->ctx, buffers[i]);
     xd_vocab_destroy(r->vocab);
     nn_model_free(&r->model);
@@ -255,14 +283,59 @@ static xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, xd_loss_values
     return xd_loss(r->ctx, &desc, values);
 }
 
+/* Points r->part at part `pass` of the batch; returns where its logits begin. */
+static int64_t demo_enter_part(demo_rank *r, int pass) {
+    const int64_t rows = (int64_t)r->part.sequences * r->part.positions;
+    r->part.ids = r->ids + pass * rows;
+    return pass * rows * r->model.share.vocab_count;
+}
+
+/* The whole batch through a model, part by part. When `training` each part keeps a workspace of its own. */
+static xd_result demo_forward(demo_rank *r, const nn_model *model, const float *weights, bool training,
+                              float *workspace, float *logits) {
+    for (int pass = 0; pass < r->passes; pass++) {
+        float *room = workspace + (training ? pass * r->part_workspace : 0);
+        const int64_t at = demo_enter_part(r, pass);
+        XDI_TRY(demo_code(nn_forward(model, weights, &r->part, training, room, logits + at)));
+    }
+    return XD_OK;
+}
+
+/* This rank's gradient: in r->gradient, or as leaves on the stack. */
+static xd_result demo_backward(demo_rank *r) {
+    if (r->stack) xd_leaf_stack_reset(r->stack);
+    for (int pass = 0; pass < r->passes; pass++) {
+        const int64_t at = demo_enter_part(r, pass);
+        memset(r->gradient, 0, (size_t)r->model.float_count * sizeof *r->gradient);
+        XDI_TRY(demo_code(nn_backward(&r->model, r->weights, &r->part,
+                                      r->workspace + pass * r->part_workspace, r->logits + at, r->gradient)));
+        if (r->stack) XDI_TRY(xd_leaf_stack_push(r->stack, r->gradient));
+    }
+    return XD_OK;
+}
+
+/* r->gradient = the gradient of the whole batch. */
+static xd_result demo_sum_gradients(demo_rank *r) {
+    xd_collective sum;
+    if (!r->rows) return XD_OK;
+    memset(&sum, 0, sizeof sum);
+    sum.kind = XD_COLLECTIVE_ALL_REDUCE;
+    sum.send = r->stack ? xd_leaf_stack_forest(r->stack) : r->gradient;
+    sum.recv = r->gradient;
+    sum.count = r->model.float_count;
+    sum.dtype = XD_DTYPE_F32;
+    sum.op = XD_SUM;
+    sum.leaves = r->leaves; /* all zero without a stack: a plain sum */
+    return xd_collective_run(r->rows, &sum);
+}
+
 static xd_result demo_update(demo_rank *r, double learning_rate, double *norm) {
     xd_gradient_norm total;
     xd_gradient_norm_desc clip;
     xd_optimizer_step_desc step;
     memset(&clip, 0, sizeof clip);
     memset(&step, 0, sizeof step);
-    if (r->rows)
-        XDI_TRY(xd_all_reduce(r->rows, r->gradient, r->gradient, r->model.float_count, XD_DTYPE_F32, XD_SUM));
+    XDI_TRY(demo_sum_gradients(r));
     clip.params = r->params;
     clip.param_count = r->model.param_count;
     clip.max_norm = 1.0;
@@ -277,12 +350,11 @@ static xd_result demo_step_once(demo_rank *r, const demo_arm *arm, uint64_t seed
     xd_loss_values values;
     demo_read_batch(r, seed, step);
     if (arm->soft_weight > 0.0)
-        XDI_TRY(demo_code(nn_forward(&r->teacher, r->teacher_weights, &r->batch, false, r->teacher_workspace,
-                                     r->teacher_logits)));
-    XDI_TRY(demo_code(nn_forward(&r->model, r->weights, &r->batch, true, r->workspace, r->logits)));
+        XDI_TRY(
+            demo_forward(r, &r->teacher, r->teacher_weights, false, r->teacher_workspace, r->teacher_logits));
+    XDI_TRY(demo_forward(r, &r->model, r->weights, true, r->workspace, r->logits));
     XDI_TRY(demo_arm_loss(r, arm, &values));
-    memset(r->gradient, 0, (size_t)r->model.float_count * sizeof *r->gradient);
-    XDI_TRY(demo_code(nn_backward(&r->model, r->weights, &r->batch, r->workspace, r->logits, r->gradient)));
+    XDI_TRY(demo_backward(r));
     out->learning_rate = demo_learning_rate(arm->learning_rate, step, r->job->steps);
     out->loss = values.loss;
     out->hard = values.hard;
@@ -300,27 +372,74 @@ static xd_result demo_make_optimizer(demo_rank *r) {
     return xd_optimizer_create(r->ctx, &desc, &r->optimizer);
 }
 
-static xd_result demo_train(demo_rank *r, const demo_arm *arm, uint64_t seed, demo_result *result) {
-    const double start = xd_now(r->ctx);
-    demo_step step;
-    memset(&step, 0, sizeof step);
-    step.arm = arm->name;
-    step.seed = seed;
-    step.steps = r->job->steps;
-    nn_model_randomize(&r->model, seed, r->weights);
+static void demo_state_path(const demo_job *job, uint64_t seed, int arm, char path[512]) {
+    snprintf(path, 512, "%s/%llu-%d.safetensors", job->resume_directory, (unsigned long long)seed, arm);
+}
+
+/* States of an earlier run must not meet those of this one. */
+static void demo_forget_states(const demo_rank *r) {
+    const xd_files *files = &xd_ctx_settings(r->ctx)->files;
+    char path[512];
+    for (int seed = 0; seed < r->job->seeds; seed++)
+        for (int arm = 0; arm < r->job->arm_count; arm++) {
+            demo_state_path(r->job, r->job->seed + (uint64_t)seed, arm, path);
+            (void)files->remove(files->user, path); /* most often there is none */
+        }
+}
+
+static xd_result demo_save_state(demo_rank *r, demo_state *state, int done, double seconds) {
+    if (r->job->save_every == 0 || (done % r->job->save_every != 0 && done != state->steps)) return XD_OK;
+    state->done = done;
+    state->seconds = seconds;
+    if (xd_comm_rank(r->world) == 0) state->metrics_bytes = demo_report_position(r->job->report);
+    return demo_state_save(r->ctx, state);
+}
+
+/* Random weights and a new optimizer, or where an interrupted run left them. */
+static xd_result demo_begin_arm(demo_rank *r, demo_state *state) {
+    nn_model_randomize(&r->model, state->seed, r->weights);
     demo_list_params(r);
     xd_optimizer_destroy(r->optimizer);
     r->optimizer = NULL;
     XDI_TRY(demo_make_optimizer(r));
-    for (int i = 0; i < r->job->steps; i++) {
+    state->world = r->world;
+    state->tp = r->tp;
+    state->part = &r->model;
+    state->weights = r->weights;
+    state->optimizer = r->optimizer;
+    if (!r->job->resume) return XD_OK;
+    XDI_TRY(demo_state_load(r->ctx, state));
+    if (state->losses && state->done) demo_report_go_to(r->job->report, state->metrics_bytes);
+    return XD_OK;
+}
+
+static xd_result demo_train(demo_rank *r, int arm_index, uint64_t seed, demo_result *result) {
+    const demo_arm *arm = &r->job->arms[arm_index];
+    const bool first = xd_comm_rank(r->world) == 0;
+    char path[512];
+    demo_step step;
+    demo_state state;
+    memset(&step, 0, sizeof step);
+    memset(&state, 0, sizeof state);
+    demo_state_path(r->job, seed, arm_index, path);
+    state.path = path;
+    state.arm = step.arm = arm->name;
+    state.seed = step.seed = seed;
+    state.steps = step.steps = r->job->steps;
+    state.losses = first ? result->losses : NULL;
+    XDI_TRY(demo_begin_arm(r, &state));
+    const double start = xd_now(r->ctx) - state.seconds;
+    for (int i = state.done; i < r->job->steps; i++) {
         XDI_TRY(demo_step_once(r, arm, seed, i, &step));
         step.step = i;
         step.seconds = xd_now(r->ctx) - start;
-        if (xd_comm_rank(r->world) != 0) continue;
-        result->losses[i] = (float)step.hard;
-        demo_report_step(r->job->report, &step);
+        if (first) {
+            result->losses[i] = (float)step.hard;
+            demo_report_step(r->job->report, &step);
+        }
+        XDI_TRY(demo_save_state(r, &state, i + 1, step.seconds));
     }
-    if (xd_comm_rank(r->world) == 0) result->seconds = xd_now(r->ctx) - start;
+    if (first) result->seconds = xd_now(r->ctx) - start;
     return XD_OK;
 }
 
@@ -347,7 +466,7 @@ static xd_result demo_evaluate(demo_rank *r, const nn_model *model, const float 
     for (int64_t row = 0; row * DEMO_ROW + 1 < text->count; row += DEMO_BATCH) {
         xd_loss_values values;
         demo_read_heldout(r, row);
-        XDI_TRY(demo_code(nn_forward(model, weights, &r->batch, false, workspace, r->logits)));
+        XDI_TRY(demo_forward(r, model, weights, false, workspace, r->logits));
         const xd_loss_desc desc = demo_loss_desc(r, r->logits, 1.0);
         XDI_TRY(xd_loss(r->ctx, &desc, &values));
         nats += values.hard;
@@ -438,12 +557,11 @@ static xd_result demo_finish_whole(demo_rank *r, uint64_t seed, bool save, demo_
 
 static xd_result demo_run_arm(demo_rank *r, int seed_index, int arm_index) {
     const demo_job *job = r->job;
-    const demo_arm *arm = &job->arms[arm_index];
     const uint64_t seed = job->seed + (uint64_t)seed_index;
     demo_result *result = &job->results[seed_index * job->arm_count + arm_index];
     const bool save = seed_index == 0 && arm_index == job->arm_count - 1 && job->save_directory;
     double bits = 0.0;
-    XDI_TRY(demo_train(r, arm, seed, result));
+    XDI_TRY(demo_train(r, arm_index, seed, result));
     /* What is saved is measured as it is saved: every weight rounded to bf16. */
     for (int64_t i = 0; save && i < r->model.float_count; i++)
         r->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(r->weights[i]));
@@ -469,7 +587,9 @@ static xd_result demo_run_all(demo_rank *r) {
     XDI_TRY(demo_make_mesh(r));
     XDI_TRY(demo_make_models(r));
     XDI_TRY(xd_agree(r->world, demo_make_buffers(r)));
+    XDI_TRY(xd_agree(r->world, demo_make_leaves(r)));
     XDI_TRY(xd_agree(r->world, demo_make_loss_workspace(r)));
+    if (!job->resume && xd_comm_rank(r->world) == 0) demo_forget_states(r);
     if (job->teacher && job->teacher_result) XDI_TRY(demo_run_teacher(r));
     for (int seed = 0; seed < job->seeds; seed++)
         for (int arm = 0; arm < job->arm_count; arm++) XDI_TRY(demo_run_arm(r, seed, arm));

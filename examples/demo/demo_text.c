@@ -3,10 +3,12 @@
 
 #include <string.h>
 
-xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, demo_text *out) {
+xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, size_t most_bytes,
+                         demo_text *out) {
     char *text = NULL;
     size_t bytes = 0, first = 0;
     XDI_TRY(xd_file_load(ctx, path, 0, &text, &bytes));
+    if (most_bytes && bytes > most_bytes) bytes = most_bytes;
     int32_t *ids = (int32_t *)xd_allocate(ctx, (bytes + 1) * sizeof *ids);
     const int64_t count = ids ? bpe_encode(vocabulary, text, bytes, ids) : 0;
     xd_release(ctx, text);

@@ -62,6 +62,7 @@ XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack) {
 }
 
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack) {
+    if (!stack) return;
     stack->pushed = 0;
     stack->depth = 0;
 }

@@ -21,7 +21,7 @@ XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
  * leaf is there. NULL for NULL. Valid until the next push, reset or destroy. */
 XD_API const float *xd_leaf_stack_forest(const xd_leaf_stack *stack);
 
-/* Forgets all leaves: the next step begins. */
+/* Forgets all leaves: the next step begins. NULL is fine. */
 XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack);
 
 /* Frees the stack. NULL is fine. */

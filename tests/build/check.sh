@@ -22,7 +22,7 @@ steps() {
     done
     echo parts symbols fastmath
     echo tests:generated tests:clang tests:address tests:hostile_c tests:hostile_cxx tests:thread
-    echo examples golden mpi nvcc cuda install cmake pkgconfig
+    echo examples demo golden mpi nvcc cuda install cmake pkgconfig
 }
 
 main() {
@@ -165,6 +165,10 @@ step_tests() {
 step_examples() {
     ls examples/*.c >/dev/null 2>&1 || { echo "there is no examples/*.c"; exit 77; }
     make --no-print-directory examples
+}
+
+step_demo() {
+    sh tests/demo/test_demo.sh
 }
 
 step_golden() {

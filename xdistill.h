@@ -1061,7 +1061,8 @@ XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm);
 /* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
-/* Frees the handle; local, idempotent on NULL. Peers that still wait for this rank get PEER. */
+/* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
+ * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
 /* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in
@@ -12934,4 +12935,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1f46fa60518aa99eac1d714e9c614a51a69626ecc319c62a2301948727bf7770 */
+/* xdistill sha256 74a7ce624522b963338befc32c3843f31db54e574cde6147276310b80e6ed50e */

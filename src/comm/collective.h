@@ -81,7 +81,8 @@ XD_API xd_comm_counters xd_comm_get_counters(const xd_comm *comm);
 /* A group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
-/* Frees the handle; local, idempotent on NULL. Peers that still wait for this rank get PEER. */
+/* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
+ * deadline where the transport cannot tell them (MPI): xd_comm_abort tells them at once. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
 /* This rank will take no further part, ever: peers that wait for it, now or later, get PEER naming it, in

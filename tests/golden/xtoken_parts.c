@@ -342,24 +342,29 @@ static void soft_ce_run(golden_case *c) {
 
 /* ---- what the cross-tokenizer part will answer ---- */
 
-static const char *const parts_later[] = {
-    "chunk_log_prob_sums",
-    "build_exact_token_map",
-    "_sum_kd",
-    "project_student_to_teacher_vocab",
-    "get_sparse_projection_matrix",
-    "collect_overlapping_teacher_shards",
-    "valid_chunk_mask",
+/* Part of the origin, and the reason to skip. */
+static const char *const parts_later[][2] = {
+    { "chunk_log_prob_sums", "not built: chunk averages" },
+    { "build_exact_token_map", "not built: exact token maps" },
+    { "_sum_kd", "not built: sharded distillation across vocabularies" },
+    { "project_student_to_teacher_vocab", "not built: vocabulary projection" },
+    { "get_sparse_projection_matrix", "not built: sparse projection matrices" },
+    { "collect_overlapping_teacher_shards", "not built: teacher routing" },
+    { "valid_chunk_mask", "not built: chunk masks" },
 };
 
-static bool later_claims(const golden_case *c) {
+static const char *later_reason(const golden_case *c) {
     for (size_t i = 0; i < sizeof parts_later / sizeof parts_later[0]; i++)
-        if (golden_origin_has(c, parts_later[i])) return true;
-    return false;
+        if (golden_origin_has(c, parts_later[i][0])) return parts_later[i][1];
+    return NULL;
+}
+
+static bool later_claims(const golden_case *c) {
+    return later_reason(c) != NULL;
 }
 
 static void later_run(golden_case *c) {
-    golden_skip(c, "not built: cross-tokenizer losses");
+    golden_skip(c, later_reason(c));
 }
 
 const golden_kind golden_kinds_xtoken_parts[] = {

@@ -59,6 +59,11 @@
 #define XD_PRINTF(format_index, first_argument)
 #endif
 
+/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#define XDI_X86 1
+#endif
+
 #if !defined(XD_ASSERT)
 #define XD_ASSERT(condition) ((void)0)
 #endif
@@ -191,6 +196,30 @@ XD_API void xd_arena_release(xd_arena *arena, size_t mark);
 /* No more takes: what is planned is all there is. */
 XD_API void xd_arena_seal(xd_arena *arena);
 
+/* >>base/cpu */
+
+/* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
+ * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
+ * declarations state, so all ranks of a world must use one level: joining a world with another is a
+ * MISMATCH, processes of an MPI world agree on the lowest. */
+typedef enum xd_cpu_level {
+    XD_CPU_BEST = 0,   /* the default: the highest level of this machine */
+    XD_CPU_PLAIN,      /* plain loops, double inside: the specification of the others, and slow */
+    XD_CPU_PORTABLE,   /* f32 vectors as the compiler makes them, any processor */
+    XD_CPU_AVX2,       /* AVX2 and FMA */
+    XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
+    XD_CPU_AVX512_BF16 /* and its bf16 dot product */
+} xd_cpu_level;
+
+/* The highest level that this machine and this compiler have; never XD_CPU_BEST or PLAIN. Local, pure. */
+XD_API xd_cpu_level xd_cpu_best(void);
+
+/* "best", "plain", "portable", "avx2", "avx512", "avx512_bf16"; "unknown" for other values. */
+XD_API const char *xd_cpu_level_name(xd_cpu_level level);
+
+/* The level of a name, e.g. from an environment variable. False, and *out untouched, for an unknown one. */
+XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out);
+
 /* >>base/file */
 
 /* How a file is opened. */
@@ -256,6 +285,8 @@ typedef enum xd_reduction {
     XD_REDUCTION_INVARIANT
 } xd_reduction;
 
+struct xd_kernels;
+
 /* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
     xd_allocator allocator;      /* zero -> malloc and free */
@@ -267,10 +298,15 @@ typedef struct xd_ctx_desc {
     double timeout_seconds;      /* deadline of one collective; 0 -> 60 */
     double init_timeout_seconds; /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                    /* world rank, for messages; joining a world sets it */
+    xd_cpu_level cpu;            /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
+    const struct xd_kernels *kernels; /* another backend's table (xd_cuda_kernels); NULL -> the CPU's.
+                                         Stays the caller's, outlives the context. */
+    void *stream;                /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
 /* Creates a context. desc is read during the call only; NULL -> all defaults.
- * Local. Errors: ARGUMENT for negative or non-finite timeouts, MEMORY (then there is no context to ask). */
+ * Local. Errors: ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine lacks,
+ * MEMORY (then there is no context to ask). */
 XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out);
 
 /* Frees the context. Destroy everything made from it first. NULL is fine. */
@@ -278,6 +314,9 @@ XD_API void xd_ctx_destroy(xd_ctx *ctx);
 
 /* The desc in force, every default filled in. */
 XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
+
+/* From now on this context's device work goes to this stream. Local. */
+XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
 /* The last failure of this context; result is XD_OK when none happened. Valid until the next failing call. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
@@ -317,6 +356,9 @@ XD_API double xd_now(const xd_ctx *ctx);
 
 /* The world rank that this context's messages carry. */
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
+
+/* Lowers the CPU level to what the processes of a world have agreed on. */
+XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
 #define XDI_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
 #define XDI_FAIL_CULPRIT(ctx, result, culprit, ...) \
@@ -982,6 +1024,27 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 /* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 
+/* >>kernel/kernels */
+
+/* Whose memory the tensors of a context are. */
+typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
+
+/* All that a context computes with. Losses, optimizers and transports call nothing else, so another
+ * processor is another table. */
+typedef struct xd_kernels {
+    const char *name; /* "plain", "avx2", "cuda", ... */
+    xd_device_type device;
+    xd_loss_kernels loss;
+    xd_optimizer_kernels optimizer;
+} xd_kernels;
+
+/* The CPU's table of a level; XD_CPU_BEST is this machine's. The caller sees to it that the machine has the
+ * level. Local. */
+XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
+
+/* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */
+XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
+
 
 /* >>comm/collective */
 
@@ -1145,7 +1208,7 @@ typedef struct xd_control {
     uint64_t count;  /* elements that must agree for this kind */
     uint64_t layout; /* hash of counts, leaves and plan */
     int32_t status;  /* xd_result of the local checks */
-    int32_t mode;    /* xd_reduction */
+    int32_t mode;    /* xd_reduction and xd_cpu_level of the context */
     uint64_t extra;  /* split: color and key; reductions: first leaf */
     uint64_t leaves; /* reductions: number of leaves */
 } xd_control;
@@ -2625,6 +2688,39 @@ XD_API void xd_arena_seal(xd_arena *arena) {
     arena->sealed = true;
 }
 
+/* >>base/cpu.c */
+
+#include <string.h>
+
+/* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
+XD_API xd_cpu_level xd_cpu_best(void) {
+#if defined(XDI_X86)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return XD_CPU_AVX2;
+    return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
+#else
+    return XD_CPU_PORTABLE;
+#endif
+}
+
+static const char *const xdi_cpu_names[] = { "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" };
+
+XD_API const char *xd_cpu_level_name(xd_cpu_level level) {
+    return (int)level >= 0 && (int)level <= (int)XD_CPU_AVX512_BF16 ? xdi_cpu_names[(int)level] : "unknown";
+}
+
+XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out) {
+    for (int i = 0; i <= (int)XD_CPU_AVX512_BF16; i++) {
+        if (strcmp(name, xdi_cpu_names[i]) != 0) continue;
+        *out = (xd_cpu_level)i;
+        return true;
+    }
+    return false;
+}
+
 /* >>base/file.c */
 
 #include <errno.h>
@@ -2797,6 +2893,7 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
         d->allocator.release = xdi_ctx_release;
         d->allocator.user = NULL;
     }
+    if (d->cpu == XD_CPU_BEST) d->cpu = xd_cpu_best();
     if (!d->clock.now_seconds) d->clock.now_seconds = xdi_ctx_clock;
     if (d->timeout_seconds == 0.0) d->timeout_seconds = 60.0;
     if (d->init_timeout_seconds == 0.0) d->init_timeout_seconds = 600.0;
@@ -2810,6 +2907,7 @@ XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
     xdi_ctx_defaults(&d);
     /* The negated form also refuses NaN. */
     if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
+    if ((int)d.cpu < 0 || d.cpu > xd_cpu_best()) return XD_ERROR_UNSUPPORTED;
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
@@ -2847,6 +2945,14 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
 
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank) {
     ctx->settings.rank = rank;
+}
+
+XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
+    ctx->settings.cpu = level;
+}
+
+XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream) {
+    ctx->settings.stream = stream;
 }
 
 XD_API double xd_now(const xd_ctx *ctx) {
@@ -5470,6 +5576,24 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
     return &xdi_cpu_optimizer_table;
 }
 
+/* >>kernel/kernels.c */
+
+/* A level overrides what it does better and leaves the rest as the level below has it. */
+XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
+    xd_kernels kernels;
+    if (level == XD_CPU_BEST) level = xd_cpu_best();
+    kernels.name = xd_cpu_level_name(level);
+    kernels.device = XD_DEVICE_CPU;
+    kernels.loss = xd_loss_kernels_cpu_plain();
+    kernels.optimizer = *xd_optimizer_kernels_cpu();
+    return kernels;
+}
+
+XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx) {
+    const xd_ctx_desc *settings = xd_ctx_settings(ctx);
+    return settings->kernels ? *settings->kernels : xd_kernels_cpu(settings->cpu);
+}
+
 
 /* >>comm/internal */
 
@@ -5517,6 +5641,7 @@ static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "b
                                               "scatter",        "send",       "recv",       "agree",
                                               "split" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
+enum { XDI_COMM_MODES = 3 };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
 
 static const char *xdi_comm_text(const char *const *texts, size_t size, uint64_t index) {
@@ -5725,12 +5850,13 @@ static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
 }
 
 static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status) {
+    const xd_ctx_desc *settings = xd_ctx_settings(comm->ctx);
     xd_control mine;
     memset(&mine, 0, sizeof mine);
     mine.sequence = comm->sequence;
     mine.kind = (uint32_t)c->kind;
     mine.status = (int32_t)status;
-    mine.mode = (int32_t)xd_ctx_settings(comm->ctx)->reduction;
+    mine.mode = (int32_t)settings->reduction + XDI_COMM_MODES * (int32_t)settings->cpu;
     if (status != XD_OK) return mine;
     mine.dtype = (uint32_t)c->dtype;
     mine.op = xdi_comm_reduces(c->kind) ? (uint32_t)c->op : 0u;
@@ -5811,7 +5937,9 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
         break;
     case XDI_COMM_ROOT: snprintf(text, size, "passed root %d", (int)value); break;
     case XDI_COMM_MODE:
-        snprintf(text, size, "runs in mode %s", xdi_comm_text(xdi_comm_modes, 3, value));
+        snprintf(text, size, "runs in mode %s on %s",
+                 xdi_comm_text(xdi_comm_modes, XDI_COMM_MODES, value % XDI_COMM_MODES),
+                 xd_cpu_level_name((xd_cpu_level)(value / XDI_COMM_MODES)));
         break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }
@@ -9501,7 +9629,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
                                    bool *skipped) {
     const xd_optimizer_desc *d = &optimizer->desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx);
-    const xd_optimizer_kernels *kernels = xd_optimizer_kernels_cpu();
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(optimizer->ctx).optimizer;
     if (desc && xdi_train_refused(desc->status)) {
         if (skipped) *skipped = true;
         return XD_OK;
@@ -9515,7 +9643,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
         if (p->gradient && xdi_optimizer_owns(p))
             optimizer->updates[args.array_count++] = xdi_optimizer_update(optimizer, i);
     }
-    XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
+    XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
     for (int64_t i = 0; i < d->param_count; i++)
         if (d->params[i].gradient && xdi_optimizer_owns(&d->params[i])) optimizer->steps[i]++;
     if (skipped) *skipped = false;
@@ -9549,6 +9677,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
 /* This rank's part. One array at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
     const xd_launch launch = xdi_train_launch(ctx);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     XDI_TRY(xdi_clip_validate(ctx, d));
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -9563,7 +9692,7 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
         args.array_count = 1;
         args.type = d->type;
         args.exact = exact;
-        XDI_TRY(xd_optimizer_kernels_cpu()->norm(&launch, &args, sum));
+        XDI_TRY(kernels.norm(&launch, &args, sum));
     }
     return XD_OK;
 }
@@ -9647,6 +9776,7 @@ XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     for (int64_t i = 0; i < param_count; i++)
         XDI_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
@@ -9659,7 +9789,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
         args.count = params[i].count;
         args.dtype = xdi_train_gradient_dtype(&params[i]);
         args.factor = coefficient;
-        XDI_TRY(xd_optimizer_kernels_cpu()->scale(&launch, &args));
+        XDI_TRY(kernels.scale(&launch, &args));
     }
     return XD_OK;
 }
@@ -9909,7 +10039,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_optimizer_kernels_cpu()->cast(&launch, ema->casts, n);
+    return xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, ema->casts, n);
 }
 
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
@@ -9966,7 +10096,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    XDI_TRY(xd_optimizer_kernels_cpu()->lerp(&launch, &args));
+    XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
     return xdi_ema_copy(ema, false);
 }
 
@@ -10099,7 +10229,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         cast.source = loading ? list[i].value : s->value;
         cast.source_dtype = loading ? list[i].dtype : s->dtype;
         cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XDI_TRY(xd_optimizer_kernels_cpu()->cast(&launch, &cast, 1));
+        XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }
@@ -11188,7 +11318,7 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     size_t bytes = desc->workspace_bytes;
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
-    plan->kernels = xd_loss_kernels_cpu_plain();
+    plan->kernels = xd_ctx_kernels(ctx).loss;
     XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
     XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT,
@@ -11282,7 +11412,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
 
 static xd_result xdi_topk_local(xd_ctx *ctx, const xd_vocab_info *info, const xd_rows *logits, int64_t k,
                                 xdi_topk_candidates *c) {
-    const xd_loss_kernels kernels = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels kernels = xd_ctx_kernels(ctx).loss;
     xd_select_args args;
     xd_launch launch;
     memset(&launch, 0, sizeof launch);
@@ -11623,7 +11753,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     memset(plan, 0, sizeof *plan);
     plan->d = xdi_topk_kl_defaults(desc);
     plan->reduction = xdi_topk_kl_reduction(&plan->d);
-    plan->kernels = xd_loss_kernels_cpu_plain();
+    plan->kernels = xd_ctx_kernels(ctx).loss;
     XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
     XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
@@ -12935,4 +13065,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 74a7ce624522b963338befc32c3843f31db54e574cde6147276310b80e6ed50e */
+/* xdistill sha256 2580b6bb069817303c61455ea2ae145efa691cdac84880c43bae4fe5adfe5fd8 */

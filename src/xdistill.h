@@ -23,6 +23,7 @@
 #include "base/dtype.h"
 #include "base/result.h"
 #include "base/memory.h"
+#include "base/cpu.h"
 #include "base/file.h"
 #include "base/context.h"
 #include "base/extend.h"
@@ -36,6 +37,7 @@
 #include "kernel/reduce.h"
 #include "kernel/loss.h"
 #include "kernel/optimizer.h"
+#include "kernel/kernels.h"
 
 #include "comm/collective.h"
 #include "comm/transport.h"
@@ -76,6 +78,7 @@
 #include "base/dtype.c"
 #include "base/result.c"
 #include "base/memory.c"
+#include "base/cpu.c"
 #include "base/file.c"
 #include "base/context.c"
 #include "base/half.c"
@@ -90,6 +93,7 @@
 #include "kernel/loss_cpu.c"
 #include "kernel/topk_cpu.c"
 #include "kernel/optimizer_cpu.c"
+#include "kernel/kernels.c"
 
 #include "comm/internal.h"
 #include "comm/collective.c"

@@ -38,6 +38,11 @@
 #define XD_PRINTF(format_index, first_argument)
 #endif
 
+/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
+#define XDI_X86 1
+#endif
+
 #if !defined(XD_ASSERT)
 #define XD_ASSERT(condition) ((void)0)
 #endif

@@ -37,6 +37,7 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
         d->allocator.release = xdi_ctx_release;
         d->allocator.user = NULL;
     }
+    if (d->cpu == XD_CPU_BEST) d->cpu = xd_cpu_best();
     if (!d->clock.now_seconds) d->clock.now_seconds = xdi_ctx_clock;
     if (d->timeout_seconds == 0.0) d->timeout_seconds = 60.0;
     if (d->init_timeout_seconds == 0.0) d->init_timeout_seconds = 600.0;
@@ -50,6 +51,7 @@ XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
     xdi_ctx_defaults(&d);
     /* The negated form also refuses NaN. */
     if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
+    if ((int)d.cpu < 0 || d.cpu > xd_cpu_best()) return XD_ERROR_UNSUPPORTED;
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
@@ -87,6 +89,14 @@ XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
 
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank) {
     ctx->settings.rank = rank;
+}
+
+XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
+    ctx->settings.cpu = level;
+}
+
+XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream) {
+    ctx->settings.stream = stream;
 }
 
 XD_API double xd_now(const xd_ctx *ctx) {

@@ -1,6 +1,7 @@
 #ifndef XDI_BASE_CONTEXT_H
 #define XDI_BASE_CONTEXT_H
 
+#include "base/cpu.h"
 #include "base/file.h"
 #include "base/memory.h"
 #include "base/result.h"
@@ -41,6 +42,8 @@ typedef enum xd_reduction {
     XD_REDUCTION_INVARIANT
 } xd_reduction;
 
+struct xd_kernels;
+
 /* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
     xd_allocator allocator;      /* zero -> malloc and free */
@@ -52,10 +55,15 @@ typedef struct xd_ctx_desc {
     double timeout_seconds;      /* deadline of one collective; 0 -> 60 */
     double init_timeout_seconds; /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                    /* world rank, for messages; joining a world sets it */
+    xd_cpu_level cpu;            /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
+    const struct xd_kernels *kernels; /* another backend's table (xd_cuda_kernels); NULL -> the CPU's.
+                                         Stays the caller's, outlives the context. */
+    void *stream;                /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
 /* Creates a context. desc is read during the call only; NULL -> all defaults.
- * Local. Errors: ARGUMENT for negative or non-finite timeouts, MEMORY (then there is no context to ask). */
+ * Local. Errors: ARGUMENT for negative or non-finite timeouts, UNSUPPORTED for a CPU level this machine lacks,
+ * MEMORY (then there is no context to ask). */
 XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out);
 
 /* Frees the context. Destroy everything made from it first. NULL is fine. */
@@ -63,6 +71,9 @@ XD_API void xd_ctx_destroy(xd_ctx *ctx);
 
 /* The desc in force, every default filled in. */
 XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
+
+/* From now on this context's device work goes to this stream. Local. */
+XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
 /* The last failure of this context; result is XD_OK when none happened. Valid until the next failing call. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);

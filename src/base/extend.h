@@ -28,6 +28,9 @@ XD_API double xd_now(const xd_ctx *ctx);
 /* The world rank that this context's messages carry. */
 XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 
+/* Lowers the CPU level to what the processes of a world have agreed on. */
+XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
+
 #define XDI_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
 #define XDI_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)

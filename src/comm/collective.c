@@ -20,6 +20,7 @@ static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "b
                                               "scatter",        "send",       "recv",       "agree",
                                               "split" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
+enum { XDI_COMM_MODES = 3 };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
 
 static const char *xdi_comm_text(const char *const *texts, size_t size, uint64_t index) {
@@ -228,12 +229,13 @@ static uint64_t xdi_comm_layout(const xd_comm *comm, const xd_collective *c) {
 }
 
 static xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status) {
+    const xd_ctx_desc *settings = xd_ctx_settings(comm->ctx);
     xd_control mine;
     memset(&mine, 0, sizeof mine);
     mine.sequence = comm->sequence;
     mine.kind = (uint32_t)c->kind;
     mine.status = (int32_t)status;
-    mine.mode = (int32_t)xd_ctx_settings(comm->ctx)->reduction;
+    mine.mode = (int32_t)settings->reduction + XDI_COMM_MODES * (int32_t)settings->cpu;
     if (status != XD_OK) return mine;
     mine.dtype = (uint32_t)c->dtype;
     mine.op = xdi_comm_reduces(c->kind) ? (uint32_t)c->op : 0u;
@@ -314,7 +316,9 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
         break;
     case XDI_COMM_ROOT: snprintf(text, size, "passed root %d", (int)value); break;
     case XDI_COMM_MODE:
-        snprintf(text, size, "runs in mode %s", xdi_comm_text(xdi_comm_modes, 3, value));
+        snprintf(text, size, "runs in mode %s on %s",
+                 xdi_comm_text(xdi_comm_modes, XDI_COMM_MODES, value % XDI_COMM_MODES),
+                 xd_cpu_level_name((xd_cpu_level)(value / XDI_COMM_MODES)));
         break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }

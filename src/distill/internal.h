@@ -4,6 +4,7 @@
 #include "base/internal.h"
 #include "distill/loss.h"
 #include "kernel/internal.h"
+#include "kernel/kernels.h"
 
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,

@@ -230,7 +230,7 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     size_t bytes = desc->workspace_bytes;
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
-    plan->kernels = xd_loss_kernels_cpu_plain();
+    plan->kernels = xd_ctx_kernels(ctx).loss;
     XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
     XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT,

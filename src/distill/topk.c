@@ -32,7 +32,7 @@ static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
 
 static xd_result xdi_topk_local(xd_ctx *ctx, const xd_vocab_info *info, const xd_rows *logits, int64_t k,
                                 xdi_topk_candidates *c) {
-    const xd_loss_kernels kernels = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels kernels = xd_ctx_kernels(ctx).loss;
     xd_select_args args;
     xd_launch launch;
     memset(&launch, 0, sizeof launch);

@@ -236,7 +236,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     memset(plan, 0, sizeof *plan);
     plan->d = xdi_topk_kl_defaults(desc);
     plan->reduction = xdi_topk_kl_reduction(&plan->d);
-    plan->kernels = xd_loss_kernels_cpu_plain();
+    plan->kernels = xd_ctx_kernels(ctx).loss;
     XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
     XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,

@@ -23,6 +23,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
 /* This rank's part. One array at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
     const xd_launch launch = xdi_train_launch(ctx);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     XDI_TRY(xdi_clip_validate(ctx, d));
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
@@ -37,7 +38,7 @@ static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, boo
         args.array_count = 1;
         args.type = d->type;
         args.exact = exact;
-        XDI_TRY(xd_optimizer_kernels_cpu()->norm(&launch, &args, sum));
+        XDI_TRY(kernels.norm(&launch, &args, sum));
     }
     return XD_OK;
 }
@@ -121,6 +122,7 @@ XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
     const xd_launch launch = xdi_train_launch(ctx);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     for (int64_t i = 0; i < param_count; i++)
         XDI_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),
@@ -133,7 +135,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
         args.count = params[i].count;
         args.dtype = xdi_train_gradient_dtype(&params[i]);
         args.factor = coefficient;
-        XDI_TRY(xd_optimizer_kernels_cpu()->scale(&launch, &args));
+        XDI_TRY(kernels.scale(&launch, &args));
     }
     return XD_OK;
 }

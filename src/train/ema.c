@@ -241,7 +241,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
         cast->source_dtype = p->dtype;
         cast->count = p->count;
     }
-    return xd_optimizer_kernels_cpu()->cast(&launch, ema->casts, n);
+    return xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, ema->casts, n);
 }
 
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
@@ -298,7 +298,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    XDI_TRY(xd_optimizer_kernels_cpu()->lerp(&launch, &args));
+    XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
     return xdi_ema_copy(ema, false);
 }
 
@@ -431,7 +431,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         cast.source = loading ? list[i].value : s->value;
         cast.source_dtype = loading ? list[i].dtype : s->dtype;
         cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XDI_TRY(xd_optimizer_kernels_cpu()->cast(&launch, &cast, 1));
+        XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, &cast, 1));
     }
     return XD_OK;
 }

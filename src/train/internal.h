@@ -2,7 +2,7 @@
 #define XDI_TRAIN_INTERNAL_H
 
 #include "base/internal.h"
-#include "kernel/table.h"
+#include "kernel/kernels.h"
 #include "train/param.h"
 
 /* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL

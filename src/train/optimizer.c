@@ -256,7 +256,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
                                    bool *skipped) {
     const xd_optimizer_desc *d = &optimizer->desc;
     const xd_launch launch = xdi_train_launch(optimizer->ctx);
-    const xd_optimizer_kernels *kernels = xd_optimizer_kernels_cpu();
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(optimizer->ctx).optimizer;
     if (desc && xdi_train_refused(desc->status)) {
         if (skipped) *skipped = true;
         return XD_OK;
@@ -270,7 +270,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
         if (p->gradient && xdi_optimizer_owns(p))
             optimizer->updates[args.array_count++] = xdi_optimizer_update(optimizer, i);
     }
-    XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args) : kernels->adam(&launch, &args));
+    XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
     for (int64_t i = 0; i < d->param_count; i++)
         if (d->params[i].gradient && xdi_optimizer_owns(&d->params[i])) optimizer->steps[i]++;
     if (skipped) *skipped = false;

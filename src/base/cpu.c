@@ -1,0 +1,30 @@
+#include <string.h>
+
+/* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
+XD_API xd_cpu_level xd_cpu_best(void) {
+#if defined(XDI_X86)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return XD_CPU_AVX2;
+    return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
+#else
+    return XD_CPU_PORTABLE;
+#endif
+}
+
+static const char *const xdi_cpu_names[] = { "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" };
+
+XD_API const char *xd_cpu_level_name(xd_cpu_level level) {
+    return (int)level >= 0 && (int)level <= (int)XD_CPU_AVX512_BF16 ? xdi_cpu_names[(int)level] : "unknown";
+}
+
+XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out) {
+    for (int i = 0; i <= (int)XD_CPU_AVX512_BF16; i++) {
+        if (strcmp(name, xdi_cpu_names[i]) != 0) continue;
+        *out = (xd_cpu_level)i;
+        return true;
+    }
+    return false;
+}

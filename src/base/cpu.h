@@ -1,0 +1,28 @@
+#ifndef XDI_BASE_CPU_H
+#define XDI_BASE_CPU_H
+
+#include "base/config.h"
+
+/* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
+ * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
+ * declarations state, so all ranks of a world must use one level: joining a world with another is a
+ * MISMATCH, processes of an MPI world agree on the lowest. */
+typedef enum xd_cpu_level {
+    XD_CPU_BEST = 0,   /* the default: the highest level of this machine */
+    XD_CPU_PLAIN,      /* plain loops, double inside: the specification of the others, and slow */
+    XD_CPU_PORTABLE,   /* f32 vectors as the compiler makes them, any processor */
+    XD_CPU_AVX2,       /* AVX2 and FMA */
+    XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
+    XD_CPU_AVX512_BF16 /* and its bf16 dot product */
+} xd_cpu_level;
+
+/* The highest level that this machine and this compiler have; never XD_CPU_BEST or PLAIN. Local, pure. */
+XD_API xd_cpu_level xd_cpu_best(void);
+
+/* "best", "plain", "portable", "avx2", "avx512", "avx512_bf16"; "unknown" for other values. */
+XD_API const char *xd_cpu_level_name(xd_cpu_level level);
+
+/* The level of a name, e.g. from an environment variable. False, and *out untouched, for an unknown one. */
+XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out);
+
+#endif

@@ -1024,6 +1024,47 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
 /* The value of carried limbs, rounded to double once. Negative limbs do not occur. Local. */
 XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
 
+/* >>kernel/matmul */
+
+/* A borrowed matrix, read only: element (r, c) is data[r * row_stride + c * col_stride], so the transposed
+ * matrix is the same memory with the strides exchanged. */
+typedef struct xd_matrix {
+    const void *data;
+    xd_dtype dtype; /* F32 or BF16 */
+    int64_t rows, cols;
+    int64_t row_stride, col_stride; /* elements */
+} xd_matrix;
+
+/* out = a b, or out += a b. */
+typedef struct xd_matmul_args {
+    xd_matrix a; /* [m, k] */
+    xd_matrix b; /* [k, n] */
+    float *out;  /* [m, n]; must not overlap a or b */
+    int64_t out_stride;
+    bool accumulate; /* add to what out holds */
+    /* Both sides are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
+     * bf16 faster. The others ignore it. */
+    bool bf16;
+} xd_matmul_args;
+
+/* Bytes of workspace that one product needs, whatever its size. */
+#define XD_MATMUL_WORKSPACE_BYTES ((size_t)(640 * 1024))
+
+/* The rows as a matrix, and the transposed matrix; nothing moves. */
+XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
+XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
+
+/* The matrix product of a context's kernel table, one thread: the ranks are the parallelism.
+ *
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned to 64; NULL -> taken from the context's allocator
+ *
+ * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
+ * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
+ * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
+ * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
+ * INVARIANT. Local. Errors: ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
+XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
+
 /* >>kernel/kernels */
 
 /* Whose memory the tensors of a context are. */
@@ -1036,6 +1077,7 @@ typedef struct xd_kernels {
     xd_device_type device;
     xd_loss_kernels loss;
     xd_optimizer_kernels optimizer;
+    xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
 /* The CPU's table of a level; XD_CPU_BEST is this machine's. The caller sees to it that the machine has the
@@ -2341,6 +2383,146 @@ XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t b
 
 /* The denominators of Model-Optimizer's logits loss over [N, V]: batchmean N, mean N * V, sum 1. */
 XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows, int64_t vocabulary);
+
+/* >>distill/align */
+
+/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
+ * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
+
+/* Bytes; not terminated. */
+typedef struct xd_text {
+    const char *data;
+    int64_t size;
+} xd_text;
+
+enum {
+    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
+    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
+};
+
+/* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
+ * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
+typedef struct xd_aligned_chunk {
+    int32_t student_begin, student_end;
+    int32_t teacher_begin, teacher_end;
+    uint32_t flags;
+} xd_aligned_chunk;
+
+/* The chunks of one sequence. `chunks` belongs to the context that made it; free it with
+ * xd_alignment_free. */
+typedef struct xd_alignment {
+    xd_aligned_chunk *chunks;
+    int64_t count;
+} xd_alignment;
+
+/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
+ * same role at the same place. */
+typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
+
+/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
+ * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
+typedef struct xd_token_span {
+    int64_t begin, end;
+} xd_token_span;
+
+/* One side of a sequence for xd_align_bytes. */
+typedef struct xd_align_side {
+    const xd_token_span *spans; /* [count] begins do not decrease, ends do not decrease */
+    const uint8_t *roles;       /* [count] xd_token_role, or NULL */
+    const uint8_t *mask;        /* [count] 0: padding, or a prompt that is not trained on; NULL -> all count */
+    const int32_t *documents;   /* [count] not decreasing; packed documents never share a chunk. NULL -> one */
+    int64_t count;
+} xd_align_side;
+
+/* What did not align. */
+typedef struct xd_align_report {
+    int64_t chunks, exact;
+    int64_t one_sided;   /* chunks with an empty side */
+    int64_t masked;      /* chunks that do not count because of a mask */
+    int64_t total_bytes; /* of the text covered by the student's tokens */
+    int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
+} xd_align_report;
+
+/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
+ * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
+ * insertions need no rules of their own.
+ *
+ *   report  may be NULL
+ *
+ * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
+ * that go backwards, documents that go backwards; MEMORY. */
+XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out, xd_align_report *report);
+
+/* One pair of sequences of a batch, and where its chunks go. */
+typedef struct xd_align_job {
+    xd_align_side student, teacher;
+    xd_alignment out;
+    xd_align_report report;
+} xd_align_job;
+
+/* xd_align_bytes for every job, on `workers` threads of this process (0 or 1 -> on the calling one). The
+ * result does not depend on the number. All or nothing: on failure no job has chunks. The context's allocator
+ * must be thread-safe when workers > 1. Errors: as xd_align_bytes, of the first job that failed. */
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers);
+
+/* Settings of xd_align_dp. */
+typedef struct xd_align_dp_desc {
+    int max_combination; /* tokens that one token may match; 0 -> 4 */
+} xd_align_dp_desc;
+
+/* The aligner of NeMo-RL (nemo_rl/algorithms/x_token/token_aligner.py), bit for bit, for parity: a dynamic
+ * programme over token surface strings as vocabularies store them ("Ġfox", "▁fox", "<0xE2>"), anchored by
+ * unique triples and repaired afterwards. It runs on the padded sequences and its result depends on the
+ * padding; use xd_align_bytes for anything else. Time O(n m K), memory O(n m) between anchors. No mask: see
+ * xd_chunk_ids. Errors: ARGUMENT for max_combination outside 1 to 64, MEMORY. */
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
+                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
+                             xd_alignment *out);
+
+/* The dynamic programme of xd_align_dp alone, on the strings as they are: no canonical forms, anchors or
+ * repairs. *score (may be NULL) in the reference's units: 3 a match, -3 a mismatch, -1.5 a token without
+ * partner, 1.5 n for one token that matches n. Ties prefer, in this order, the diagonal, a student token
+ * alone, a teacher token alone, one student token to n, one teacher token to n. */
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
+                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
+                                  xd_alignment *out, double *score);
+
+/* Which side of a chunk. */
+typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
+
+/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
+ * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
+ * too. [count] each. Allocates nothing. */
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
+                         uint8_t *exact, int64_t count);
+
+/* Frees the chunks; an empty alignment is fine. */
+XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment);
+
+/* >>distill/canonical */
+
+/* The form in which xd_align_dp and the compat projection compare vocabulary strings of different tokenizers
+ * (NeMo-RL, TokenAligner's canonical tokens): one marker for a leading space, one newline, characters for
+ * byte tokens, a few repaired multi-byte characters. Its gaps are kept as they are, for parity. */
+
+/* Writes the canonical form of one token into out, which has room for size + 2 bytes, and returns its length.
+ * Pure. Not idempotent: "<0x5F>" gives "_", and that gives the space marker. */
+XD_API int64_t xd_canonical_token(xd_text token, char *out);
+
+/* A canonical sequence: token i is text[offsets[i] .. offsets[i + 1]) and stands for the original tokens
+ * [origin[i], origin[i + 1]). One block of memory, `text`; free it with xd_canonical_free. */
+typedef struct xd_canonical {
+    char *text;
+    int64_t *offsets; /* [count + 1] */
+    int32_t *origin;  /* [count + 1] */
+    int64_t count;
+} xd_canonical;
+
+/* Canonical forms of a whole sequence, where tokens that are pieces of one character become one. Local.
+ * Errors: MEMORY. */
+XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
+XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence);
 
 
 /* >>io/safetensors */
@@ -4188,6 +4370,9 @@ XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, in
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
+/* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
+XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
+
 /* >>kernel/fixed.c */
 
 #include <math.h>
@@ -5576,6 +5761,446 @@ XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
     return &xdi_cpu_optimizer_table;
 }
 
+/* >>kernel/matmul_cpu.c */
+
+#include <string.h>
+
+#if defined(XDI_X86)
+#include <immintrin.h>
+#endif
+
+/* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is cut
+ * into tiles of `rows` x `cols` sums that stay in registers while k runs; what a tile reads is first copied
+ * ("packed") into the order in which it is read:
+ *
+ *     for each block of BLOCK_N columns and BLOCK_K terms:
+ *         pack that block of b                              (it stays in the L2 cache)
+ *         for each group of `rows` rows:
+ *             pack those rows of a                          (they stay in the L1 cache)
+ *             for each group of `cols` columns:             one tile = one call of the kernel
+ *
+ * Packing pads with zeros, so a kernel never sees an odd size, and widens or narrows on the way. Kernels
+ * differ in the tile's size and in the instructions; everything else is shared. */
+
+enum {
+    XDI_MATMUL_BLOCK_K = 256, /* terms that a packed block covers; even */
+    XDI_MATMUL_BLOCK_N = 512, /* columns that it covers; a multiple of every kernel's cols */
+    XDI_MATMUL_MOST_ROWS = 8,
+    XDI_MATMUL_MOST_COLS = 32
+};
+
+/* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
+ * itself, gcc must be asked. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
+#else
+#define XDI_MATMUL_UNROLL
+#endif
+
+/* tile[rows, cols] (+)= sum over p < k of a[p, i] b[p, j], both packed; pairs: terms 2p and 2p + 1 of a line
+ * lie side by side as bf16. */
+typedef void (*xdi_matmul_tile)(int64_t k, const void *a, const void *b, float *tile, int64_t stride,
+                                bool accumulate);
+
+typedef struct xdi_matmul_kernel {
+    xdi_matmul_tile run;
+    int64_t rows, cols;
+    bool pairs;
+} xdi_matmul_kernel;
+
+/* ---- tiles ---- */
+
+static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
+                                     int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    float sum[4][8];
+    memset(sum, 0, sizeof sum);
+    for (int64_t p = 0; p < k; p++, a += 4, b += 8) XDI_MATMUL_UNROLL
+    for (int i = 0; i < 4; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 8; j++) sum[i][j] += a[i] * b[j];
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 8; j++) {
+            float *out = tile + i * stride + j;
+            *out = accumulate ? *out + sum[i][j] : sum[i][j];
+        }
+}
+
+#if defined(XDI_X86)
+/* 6 x 16: twelve sums of eight lanes, two for b and one for a leave one of the sixteen registers free. */
+__attribute__((target("avx2,fma"))) static void xdi_matmul_tile_avx2(int64_t k, const void *packed_a,
+                                                                     const void *packed_b, float *tile,
+                                                                     int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    __m256 sum[6][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 6; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+    for (int64_t p = 0; p < k; p++, a += 6, b += 16) {
+        const __m256 left = _mm256_loadu_ps(b), right = _mm256_loadu_ps(b + 8);
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 6; i++) {
+            const __m256 factor = _mm256_set1_ps(a[i]);
+            sum[i][0] = _mm256_fmadd_ps(factor, left, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(factor, right, sum[i][1]);
+        }
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 6; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 8 * j;
+        _mm256_storeu_ps(out, accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
+}
+
+__attribute__((target("avx512f"))) static inline void
+xdi_matmul_store_avx512(__m512 (*sum)[2], float *tile, int64_t stride, bool accumulate) {
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 16 * j;
+        _mm512_storeu_ps(out, accumulate ? _mm512_add_ps(_mm512_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
+}
+
+/* 8 x 32: sixteen sums of sixteen lanes. */
+__attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k, const void *packed_a,
+                                                                      const void *packed_b, float *tile,
+                                                                      int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    __m512 sum[8][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < k; p++, a += 8, b += 32) {
+        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + 16);
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const __m512 factor = _mm512_set1_ps(a[i]);
+            sum[i][0] = _mm512_fmadd_ps(factor, left, sum[i][0]);
+            sum[i][1] = _mm512_fmadd_ps(factor, right, sum[i][1]);
+        }
+    }
+    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
+}
+
+/* The same tile in pairs of bf16: twice the terms an instruction. */
+__attribute__((target("avx512f,avx512bf16"))) static void
+xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
+                     bool accumulate) {
+    const int32_t *a = (const int32_t *)packed_a, *b = (const int32_t *)packed_b;
+    __m512 sum[8][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < k; p += 2, a += 8, b += 32) {
+        const __m512bh left = (__m512bh)_mm512_loadu_si512((const void *)b);
+        const __m512bh right = (__m512bh)_mm512_loadu_si512((const void *)(b + 16));
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const __m512bh factor = (__m512bh)_mm512_set1_epi32(a[i]);
+            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], factor, left);
+            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], factor, right);
+        }
+    }
+    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
+}
+#endif
+
+static xdi_matmul_kernel xdi_matmul_kernel_of(xd_cpu_level level, bool bf16) {
+    xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, 4, 8, false };
+#if defined(XDI_X86)
+    if (level == XD_CPU_AVX2) {
+        kernel.run = xdi_matmul_tile_avx2;
+        kernel.rows = 6;
+        kernel.cols = 16;
+    } else if ((int)level >= (int)XD_CPU_AVX512) {
+        kernel.pairs = bf16 && level == XD_CPU_AVX512_BF16;
+        kernel.run = kernel.pairs ? xdi_matmul_tile_bf16 : xdi_matmul_tile_avx512;
+        kernel.rows = 8;
+        kernel.cols = 32;
+    }
+#else
+    (void)level;
+    (void)bf16;
+#endif
+    return kernel;
+}
+
+/* ---- packing ---- */
+
+/* `lines` <= width lines of `terms` numbers each: a line is a row of a or a column of b. */
+typedef struct xdi_matmul_lines {
+    const void *data;
+    xd_dtype dtype;
+    int64_t lines, terms;
+    int64_t line_stride, term_stride;
+} xdi_matmul_lines;
+
+static inline float xdi_matmul_widen(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+static inline uint16_t xdi_matmul_narrow(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* a NaN stays one */
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* packed[p * width + line]. Lines that lie side by side are copied eight at a time, all others one after the
+ * other, so that memory is read in its own order. */
+static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
+    const float *data = (const float *)x->data;
+    int64_t line = 0;
+    for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
+        for (int64_t p = 0; p < x->terms; p++)
+            memcpy(packed + p * width + line, data + p * x->term_stride + line, 8 * sizeof *packed);
+    for (; line < x->lines; line++)
+        for (int64_t p = 0; p < x->terms; p++)
+            packed[p * width + line] = data[line * x->line_stride + p * x->term_stride];
+}
+
+static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, float *packed) {
+    const uint16_t *data = (const uint16_t *)x->data;
+    int64_t line = 0;
+    for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
+        for (int64_t p = 0; p < x->terms; p++)
+            for (int64_t i = 0; i < 8; i++)
+                packed[p * width + line + i] = xdi_matmul_widen(data[p * x->term_stride + line + i]);
+    for (; line < x->lines; line++)
+        for (int64_t p = 0; p < x->terms; p++)
+            packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
+}
+
+static inline uint32_t xdi_matmul_bf16(const void *data, bool narrow, int64_t at) {
+    return narrow ? (uint32_t)((const uint16_t *)data)[at]
+                  : (uint32_t)xdi_matmul_narrow(((const float *)data)[at]);
+}
+
+/* Terms p and p + 1 (`both`) of every line. `narrow`, the dtype, is a constant where this is called. */
+static inline void xdi_matmul_pair_up(const xdi_matmul_lines *x, bool narrow, int64_t p, bool both,
+                                      uint32_t *packed) {
+    const int64_t first = p * x->term_stride, second = both ? first + x->term_stride : first;
+    const uint32_t mask = both ? 0xffffffffu : 0xffffu;
+    for (int64_t line = 0; line < x->lines; line++)
+        packed[line] = (xdi_matmul_bf16(x->data, narrow, line * x->line_stride + first) |
+                        xdi_matmul_bf16(x->data, narrow, line * x->line_stride + second) << 16) &
+                       mask;
+}
+
+/* Pairs of bf16 numbers that lie side by side already: one copy of 32 bits each. */
+static void xdi_matmul_pack_adjacent(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    for (int64_t line = 0; line < x->lines; line++) {
+        const uint16_t *data = (const uint16_t *)x->data + line * x->line_stride;
+        for (int64_t p = 0; p + 1 < x->terms; p += 2)
+            memcpy(packed + p / 2 * width + line, data + p, sizeof *packed);
+        if (x->terms % 2) packed[x->terms / 2 * width + line] = data[x->terms - 1];
+    }
+}
+
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is
+ * 0. */
+static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    if (x->dtype == XD_DTYPE_BF16 && x->term_stride == 1) {
+        xdi_matmul_pack_adjacent(x, width, packed);
+        return;
+    }
+    for (int64_t p = 0; p < x->terms; p += 2, packed += width) {
+        if (x->dtype == XD_DTYPE_BF16)
+            xdi_matmul_pair_up(x, true, p, p + 1 < x->terms, packed);
+        else
+            xdi_matmul_pair_up(x, false, p, p + 1 < x->terms, packed);
+    }
+}
+
+static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x, int64_t width,
+                            void *packed) {
+    if (x->lines < width) memset(packed, 0, (size_t)(x->terms + 1) * (size_t)width * (kernel->pairs ? 2 : 4));
+    if (kernel->pairs)
+        xdi_matmul_pack_pairs(x, width, (uint32_t *)packed);
+    else if (x->dtype == XD_DTYPE_F32)
+        xdi_matmul_pack_f32(x, width, (float *)packed);
+    else
+        xdi_matmul_pack_widened(x, width, (float *)packed);
+}
+
+static const void *xdi_matmul_at(const xd_matrix *x, int64_t row, int64_t col) {
+    return (const char *)x->data +
+           (row * x->row_stride + col * x->col_stride) * (x->dtype == XD_DTYPE_F32 ? 4 : 2);
+}
+
+static xdi_matmul_lines xdi_matmul_rows(const xd_matrix *a, int64_t i, int64_t rows, int64_t k0, int64_t k) {
+    xdi_matmul_lines x = { xdi_matmul_at(a, i, k0), a->dtype, rows, k, a->row_stride, a->col_stride };
+    return x;
+}
+
+static xdi_matmul_lines xdi_matmul_columns(const xd_matrix *b, int64_t j, int64_t cols, int64_t k0,
+                                           int64_t k) {
+    xdi_matmul_lines x = { xdi_matmul_at(b, k0, j), b->dtype, cols, k, b->col_stride, b->row_stride };
+    return x;
+}
+
+/* ---- the product ---- */
+
+static int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
+static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const void *a, const void *b,
+                            float *out, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
+    float tile[XDI_MATMUL_MOST_ROWS * XDI_MATMUL_MOST_COLS];
+    kernel->run(k, a, b, tile, kernel->cols, false);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) {
+            const float value = tile[i * kernel->cols + j];
+            out[i * stride + j] = accumulate ? out[i * stride + j] + value : value;
+        }
+}
+
+/* Where the packed blocks lie; a panel is `cols` columns of the block of b, all its terms. */
+typedef struct xdi_matmul_blocks {
+    char *a, *b;
+    int64_t panel_bytes;
+    int64_t k0, k, n0, n;
+} xdi_matmul_blocks;
+
+/* All rows of the result for one block of b, which is packed already. */
+static void xdi_matmul_block(const xdi_matmul_kernel *kernel, const xd_matmul_args *args,
+                             const xdi_matmul_blocks *at, bool accumulate) {
+    for (int64_t i = 0; i < args->a.rows; i += kernel->rows) {
+        const int64_t rows = xdi_matmul_smaller(kernel->rows, args->a.rows - i);
+        const xdi_matmul_lines lines = xdi_matmul_rows(&args->a, i, rows, at->k0, at->k);
+        xdi_matmul_pack(kernel, &lines, kernel->rows, at->a);
+        for (int64_t j = 0; j < at->n; j += kernel->cols) {
+            const int64_t cols = xdi_matmul_smaller(kernel->cols, at->n - j);
+            const char *b = at->b + j / kernel->cols * at->panel_bytes;
+            float *tile = args->out + i * args->out_stride + at->n0 + j;
+            if (rows == kernel->rows && cols == kernel->cols)
+                kernel->run(at->k, at->a, b, tile, args->out_stride, accumulate);
+            else
+                xdi_matmul_edge(kernel, at->k, at->a, b, tile, args->out_stride, rows, cols, accumulate);
+        }
+    }
+}
+
+static void xdi_matmul_pack_b(const xdi_matmul_kernel *kernel, const xd_matrix *b,
+                              const xdi_matmul_blocks *at) {
+    for (int64_t j = 0; j < at->n; j += kernel->cols) {
+        const xdi_matmul_lines lines =
+            xdi_matmul_columns(b, at->n0 + j, xdi_matmul_smaller(kernel->cols, at->n - j), at->k0, at->k);
+        xdi_matmul_pack(kernel, &lines, kernel->cols, at->b + j / kernel->cols * at->panel_bytes);
+    }
+}
+
+static void xdi_matmul_clear(const xd_matmul_args *args) {
+    for (int64_t i = 0; i < args->a.rows; i++)
+        memset(args->out + i * args->out_stride, 0, (size_t)args->b.cols * sizeof *args->out);
+}
+
+static void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args *args, void *workspace) {
+    const int64_t terms = args->a.cols, columns = args->b.cols;
+    xdi_matmul_blocks at;
+    at.a = (char *)workspace;
+    at.b = at.a + (XDI_MATMUL_BLOCK_K + 1) * XDI_MATMUL_MOST_ROWS * sizeof(float);
+    if (terms == 0 && !args->accumulate) xdi_matmul_clear(args);
+    for (at.n0 = 0; at.n0 < columns; at.n0 += XDI_MATMUL_BLOCK_N) {
+        at.n = xdi_matmul_smaller(XDI_MATMUL_BLOCK_N, columns - at.n0);
+        for (at.k0 = 0; at.k0 < terms; at.k0 += XDI_MATMUL_BLOCK_K) {
+            at.k = xdi_matmul_smaller(XDI_MATMUL_BLOCK_K, terms - at.k0);
+            at.panel_bytes = (at.k + 1) * kernel->cols * (kernel->pairs ? 2 : 4);
+            xdi_matmul_pack_b(kernel, &args->b, &at);
+            xdi_matmul_block(kernel, args, &at, args->accumulate || at.k0 > 0);
+        }
+    }
+}
+
+#if defined(XD_SGEMM)
+#include <limits.h>
+
+enum { XDI_MATMUL_NO_TRANS = 111, XDI_MATMUL_TRANS = 112 }; /* the values of cblas.h */
+
+/* True when the product could be given to XD_SGEMM: f32, one stride of each matrix is 1, sizes fit an int. */
+static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *p) {
+    const bool a_plain = p->a.col_stride == 1, b_plain = p->b.col_stride == 1;
+    const int64_t lda = a_plain ? p->a.row_stride : p->a.col_stride;
+    const int64_t ldb = b_plain ? p->b.row_stride : p->b.col_stride;
+    if (xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT) return false;
+    if (p->a.dtype != XD_DTYPE_F32 || p->b.dtype != XD_DTYPE_F32) return false;
+    if ((!a_plain && p->a.row_stride != 1) || (!b_plain && p->b.row_stride != 1)) return false;
+    if (p->a.rows == 0 || p->a.cols == 0 || p->b.cols == 0) return false;
+    if (p->a.rows > INT_MAX || p->a.cols > INT_MAX || p->b.cols > INT_MAX || lda > INT_MAX || ldb > INT_MAX ||
+        p->out_stride > INT_MAX)
+        return false;
+    XD_SGEMM(a_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS,
+             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols,
+             (int)p->a.cols, 1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
+             p->accumulate ? 1.0f : 0.0f, p->out, (int)p->out_stride);
+    return true;
+}
+#else
+static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *args) {
+    (void)launch;
+    (void)args;
+    return false;
+}
+#endif
+
+static bool xdi_matmul_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16;
+}
+
+static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
+    XDI_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
+                "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols,
+                (long long)p->b.rows);
+    XDI_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
+                "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
+                (long long)p->b.cols);
+    XDI_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
+                "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
+                (long long)p->b.cols);
+    XDI_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
+                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
+                xd_dtype_name(p->b.dtype));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
+    const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
+    if (kernel.pairs || !xdi_matmul_sgemm(launch, args))
+        xdi_matmul_run(&kernel, args, launch->workspace);
+    return XD_OK;
+}
+
+XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows) {
+    xd_matrix matrix = { rows->data, rows->dtype, rows->rows, rows->cols,
+                         rows->stride ? rows->stride : rows->cols, 1 };
+    return matrix;
+}
+
+XD_API xd_matrix xd_matrix_transposed(xd_matrix m) {
+    xd_matrix matrix = { m.data, m.dtype, m.cols, m.rows, m.col_stride, m.row_stride };
+    return matrix;
+}
+
+XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace) {
+    void *owned = NULL;
+    xd_launch launch;
+    XDI_TRY(xdi_matmul_validate(ctx, args));
+    if (!workspace) workspace = owned = xd_allocate(ctx, XD_MATMUL_WORKSPACE_BYTES);
+    XDI_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
+                XD_MATMUL_WORKSPACE_BYTES);
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    launch.stream = xd_ctx_settings(ctx)->stream;
+    launch.workspace = workspace;
+    launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
+    const xd_result result = xd_ctx_kernels(ctx).matmul(&launch, args);
+    xd_release(ctx, owned);
+    return result;
+}
+
 /* >>kernel/kernels.c */
 
 /* A level overrides what it does better and leaves the rest as the level below has it. */
@@ -5586,6 +6211,7 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.device = XD_DEVICE_CPU;
     kernels.loss = xd_loss_kernels_cpu_plain();
     kernels.optimizer = *xd_optimizer_kernels_cpu();
+    kernels.matmul = xdi_matmul_cpu;
     return kernels;
 }
 
@@ -11842,6 +12468,1133 @@ XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int6
     return reduction == XD_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
 }
 
+/* >>distill/canonical.c */
+
+#include <string.h>
+
+/* Markers that tokenizers use for a leading space and for a newline, as UTF-8. */
+#define XDI_CANONICAL_SPACE "\xC4\xA0"   /* U+0120, of byte-level vocabularies */
+#define XDI_CANONICAL_NEWLINE "\xC4\x8A" /* U+010A */
+#define XDI_CANONICAL_TAB "\xC4\x89"     /* U+0109 */
+#define XDI_CANONICAL_BLOCK "\xE2\x96\x81" /* U+2581, of SentencePiece */
+
+/* Characters that the reference repairs when it meets the byte-level spelling of their UTF-8 bytes, in its
+ * order. The first six are spelled with the raw second byte; what follows "Ã" can never match, because that
+ * rule has replaced their first character. */
+static const char *const xdi_canonical_latin[] = { "ñ", "á", "é", "í", "ó", "ú" };
+static const char *const xdi_canonical_words[] = { "中", "文", "日本", "語", "Рус", "ский", "العربية", "ह",
+                                                   "ि"
+                                                   "ं",
+                                                   "दी", "∑", "∏", "∂", "∇", "∞", "√", "∫", "≈", "≠", "≤", "≥" };
+/* Characters of three bytes whose first two and last byte may come as two tokens. */
+static const char *const xdi_canonical_artifacts[] = { "∑", "∏", "∂", "∇", "∞", "√", "∫", "≠", "中", "文" };
+
+#define XDI_CANONICAL_COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+/* ---- code points ---- */
+
+static int xdi_canonical_put(char *out, uint32_t point) {
+    if (point < 0x80) {
+        out[0] = (char)point;
+        return 1;
+    }
+    out[0] = (char)(0xC0 | (point >> 6)); /* every point here is below U+0800 */
+    out[1] = (char)(0x80 | (point & 0x3F));
+    return 2;
+}
+
+/* The code point at text[*at], which moves behind it. Vocabulary strings are UTF-8; a stray byte counts as
+ * one. */
+static uint32_t xdi_canonical_next(const char *text, int64_t size, int64_t *at) {
+    const unsigned char *p = (const unsigned char *)text + *at;
+    const int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC0 ? 1 : 0;
+    if (more == 0 || *at + more >= size) {
+        *at += 1;
+        return p[0];
+    }
+    uint32_t point = (uint32_t)p[0] & (0x3Fu >> more);
+    for (int i = 1; i <= more; i++) point = point << 6 | (p[i] & 0x3Fu);
+    *at += more + 1;
+    return point;
+}
+
+/* The character by which byte-level vocabularies write a byte. */
+static uint32_t xdi_canonical_visible(unsigned char byte) {
+    if (byte <= 0x20) return 0x100u + byte;
+    if (byte == 0x7F) return 0x121u;
+    if (byte >= 0x80 && byte <= 0xA0) return 0x122u + (byte - 0x80u);
+    return byte == 0xAD ? 0x143u : byte;
+}
+
+/* Byte-level spelling of a string. */
+static int64_t xdi_canonical_spell(const char *text, size_t size, char *out) {
+    int64_t n = 0;
+    for (size_t i = 0; i < size; i++) n += xdi_canonical_put(out + n, xdi_canonical_visible((unsigned char)text[i]));
+    return n;
+}
+
+/* ---- one token ---- */
+
+static bool xdi_canonical_is(const char *text, int64_t size, const char *other) {
+    return size == (int64_t)strlen(other) && memcmp(text, other, (size_t)size) == 0;
+}
+
+static bool xdi_canonical_begins(const char *text, int64_t size, const char *other) {
+    const int64_t n = (int64_t)strlen(other);
+    return size >= n && memcmp(text, other, (size_t)n) == 0;
+}
+
+/* Replaces every occurrence, left to right; `to` is not longer than `from`. Returns the new size. */
+static int64_t xdi_canonical_replace(char *text, int64_t size, const char *from, int64_t from_size,
+                                     const char *to) {
+    const size_t to_size = strlen(to);
+    int64_t n = 0;
+    for (int64_t i = 0; i < size;) {
+        if (i + from_size <= size && memcmp(text + i, from, (size_t)from_size) == 0) {
+            memcpy(text + n, to, to_size);
+            n += (int64_t)to_size;
+            i += from_size;
+        } else {
+            text[n++] = text[i++];
+        }
+    }
+    return n;
+}
+
+static int64_t xdi_canonical_newlines(char *text, int64_t size) {
+    if (xdi_canonical_is(text, size, XDI_CANONICAL_NEWLINE) || xdi_canonical_is(text, size, "\\n") ||
+        xdi_canonical_is(text, size, XDI_CANONICAL_TAB) ||
+        xdi_canonical_is(text, size, XDI_CANONICAL_SPACE "\n")) {
+        text[0] = '\n';
+        return 1;
+    }
+    const int64_t replaced = xdi_canonical_replace(text, size, XDI_CANONICAL_NEWLINE, 2, "\n");
+    return replaced != size ? replaced : xdi_canonical_replace(text, size, "\\n", 2, "\n");
+}
+
+static int xdi_canonical_hex(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The value of "<0xHH>", or -1. */
+static int xdi_canonical_byte(const char *text, int64_t size) {
+    if (size != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
+    const int high = xdi_canonical_hex(text[3]), low = xdi_canonical_hex(text[4]);
+    return high < 0 || low < 0 ? -1 : 16 * high + low;
+}
+
+static int64_t xdi_canonical_repair(char *text, int64_t size) {
+    char from[64];
+    if (!memchr(text, 0xC3, (size_t)size)) return size; /* the first byte of every spelling below */
+    for (int i = 0; i < XDI_CANONICAL_COUNT(xdi_canonical_latin); i++) {
+        const char *to = xdi_canonical_latin[i];
+        int64_t n = xdi_canonical_put(from, 0xC3);
+        n += xdi_canonical_put(from + n, (unsigned char)to[1]);
+        size = xdi_canonical_replace(text, size, from, n, to);
+    }
+    size = xdi_canonical_replace(text, size, "\xC3\x83", 2, "\xC3\x80");
+    for (int i = 0; i < XDI_CANONICAL_COUNT(xdi_canonical_words); i++) {
+        const char *word = xdi_canonical_words[i];
+        const int64_t n = xdi_canonical_spell(word, strlen(word), from);
+        /* the one entry that is replaced by something else: two vowel signs gain their letter */
+        size = xdi_canonical_replace(text, size, from, n, strcmp(word, "िं") == 0 ? "हिं" : word);
+    }
+    return size;
+}
+
+XD_API int64_t xd_canonical_token(xd_text token, char *out) {
+    int64_t size = token.size, skip = 0;
+    if (size <= 0) return 0;
+    const bool marked = xdi_canonical_begins(token.data, size, XDI_CANONICAL_BLOCK);
+    if (marked || token.data[0] == ' ' || token.data[0] == '_') {
+        skip = marked ? 3 : 1;
+        memcpy(out, XDI_CANONICAL_SPACE, 2);
+        memcpy(out + 2, token.data + skip, (size_t)(size - skip));
+        size += 2 - skip;
+    } else {
+        memcpy(out, token.data, (size_t)size);
+    }
+    size = xdi_canonical_newlines(out, size);
+    if (size == 3 && xdi_canonical_begins(out, size, XDI_CANONICAL_SPACE) && strchr(",.;:", out[2])) {
+        out[0] = out[2];
+        size = 1;
+    }
+    const int byte = xdi_canonical_byte(out, size);
+    if (byte >= 0) return xdi_canonical_put(out, (uint32_t)byte);
+    size = xdi_canonical_repair(out, size);
+    if (xdi_canonical_is(out, size, "<|begin_of_text|>")) size = (int64_t)strlen(strcpy(out, "<bos>"));
+    return xdi_canonical_is(out, size, "<pad>") ? 0 : size;
+}
+
+/* ---- a sequence ---- */
+
+/* A two-token spelling of one character: writes it, with the space marker that the first token may have, and
+ * returns its length; 0 when these are not such tokens. */
+static int64_t xdi_canonical_artifact(xd_text first, xd_text second, char *out) {
+    const bool space = xdi_canonical_begins(first.data, first.size, XDI_CANONICAL_SPACE);
+    const int64_t skip = space ? 2 : 0;
+    for (int i = 0; i < XDI_CANONICAL_COUNT(xdi_canonical_artifacts); i++) {
+        const char *ch = xdi_canonical_artifacts[i];
+        char head[8], tail[4];
+        const int64_t head_size = xdi_canonical_spell(ch, 2, head);
+        const int64_t tail_size = xdi_canonical_spell(ch + 2, 1, tail);
+        if (first.size - skip != head_size || second.size != tail_size) continue;
+        if (memcmp(first.data + skip, head, (size_t)head_size) != 0) continue;
+        if (memcmp(second.data, tail, (size_t)tail_size) != 0) continue;
+        memcpy(out, XDI_CANONICAL_SPACE, (size_t)skip);
+        memcpy(out + skip, ch, 3);
+        return skip + 3;
+    }
+    return 0;
+}
+
+/* The byte that the reference takes a character for, or -1; its last two ranges are off by three, and stay
+ * so. */
+static int xdi_canonical_value(uint32_t point) {
+    if (point < 256) return (int)point;
+    if (point >= 0x11C && point <= 0x11F) return (int)point - 256;
+    if (point == 0x122 || point == 0x123) return (int)point - 128;
+    if ((point >= 0x125 && point <= 0x144) || (point >= 0x196 && point <= 0x1A4)) return (int)point - 165;
+    return -1;
+}
+
+/* Tokens that may be pieces of one character. */
+typedef struct xdi_canonical_run {
+    unsigned char bytes[4];
+    int64_t count; /* bytes so far, also beyond the four that are kept */
+    bool space;    /* the first token has the marker */
+} xdi_canonical_run;
+
+/* Adds a token's bytes; false, and nothing added, when it is not byte-like. */
+static bool xdi_canonical_collect(const char *text, int64_t size, bool first, xdi_canonical_run *run) {
+    int64_t at = 0, n = 0;
+    while (xdi_canonical_begins(text + at, size - at, XDI_CANONICAL_SPACE)) at += 2;
+    const int64_t begin = at;
+    if (at == size) return false;
+    for (int64_t i = at; i < size; n++)
+        if (xdi_canonical_value(xdi_canonical_next(text, size, &i)) < 0) return false;
+    if (first) run->space = begin > 0;
+    for (int64_t i = begin; i < size;) {
+        const int value = xdi_canonical_value(xdi_canonical_next(text, size, &i));
+        if (run->count < 4) run->bytes[run->count] = (unsigned char)value;
+        run->count++;
+    }
+    return true;
+}
+
+/* True when the bytes are the strict UTF-8 of exactly one character above U+007F. */
+static bool xdi_canonical_character(const xdi_canonical_run *run) {
+    const unsigned char *b = run->bytes;
+    const int64_t n = b[0] >= 0xF0 ? 4 : b[0] >= 0xE0 ? 3 : 2;
+    if (run->count != n || b[0] < 0xC2 || b[0] > 0xF4) return false;
+    for (int64_t i = 1; i < n; i++)
+        if ((b[i] & 0xC0) != 0x80) return false;
+    if (b[0] == 0xE0 && b[1] < 0xA0) return false;
+    if (b[0] == 0xED && b[1] > 0x9F) return false; /* surrogates */
+    if (b[0] == 0xF0 && b[1] < 0x90) return false;
+    return b[0] != 0xF4 || b[1] < 0x90;
+}
+
+static void xdi_canonical_append(xd_canonical *s, const char *text, int64_t size, int32_t end) {
+    memmove(s->text + s->offsets[s->count], text, (size_t)size);
+    s->offsets[s->count + 1] = s->offsets[s->count] + size;
+    s->origin[++s->count] = end;
+}
+
+/* Steps 1 and 2: pairs of tokens that spell one character, then every token's canonical form. */
+static void xdi_canonical_tokens(const xd_text *tokens, int64_t count, xd_canonical *s) {
+    for (int64_t i = 0; i < count;) {
+        char *out = s->text + s->offsets[s->count], joined[8];
+        const int64_t size = i + 1 < count ? xdi_canonical_artifact(tokens[i], tokens[i + 1], joined) : 0;
+        xd_text token = tokens[i];
+        if (size > 0) {
+            token.data = joined;
+            token.size = size;
+        }
+        i += size > 0 ? 2 : 1;
+        xdi_canonical_append(s, out, xd_canonical_token(token, out), (int32_t)i);
+    }
+}
+
+/* The longest run of byte-like tokens [i, end) of a sequence of `count`; token i begins at `start`. */
+static int64_t xdi_canonical_gather(const xd_canonical *s, int64_t i, int64_t start, int64_t count,
+                                    xdi_canonical_run *run) {
+    int64_t end = i;
+    memset(run, 0, sizeof *run);
+    for (; end < count; end++) {
+        const int64_t from = end == i ? start : s->offsets[end];
+        if (!xdi_canonical_collect(s->text + from, s->offsets[end + 1] - from, end == i, run)) break;
+    }
+    return end;
+}
+
+/* Step 3, in place: maximal runs of byte-like tokens that spell one character become it. What is written lies
+ * at or before what is read; only the place where the next token starts must be taken before writing. */
+static void xdi_canonical_join(xd_canonical *s) {
+    const int64_t count = s->count;
+    int64_t start = 0;
+    s->count = 0;
+    for (int64_t i = 0; i < count;) {
+        xdi_canonical_run run;
+        int64_t end = xdi_canonical_gather(s, i, start, count, &run);
+        const bool lone = end - i == 1 && run.count <= 1;
+        if (end > i && !lone && run.count >= 2 && run.count <= 4 && xdi_canonical_character(&run)) {
+            char joined[8] = XDI_CANONICAL_SPACE;
+            memcpy(joined + (run.space ? 2 : 0), run.bytes, (size_t)run.count);
+            start = s->offsets[end];
+            xdi_canonical_append(s, joined, run.count + (run.space ? 2 : 0), s->origin[end]);
+            i = end;
+            continue;
+        }
+        for (end = end > i ? end : i + 1; i < end; i++) {
+            const int64_t next = s->offsets[i + 1];
+            xdi_canonical_append(s, s->text + start, next - start, s->origin[i + 1]);
+            start = next;
+        }
+    }
+}
+
+XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out) {
+    size_t bytes = 8, entries = (size_t)count + 1;
+    size_t at[3];
+    xd_arena plan = xd_arena_over(NULL, 0);
+    for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
+    const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
+    for (int i = 0; i < 3; i++)
+        XDI_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
+                    "%lld tokens would not fit into memory", (long long)count);
+    char *memory = (char *)xd_allocate(ctx, plan.peak);
+    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes", (long long)count,
+                plan.peak);
+    out->offsets = (int64_t *)(void *)(memory + at[0]);
+    out->origin = (int32_t *)(void *)(memory + at[1]);
+    out->text = memory + at[2];
+    out->count = 0;
+    xdi_canonical_tokens(tokens, count, out);
+    xdi_canonical_join(out);
+    return XD_OK;
+}
+
+XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence) {
+    xd_release(ctx, sequence->offsets);
+    memset(sequence, 0, sizeof *sequence);
+}
+
+/* >>distill/align.c */
+
+#include <string.h>
+
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
+                         uint8_t *exact, int64_t count) {
+    for (int64_t i = 0; i < count; i++) ids[i] = -1;
+    if (exact) memset(exact, 0, (size_t)count);
+    for (int64_t n = 0; n < alignment->count; n++) {
+        const xd_aligned_chunk *c = &alignment->chunks[n];
+        const bool student = side == XD_CHUNK_STUDENT;
+        const int64_t begin = student ? c->student_begin : c->teacher_begin;
+        const int64_t end = student ? c->student_end : c->teacher_end;
+        const bool one = c->student_end - c->student_begin == 1 && c->teacher_end - c->teacher_begin == 1;
+        for (int64_t i = begin; i < end && i < count; i++) {
+            if (mask && !mask[i]) continue;
+            ids[i] = n;
+            if (exact) exact[i] = one && (c->flags & XD_CHUNK_EXACT) != 0;
+        }
+    }
+}
+
+XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment) {
+    xd_release(ctx, alignment->chunks);
+    memset(alignment, 0, sizeof *alignment);
+}
+
+/* >>distill/align_dp.c */
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. Scores are its floating ones
+ * divided by 1.5: all integers, the same comparisons. */
+
+enum {
+    XDI_DP_MATCH = 2,
+    XDI_DP_GAP = -1,
+    XDI_DP_ANCHOR = 3,  /* tokens of an anchor */
+    XDI_DP_WINDOW = 10, /* pairs that a repair looks at */
+    XDI_DP_MOST_COMBINATION = 64
+};
+
+/* How a cell of the table was reached; combinations of n tokens are XDI_DP_ONE_STUDENT + n and
+ * XDI_DP_ONE_TEACHER + n. */
+enum {
+    XDI_DP_DIAGONAL,
+    XDI_DP_UP,
+    XDI_DP_LEFT,
+    XDI_DP_ONE_STUDENT,
+    XDI_DP_ONE_TEACHER = XDI_DP_ONE_STUDENT + XDI_DP_MOST_COMBINATION
+};
+
+/* One side: the canonical tokens, and their canonical forms again, by which pairs are judged. Tokens lie one
+ * behind the other in memory, so a run of them is one string. */
+typedef struct xdi_dp_side {
+    xd_canonical tokens, again;
+} xdi_dp_side;
+
+/* A pair of runs of canonical tokens. */
+typedef struct xdi_dp_pair {
+    int32_t s0, s1, t0, t1;
+} xdi_dp_pair;
+
+typedef struct xdi_dp_list {
+    xdi_dp_pair *pairs;
+    int64_t count;
+} xdi_dp_list;
+
+typedef struct xdi_dp {
+    xd_ctx *ctx;
+    xdi_dp_side student, teacher;
+    int combination;
+    xdi_dp_list now, next; /* room for every pair there can be */
+    unsigned char *trace;  /* [cells of the largest table so far] */
+    int32_t *scores;       /* [combination + 1][teacher tokens + 1] */
+    size_t trace_bytes;
+} xdi_dp;
+
+/* ---- strings ---- */
+
+static bool xdi_dp_equal(const xd_canonical *a, int64_t a0, int64_t a1, const xd_canonical *b, int64_t b0,
+                         int64_t b1) {
+    const int64_t size = a->offsets[a1] - a->offsets[a0];
+    return size == b->offsets[b1] - b->offsets[b0] &&
+           memcmp(a->text + a->offsets[a0], b->text + b->offsets[b0], (size_t)size) == 0;
+}
+
+/* Do both sides of the pair spell the same? */
+static bool xdi_dp_good(const xdi_dp *dp, const xdi_dp_pair *p) {
+    return xdi_dp_equal(&dp->student.again, p->s0, p->s1, &dp->teacher.again, p->t0, p->t1);
+}
+
+static void xdi_dp_push(xdi_dp_list *list, int64_t s0, int64_t s1, int64_t t0, int64_t t1) {
+    xdi_dp_pair *p = &list->pairs[list->count++];
+    p->s0 = (int32_t)s0;
+    p->s1 = (int32_t)s1;
+    p->t0 = (int32_t)t0;
+    p->t1 = (int32_t)t1;
+}
+
+/* ---- the table ---- */
+
+/* Student tokens [s0, s0 + rows) and teacher tokens [t0, t0 + cols). */
+typedef struct xdi_dp_table {
+    int64_t s0, rows, t0, cols;
+} xdi_dp_table;
+
+static int32_t *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
+    return dp->scores + i % (dp->combination + 1) * (x->cols + 1);
+}
+
+/* The best way into one cell; a later candidate must be strictly better. */
+static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
+    const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
+    const int64_t si = x->s0 + i, tj = x->t0 + j; /* behind the token of this cell */
+    const int32_t *above = xdi_dp_row(dp, x, i - 1);
+    int32_t *row = xdi_dp_row(dp, x, i);
+    int how = XDI_DP_DIAGONAL;
+    int32_t best =
+        above[j - 1] + (xdi_dp_equal(s, si - 1, si, t, tj - 1, tj) ? XDI_DP_MATCH : -XDI_DP_MATCH);
+    if (above[j] + XDI_DP_GAP > best) best = above[j] + XDI_DP_GAP, how = XDI_DP_UP;
+    if (row[j - 1] + XDI_DP_GAP > best) best = row[j - 1] + XDI_DP_GAP, how = XDI_DP_LEFT;
+    for (int n = 2; n <= dp->combination && n <= j; n++)
+        if (above[j - n] + n > best && xdi_dp_equal(s, si - 1, si, t, tj - n, tj))
+            best = above[j - n] + n, how = XDI_DP_ONE_STUDENT + n;
+    for (int n = 2; n <= dp->combination && n <= i; n++) {
+        const int32_t score = xdi_dp_row(dp, x, i - n)[j - 1] + n;
+        if (score > best && xdi_dp_equal(t, tj - 1, tj, s, si - n, si))
+            best = score, how = XDI_DP_ONE_TEACHER + n;
+    }
+    row[j] = best;
+    dp->trace[(i - 1) * x->cols + j - 1] = (unsigned char)how;
+}
+
+/* Follows the trace from the last cell and writes the pairs in order. */
+static void xdi_dp_follow(const xdi_dp *dp, const xdi_dp_table *x, xdi_dp_list *out) {
+    const int64_t first = out->count;
+    for (int64_t i = x->rows, j = x->cols; i > 0 || j > 0;) {
+        const int how = i == 0   ? XDI_DP_LEFT
+                        : j == 0 ? XDI_DP_UP
+                                 : dp->trace[(i - 1) * x->cols + j - 1];
+        int64_t rows = how == XDI_DP_LEFT ? 0 : 1, cols = how == XDI_DP_UP ? 0 : 1;
+        if (how > XDI_DP_ONE_TEACHER)
+            rows = how - XDI_DP_ONE_TEACHER;
+        else if (how > XDI_DP_ONE_STUDENT)
+            cols = how - XDI_DP_ONE_STUDENT;
+        xdi_dp_push(out, x->s0 + i - rows, x->s0 + i, x->t0 + j - cols, x->t0 + j);
+        i -= rows;
+        j -= cols;
+    }
+    for (int64_t a = first, b = out->count - 1; a < b; a++, b--) {
+        const xdi_dp_pair swap = out->pairs[a];
+        out->pairs[a] = out->pairs[b];
+        out->pairs[b] = swap;
+    }
+}
+
+static xd_result xdi_dp_reserve(xdi_dp *dp, const xdi_dp_table *x) {
+    const size_t cells = (size_t)x->rows * (size_t)x->cols;
+    if (cells <= dp->trace_bytes) return XD_OK;
+    xd_release(dp->ctx, dp->trace);
+    dp->trace = (unsigned char *)xd_allocate(dp->ctx, cells);
+    dp->trace_bytes = dp->trace ? cells : 0;
+    XDI_REQUIRE(dp->ctx, dp->trace, XD_ERROR_MEMORY, "no room to align %lld with %lld tokens",
+                (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
+/* Aligns a rectangle of tokens, appending its pairs. */
+static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, int64_t t1, xdi_dp_list *out) {
+    const xdi_dp_table x = { s0, s1 - s0, t0, t1 - t0 };
+    XDI_TRY(xdi_dp_reserve(dp, &x));
+    int32_t *top = xdi_dp_row(dp, &x, 0);
+    for (int64_t j = 0; j <= x.cols; j++) top[j] = (int32_t)j * XDI_DP_GAP;
+    for (int64_t i = 1; i <= x.rows; i++) {
+        xdi_dp_row(dp, &x, i)[0] = (int32_t)i * XDI_DP_GAP;
+        for (int64_t j = 1; j <= x.cols; j++) xdi_dp_cell(dp, &x, i, j);
+    }
+    xdi_dp_follow(dp, &x, out);
+    return XD_OK;
+}
+
+/* ---- anchors: triples of tokens that occur once on each side ---- */
+
+typedef struct xdi_dp_triple {
+    const xd_canonical *side;
+    int32_t at;
+} xdi_dp_triple;
+
+static int xdi_dp_compare_text(const void *left, const void *right) {
+    const xdi_dp_triple *a = (const xdi_dp_triple *)left, *b = (const xdi_dp_triple *)right;
+    for (int i = 0; i < XDI_DP_ANCHOR; i++) {
+        const int64_t *x = a->side->offsets + a->at + i, *y = b->side->offsets + b->at + i;
+        const int64_t n = x[1] - x[0], m = y[1] - y[0];
+        if (n != m) return n < m ? -1 : 1;
+        const int order = memcmp(a->side->text + x[0], b->side->text + y[0], (size_t)n);
+        if (order != 0) return order;
+    }
+    return 0;
+}
+
+static int xdi_dp_compare(const void *left, const void *right) {
+    const int order = xdi_dp_compare_text(left, right);
+    const xdi_dp_triple *a = (const xdi_dp_triple *)left, *b = (const xdi_dp_triple *)right;
+    return order != 0 ? order : (a->at > b->at) - (a->at < b->at);
+}
+
+/* Sorted triples of one side, each that occurs once; returns how many. */
+static int64_t xdi_dp_unique(const xd_canonical *side, xdi_dp_triple *triples) {
+    const int64_t count = side->count - XDI_DP_ANCHOR + 1;
+    int64_t unique = 0;
+    for (int64_t i = 0; i < count; i++) {
+        triples[i].side = side;
+        triples[i].at = (int32_t)i;
+    }
+    if (count > 0) qsort(triples, (size_t)count, sizeof *triples, xdi_dp_compare);
+    for (int64_t i = 0, end; i < count; i = end) {
+        end = i + 1;
+        while (end < count && xdi_dp_compare_text(&triples[i], &triples[end]) == 0) end++;
+        if (end == i + 1) triples[unique++] = triples[i];
+    }
+    return unique;
+}
+
+/* match[i] = teacher place of the candidate that begins at student token i, or -1. */
+static void xdi_dp_candidates(const xdi_dp *dp, xdi_dp_triple *s, xdi_dp_triple *t, int32_t *match) {
+    const int64_t n = xdi_dp_unique(&dp->student.tokens, s), m = xdi_dp_unique(&dp->teacher.tokens, t);
+    for (int64_t i = 0; i < dp->student.tokens.count; i++) match[i] = -1;
+    for (int64_t i = 0, j = 0; i < n && j < m;) {
+        const int order = xdi_dp_compare_text(&s[i], &t[j]);
+        if (order == 0) match[s[i].at] = t[j].at;
+        if (order <= 0) i++;
+        if (order >= 0) j++;
+    }
+}
+
+static bool xdi_dp_free_run(const unsigned char *used, int64_t at) {
+    for (int i = 0; i < XDI_DP_ANCHOR; i++)
+        if (used[at + i]) return false;
+    return true;
+}
+
+/* Candidates in student order: one that overlaps a kept one falls, then one that goes back on the teacher's
+ * side. Writes student and teacher places, returns how many. */
+static int64_t xdi_dp_choose(const xdi_dp *dp, const int32_t *match, unsigned char *used_s,
+                             unsigned char *used_t, xdi_dp_pair *anchors) {
+    int64_t kept = 0, last = -1;
+    for (int64_t i = 0; i + XDI_DP_ANCHOR <= dp->student.tokens.count; i++) {
+        const int32_t j = match[i];
+        if (j < 0 || !xdi_dp_free_run(used_s, i) || !xdi_dp_free_run(used_t, j)) continue;
+        memset(used_s + i, 1, XDI_DP_ANCHOR);
+        memset(used_t + j, 1, XDI_DP_ANCHOR);
+        if (j <= last) continue;
+        anchors[kept].s0 = (int32_t)i;
+        anchors[kept++].t0 = j;
+        last = j + XDI_DP_ANCHOR - 1;
+    }
+    return kept;
+}
+
+/* Memory of the search for anchors. */
+typedef struct xdi_dp_search {
+    xdi_dp_triple *s, *t;
+    int32_t *match;
+    unsigned char *used_s, *used_t;
+    xdi_dp_pair *anchors;
+} xdi_dp_search;
+
+static bool xdi_dp_search_layout(xd_arena *arena, const xdi_dp *dp, xdi_dp_search *x) {
+    const size_t n = (size_t)dp->student.tokens.count, m = (size_t)dp->teacher.tokens.count;
+    const size_t sizes[6] = { n * sizeof *x->s, m * sizeof *x->t, n * sizeof *x->match, n, m,
+                              n * sizeof *x->anchors };
+    void **blocks[6] = { (void **)&x->s,      (void **)&x->t,      (void **)&x->match,
+                         (void **)&x->used_s, (void **)&x->used_t, (void **)&x->anchors };
+    for (int i = 0; i < 6; i++) {
+        size_t at;
+        if (!xd_arena_take(arena, sizes[i], &at)) return false;
+        if (arena->base) *blocks[i] = arena->base + at;
+    }
+    return true;
+}
+
+/* Between two anchors, then the anchor itself as pairs of single tokens. */
+static xd_result xdi_dp_gaps(xdi_dp *dp, const xdi_dp_pair *anchors, int64_t count) {
+    const int64_t n = dp->student.tokens.count, m = dp->teacher.tokens.count;
+    int64_t s = 0, t = 0;
+    for (int64_t a = 0; a <= count; a++) {
+        const int64_t s_end = a < count ? anchors[a].s0 : n, t_end = a < count ? anchors[a].t0 : m;
+        if (s_end > s || t_end > t) XDI_TRY(xdi_dp_align(dp, s, s_end, t, t_end, &dp->now));
+        for (int i = 0; i < XDI_DP_ANCHOR && a < count; i++)
+            xdi_dp_push(&dp->now, s_end + i, s_end + i + 1, t_end + i, t_end + i + 1);
+        s = s_end + XDI_DP_ANCHOR;
+        t = t_end + XDI_DP_ANCHOR;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dp_anchored(xdi_dp *dp) {
+    xdi_dp_search x;
+    xd_arena plan = xd_arena_over(NULL, 0);
+    memset(&x, 0, sizeof x);
+    const bool fits = xdi_dp_search_layout(&plan, dp, &x);
+    void *memory = fits ? xd_allocate(dp->ctx, plan.peak) : NULL;
+    XDI_REQUIRE(dp->ctx, memory, XD_ERROR_MEMORY, "no room to search %lld tokens for anchors",
+                (long long)dp->student.tokens.count);
+    xd_arena arena = xd_arena_over(memory, plan.peak);
+    xdi_dp_search_layout(&arena, dp, &x);
+    xdi_dp_candidates(dp, x.s, x.t, x.match);
+    const int64_t kept = xdi_dp_choose(dp, x.match, x.used_s, x.used_t, x.anchors);
+    const xd_result result = xdi_dp_gaps(dp, x.anchors, kept);
+    xd_release(dp->ctx, memory);
+    return result;
+}
+
+/* ---- repairs ---- */
+
+static xdi_dp_pair xdi_dp_span(const xdi_dp_pair *first, const xdi_dp_pair *last) {
+    xdi_dp_pair p = { first->s0, last->s1, first->t0, last->t1 };
+    return p;
+}
+
+static void xdi_dp_swap(xdi_dp *dp) {
+    const xdi_dp_list swap = dp->now;
+    dp->now = dp->next;
+    dp->next = swap;
+    dp->next.count = 0;
+}
+
+/* Runs of bad pairs become one, except in the last fifth. */
+static void xdi_dp_merge_bad(xdi_dp *dp) {
+    const int64_t count = dp->now.count, boundary = (int64_t)(0.8 * (double)count);
+    const xdi_dp_pair *pairs = dp->now.pairs;
+    for (int64_t i = 0; i < count;) {
+        int64_t end = i + 1;
+        if (i < boundary && !xdi_dp_good(dp, &pairs[i]))
+            while (end < boundary && !xdi_dp_good(dp, &pairs[end])) end++;
+        dp->next.pairs[dp->next.count++] = xdi_dp_span(&pairs[i], &pairs[end - 1]);
+        i = end;
+    }
+    xdi_dp_swap(dp);
+}
+
+/* Are both token lists the same, token by token, and longer than one? */
+static bool xdi_dp_identical(const xdi_dp *dp, const xdi_dp_pair *p) {
+    const int64_t n = p->s1 - p->s0;
+    if (n < 2 || p->t1 - p->t0 != n) return false;
+    for (int64_t i = 0; i < n; i++)
+        if (!xdi_dp_equal(&dp->student.tokens, p->s0 + i, p->s0 + i + 1, &dp->teacher.tokens, p->t0 + i,
+                          p->t0 + i + 1))
+            return false;
+    return true;
+}
+
+/* Aligns a window whose two sides spell the same again; keeps the result when all of it is good. */
+static xd_result xdi_dp_realign(xdi_dp *dp, const xdi_dp_pair *window) {
+    const int64_t first = dp->next.count;
+    bool good = true;
+    XDI_TRY(xdi_dp_align(dp, window->s0, window->s1, window->t0, window->t1, &dp->next));
+    for (int64_t i = first; i < dp->next.count; i++) good = good && xdi_dp_good(dp, &dp->next.pairs[i]);
+    if (good) return XD_OK;
+    dp->next.count = first;
+    dp->next.pairs[dp->next.count++] = *window;
+    return XD_OK;
+}
+
+/* Bad pair b: the shortest window from it whose sides agree. Returns through *end where to go on. */
+static xd_result xdi_dp_repair(xdi_dp *dp, int64_t b, int64_t *end) {
+    const xdi_dp_pair *pairs = dp->now.pairs;
+    for (int64_t w = 2; w <= XDI_DP_WINDOW && b + w <= dp->now.count; w++) {
+        const xdi_dp_pair window = xdi_dp_span(&pairs[b], &pairs[b + w - 1]);
+        if (!xdi_dp_good(dp, &window)) continue;
+        *end = b + w;
+        return xdi_dp_realign(dp, &window);
+    }
+    dp->next.pairs[dp->next.count++] = pairs[b];
+    *end = b + 1;
+    return XD_OK;
+}
+
+static xd_result xdi_dp_split(xdi_dp *dp) {
+    const xdi_dp_pair *pairs = dp->now.pairs;
+    const int64_t count = dp->now.count;
+    for (int64_t i = 0; i < count;) {
+        if (xdi_dp_identical(dp, &pairs[i])) {
+            const xdi_dp_pair p = pairs[i++];
+            for (int32_t k = 0; k < p.s1 - p.s0; k++)
+                xdi_dp_push(&dp->next, p.s0 + k, p.s0 + k + 1, p.t0 + k, p.t0 + k + 1);
+            continue;
+        }
+        while (i < count && xdi_dp_good(dp, &pairs[i])) dp->next.pairs[dp->next.count++] = pairs[i++];
+        if (i < count) XDI_TRY(xdi_dp_repair(dp, i, &i));
+    }
+    xdi_dp_swap(dp);
+    return XD_OK;
+}
+
+/* ---- the whole ---- */
+
+/* Room behind one block of memory for `count` tokens of `bytes` bytes in all. */
+static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_canonical *out) {
+    const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
+    const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
+    char *memory = (char *)xd_allocate(ctx, offsets + origin + bytes);
+    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)count);
+    out->offsets = (int64_t *)(void *)memory;
+    out->origin = (int32_t *)(void *)(memory + offsets);
+    out->text = memory + offsets + origin;
+    out->count = count;
+    return XD_OK;
+}
+
+/* Strings as they are. */
+static xd_result xdi_dp_plain_side(xd_ctx *ctx, const xd_text *tokens, int64_t count, xdi_dp_side *side) {
+    xd_canonical *s = &side->tokens;
+    size_t bytes = 1;
+    for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
+    XDI_TRY(xdi_dp_strings(ctx, count, bytes, s));
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(s->text + s->offsets[i], tokens[i].data, (size_t)tokens[i].size);
+        s->offsets[i + 1] = s->offsets[i] + tokens[i].size;
+        s->origin[i + 1] = (int32_t)i + 1;
+    }
+    return XD_OK;
+}
+
+/* Canonical forms, and the canonical forms of those. */
+static xd_result xdi_dp_canonical_side(xd_ctx *ctx, const xd_text *tokens, int64_t count,
+                                       xdi_dp_side *side) {
+    XDI_TRY(xd_canonical_sequence(ctx, tokens, count, &side->tokens));
+    const int64_t n = side->tokens.count;
+    xd_canonical *again = &side->again;
+    XDI_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t *at = side->tokens.offsets + i;
+        const xd_text token = { side->tokens.text + at[0], at[1] - at[0] };
+        again->offsets[i + 1] = again->offsets[i] + xd_canonical_token(token, again->text + again->offsets[i]);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dp_memory(xdi_dp *dp) {
+    const size_t n = (size_t)dp->student.tokens.count, m = (size_t)dp->teacher.tokens.count;
+    const size_t rows = (size_t)dp->combination + 1;
+    dp->now.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->now.pairs);
+    dp->next.pairs = (xdi_dp_pair *)xd_allocate(dp->ctx, (n + m) * sizeof *dp->next.pairs);
+    dp->scores = (int32_t *)xd_allocate(dp->ctx, rows * (m + 1) * sizeof *dp->scores);
+    XDI_REQUIRE(dp->ctx, dp->now.pairs && dp->next.pairs && dp->scores, XD_ERROR_MEMORY,
+                "no room to align %zu with %zu tokens", n, m);
+    return XD_OK;
+}
+
+/* Pairs as chunks of original tokens, judged by the spellings s and t. */
+static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, const xd_canonical *teacher,
+                               xd_alignment *out) {
+    const int32_t *s = dp->student.tokens.origin, *t = dp->teacher.tokens.origin;
+    out->chunks = (xd_aligned_chunk *)xd_allocate(dp->ctx, (size_t)dp->now.count * sizeof *out->chunks);
+    XDI_REQUIRE(dp->ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
+    out->count = dp->now.count;
+    for (int64_t i = 0; i < out->count; i++) {
+        const xdi_dp_pair *p = &dp->now.pairs[i];
+        xd_aligned_chunk *c = &out->chunks[i];
+        c->student_begin = s[p->s0];
+        c->student_end = s[p->s1];
+        c->teacher_begin = t[p->t0];
+        c->teacher_end = t[p->t1];
+        c->flags = xdi_dp_equal(student, p->s0, p->s1, teacher, p->t0, p->t1) ? (uint32_t)XD_CHUNK_EXACT : 0u;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, int64_t student_count,
+                             int64_t teacher_count, xdi_dp *dp) {
+    memset(dp, 0, sizeof *dp);
+    dp->ctx = ctx;
+    dp->combination = desc && desc->max_combination ? desc->max_combination : 4;
+    XDI_REQUIRE(ctx, dp->combination >= 1 && dp->combination <= XDI_DP_MOST_COMBINATION, XD_ERROR_ARGUMENT,
+                "max_combination %d is outside [1, %d]", dp->combination, XDI_DP_MOST_COMBINATION);
+    XDI_REQUIRE(ctx, student_count >= 0 && student_count < INT32_MAX / 4 && teacher_count >= 0 &&
+                         teacher_count < INT32_MAX / 4,
+                XD_ERROR_ARGUMENT, "sequences of %lld and %lld tokens", (long long)student_count,
+                (long long)teacher_count);
+    return XD_OK;
+}
+
+static void xdi_dp_close(xdi_dp *dp) {
+    xd_canonical *strings[4] = { &dp->student.tokens, &dp->student.again, &dp->teacher.tokens,
+                                 &dp->teacher.again };
+    for (int i = 0; i < 4; i++) xd_canonical_free(dp->ctx, strings[i]);
+    xd_release(dp->ctx, dp->now.pairs);
+    xd_release(dp->ctx, dp->next.pairs);
+    xd_release(dp->ctx, dp->scores);
+    xd_release(dp->ctx, dp->trace);
+}
+
+static xd_result xdi_dp_run(xdi_dp *dp, const xd_text *student, int64_t student_count, const xd_text *teacher,
+                            int64_t teacher_count, xd_alignment *out) {
+    XDI_TRY(xdi_dp_canonical_side(dp->ctx, student, student_count, &dp->student));
+    XDI_TRY(xdi_dp_canonical_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    XDI_TRY(xdi_dp_memory(dp));
+    XDI_TRY(xdi_dp_anchored(dp));
+    xdi_dp_merge_bad(dp);
+    XDI_TRY(xdi_dp_split(dp));
+    return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
+}
+
+XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_text *student, int64_t student_count,
+                             const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
+                             xd_alignment *out) {
+    xdi_dp dp;
+    XDI_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
+    const xd_result result = xdi_dp_run(&dp, student, student_count, teacher, teacher_count, out);
+    xdi_dp_close(&dp);
+    return result;
+}
+
+static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_text *student, int64_t student_count,
+                                    const xd_text *teacher, int64_t teacher_count, xd_alignment *out,
+                                    double *score) {
+    const xdi_dp_table x = { 0, student_count, 0, teacher_count };
+    XDI_TRY(xdi_dp_plain_side(dp->ctx, student, student_count, &dp->student));
+    XDI_TRY(xdi_dp_plain_side(dp->ctx, teacher, teacher_count, &dp->teacher));
+    XDI_TRY(xdi_dp_memory(dp));
+    XDI_TRY(xdi_dp_align(dp, 0, student_count, 0, teacher_count, &dp->now));
+    if (score) *score = 1.5 * (double)xdi_dp_row(dp, &x, student_count)[teacher_count];
+    return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
+}
+
+XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_text *student, int64_t student_count,
+                                  const xd_text *teacher, int64_t teacher_count, const xd_align_dp_desc *desc,
+                                  xd_alignment *out, double *score) {
+    xdi_dp dp;
+    XDI_TRY(xdi_dp_open(ctx, desc, student_count, teacher_count, &dp));
+    const xd_result result =
+        xdi_dp_run_segment(&dp, student, student_count, teacher, teacher_count, out, score);
+    xdi_dp_close(&dp);
+    return result;
+}
+
+/* >>distill/align_bytes.c */
+
+#include <pthread.h>
+#include <string.h>
+
+/* A sweep over both sides at once. A side stands behind a token; the bytes between what its tokens have
+ * covered and where the next one begins belong to nobody, so any place in that gap is a boundary of the side.
+ * Where the boundaries of both sides meet, a chunk ends. */
+typedef struct xdi_sweep_side {
+    const xd_align_side *in;
+    int64_t first; /* first token of the open chunk */
+    int64_t next;  /* first token that has not been taken */
+    int64_t limit; /* end of the document */
+    int64_t covered; /* end of the bytes covered in this document */
+    int64_t begin;   /* where the open chunk's text begins; -1 while it has none */
+    bool gap;        /* the open chunk has bytes inside that none of its tokens covers */
+    bool masked;
+} xdi_sweep_side;
+
+typedef struct xdi_sweep {
+    xdi_sweep_side side[2]; /* student, teacher */
+    xd_alignment *out;
+    xd_align_report *report;
+} xdi_sweep;
+
+static int xdi_sweep_role(const xdi_sweep_side *s) {
+    if (s->next >= s->limit) return (int)XD_TOKEN_TEXT;
+    const xd_token_span span = s->in->spans[s->next];
+    return s->in->roles && span.begin == span.end ? s->in->roles[s->next] : (int)XD_TOKEN_TEXT;
+}
+
+/* Where the next token begins; the end of all text when the document has no more. */
+static int64_t xdi_sweep_gap_end(const xdi_sweep_side *s) {
+    return s->next < s->limit ? s->in->spans[s->next].begin : INT64_MAX;
+}
+
+/* True when no token that is still to come shares bytes with those taken. */
+static bool xdi_sweep_at_boundary(const xdi_sweep_side *s) {
+    return xdi_sweep_gap_end(s) >= s->covered;
+}
+
+static void xdi_sweep_take(xdi_sweep_side *s) {
+    const xd_token_span span = s->in->spans[s->next];
+    if (s->begin < 0)
+        s->begin = span.begin;
+    else if (span.begin > s->covered)
+        s->gap = true;
+    if (span.end > s->covered) s->covered = span.end;
+    if (s->in->mask && !s->in->mask[s->next]) s->masked = true;
+    s->next++;
+}
+
+static bool xdi_sweep_open(const xdi_sweep_side *s) {
+    return s->next > s->first;
+}
+
+/* Do both sides of the open chunk cover the same bytes, all of them? */
+static bool xdi_sweep_same(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    return xdi_sweep_open(s) && xdi_sweep_open(t) && !s->gap && !t->gap && s->begin == t->begin &&
+           s->covered == t->covered;
+}
+
+/* Ends the open chunk, if it has a token. */
+static void xdi_sweep_close(xdi_sweep *x, bool exact) {
+    xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    if (xdi_sweep_open(s) || xdi_sweep_open(t)) {
+        xd_aligned_chunk *c = &x->out->chunks[x->out->count++];
+        const bool both = xdi_sweep_open(s) && xdi_sweep_open(t), masked = s->masked || t->masked;
+        c->student_begin = (int32_t)s->first;
+        c->student_end = (int32_t)s->next;
+        c->teacher_begin = (int32_t)t->first;
+        c->teacher_end = (int32_t)t->next;
+        c->flags = (exact ? (uint32_t)XD_CHUNK_EXACT : 0u) | (masked ? (uint32_t)XD_CHUNK_MASKED : 0u);
+        const int64_t bytes = xdi_sweep_open(s) ? s->covered - s->begin : 0;
+        x->report->chunks++;
+        x->report->exact += exact;
+        x->report->one_sided += !both;
+        x->report->masked += masked;
+        x->report->total_bytes += bytes;
+        if (!exact || masked) x->report->lost_bytes += bytes;
+    }
+    for (int i = 0; i < 2; i++) {
+        x->side[i].first = x->side[i].next;
+        x->side[i].begin = -1;
+        x->side[i].gap = x->side[i].masked = false;
+    }
+}
+
+/* Tokens without bytes at a common boundary: the same role on both sides is a pair, anything else stands
+ * alone. */
+static bool xdi_sweep_special(xdi_sweep *x) {
+    const int s = xdi_sweep_role(&x->side[0]), t = xdi_sweep_role(&x->side[1]);
+    if (s == (int)XD_TOKEN_TEXT && t == (int)XD_TOKEN_TEXT) return false;
+    const bool pair = s == t;
+    if (s != (int)XD_TOKEN_TEXT) xdi_sweep_take(&x->side[0]);
+    if (pair || s == (int)XD_TOKEN_TEXT) xdi_sweep_take(&x->side[1]);
+    xdi_sweep_close(x, pair);
+    return true;
+}
+
+/* Both sides have a boundary, and the gaps behind what they cover have a place in common. */
+static bool xdi_sweep_meet(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    return xdi_sweep_at_boundary(s) && xdi_sweep_at_boundary(t) && s->covered <= xdi_sweep_gap_end(t) &&
+           t->covered <= xdi_sweep_gap_end(s);
+}
+
+/* One document: tokens up to each side's limit. */
+static void xdi_sweep_document(xdi_sweep *x) {
+    xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    for (int i = 0; i < 2; i++)
+        x->side[i].covered = x->side[i].next < x->side[i].limit ? x->side[i].in->spans[x->side[i].next].begin : 0;
+    while (s->next < s->limit || t->next < t->limit) {
+        if (xdi_sweep_meet(x)) {
+            xdi_sweep_close(x, xdi_sweep_same(x));
+            if (xdi_sweep_special(x)) continue;
+        }
+        /* the side that is behind goes on; when it has no more, the other one */
+        const bool student = t->next >= t->limit || (s->next < s->limit && s->covered <= t->covered);
+        xdi_sweep_take(student ? s : t);
+    }
+    xdi_sweep_close(x, xdi_sweep_meet(x) && xdi_sweep_same(x));
+}
+
+static int32_t xdi_sweep_document_of(const xdi_sweep_side *s) {
+    return s->in->documents ? s->in->documents[s->next] : 0;
+}
+
+static void xdi_sweep_limit(xdi_sweep_side *s, int32_t document) {
+    s->limit = s->next;
+    while (s->limit < s->in->count && (s->in->documents ? s->in->documents[s->limit] : 0) == document)
+        s->limit++;
+}
+
+/* The lowest document that either side still has. */
+static int32_t xdi_sweep_next_document(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    if (s->next >= s->in->count) return xdi_sweep_document_of(t);
+    if (t->next >= t->in->count) return xdi_sweep_document_of(s);
+    const int32_t a = xdi_sweep_document_of(s), b = xdi_sweep_document_of(t);
+    return a < b ? a : b;
+}
+
+static void xdi_sweep_run(xdi_sweep *x) {
+    xdi_sweep_close(x, false); /* nothing is open: sets both sides to the start */
+    while (x->side[0].next < x->side[0].in->count || x->side[1].next < x->side[1].in->count) {
+        const int32_t document = xdi_sweep_next_document(x);
+        for (int i = 0; i < 2; i++) xdi_sweep_limit(&x->side[i], document);
+        xdi_sweep_document(x);
+    }
+}
+
+static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
+    XDI_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens", name,
+                (long long)side->count);
+    for (int64_t i = 0; i < side->count; i++) {
+        const xd_token_span now = side->spans[i];
+        XDI_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
+                    "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
+                    (long long)now.end);
+        if (i == 0) continue;
+        const xd_token_span before = side->spans[i - 1];
+        const bool same = !side->documents || side->documents[i] == side->documents[i - 1];
+        XDI_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
+                    "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
+                    (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
+        XDI_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
+                    "%s token %lld is of document %d behind document %d", name, (long long)i,
+                    (int)side->documents[i], (int)side->documents[i - 1]);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out, xd_align_report *report) {
+    xdi_sweep x;
+    xd_align_report unused;
+    xd_alignment made;
+    XDI_TRY(xdi_sweep_check(ctx, "student", student));
+    XDI_TRY(xdi_sweep_check(ctx, "teacher", teacher));
+    const size_t most = (size_t)student->count + (size_t)teacher->count; /* every chunk has a token */
+    made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *made.chunks);
+    made.count = 0;
+    XDI_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
+    memset(&x, 0, sizeof x);
+    x.side[0].in = student;
+    x.side[1].in = teacher;
+    x.out = &made;
+    x.report = report ? report : &unused;
+    memset(x.report, 0, sizeof *x.report);
+    xdi_sweep_run(&x);
+    *out = made;
+    return XD_OK;
+}
+
+/* ---- a batch ---- */
+
+/* One thread's jobs: every `workers`-th one, with a context of its own for its errors. */
+typedef struct xdi_align_worker {
+    xd_ctx *ctx;
+    xd_align_job *jobs;
+    int64_t first, count, step;
+    int64_t failed; /* the job that failed, or count */
+    xd_result result;
+} xdi_align_worker;
+
+static void *xdi_align_work(void *argument) {
+    xdi_align_worker *w = (xdi_align_worker *)argument;
+    w->failed = w->count;
+    for (int64_t i = w->first; i < w->count && w->result == XD_OK; i += w->step) {
+        xd_align_job *job = &w->jobs[i];
+        w->result = xd_align_bytes(w->ctx, &job->student, &job->teacher, &job->out, &job->report);
+        if (w->result != XD_OK) w->failed = i;
+    }
+    return NULL;
+}
+
+enum { XDI_ALIGN_MOST_WORKERS = 64 };
+
+/* Starts the workers, does the first share itself, waits. A thread that cannot start leaves its share to the
+ * caller. */
+static void xdi_align_start(xdi_align_worker *workers, int count) {
+    pthread_t threads[XDI_ALIGN_MOST_WORKERS];
+    bool started[XDI_ALIGN_MOST_WORKERS];
+    for (int i = 1; i < count; i++)
+        started[i] = pthread_create(&threads[i], NULL, xdi_align_work, &workers[i]) == 0;
+    xdi_align_work(&workers[0]);
+    for (int i = 1; i < count; i++) {
+        if (started[i])
+            pthread_join(threads[i], NULL);
+        else
+            xdi_align_work(&workers[i]);
+    }
+}
+
+/* The error of the lowest job that failed, whichever worker had it. */
+static xd_result xdi_align_first_error(xd_ctx *ctx, const xdi_align_worker *workers, int count) {
+    const xdi_align_worker *worst = &workers[0];
+    for (int i = 1; i < count; i++)
+        if (workers[i].failed < worst->failed) worst = &workers[i];
+    if (worst->result == XD_OK) return XD_OK;
+    return XDI_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
+                    xd_last_error(worst->ctx)->message);
+}
+
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers) {
+    xdi_align_worker pool[XDI_ALIGN_MOST_WORKERS];
+    xd_result result = XD_OK;
+    if (workers > XDI_ALIGN_MOST_WORKERS) workers = XDI_ALIGN_MOST_WORKERS;
+    if ((int64_t)workers > count) workers = (int)count;
+    if (workers < 1) workers = 1;
+    memset(pool, 0, sizeof pool);
+    for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
+    for (int i = 0; i < workers; i++) {
+        xdi_align_worker *w = &pool[i];
+        w->jobs = jobs;
+        w->first = i;
+        w->count = count;
+        w->step = workers;
+        if (result == XD_OK) result = xd_ctx_create(xd_ctx_settings(ctx), &w->ctx);
+    }
+    if (result == XD_OK) {
+        xdi_align_start(pool, workers);
+        result = xdi_align_first_error(ctx, pool, workers);
+    } else {
+        result = XDI_FAIL(ctx, result, "no room for %d workers", workers);
+    }
+    for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
+    for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_free(ctx, &jobs[i].out);
+    return result;
+}
+
 
 /* >>io/internal */
 
@@ -13065,4 +14818,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 2580b6bb069817303c61455ea2ae145efa691cdac84880c43bae4fe5adfe5fd8 */
+/* xdistill sha256 ecc8f23d5e64feb70dac305dac97c0a8bb1634bb66fcc17ce563ad3b89a5619b */

@@ -37,6 +37,7 @@
 #include "kernel/reduce.h"
 #include "kernel/loss.h"
 #include "kernel/optimizer.h"
+#include "kernel/matmul.h"
 #include "kernel/kernels.h"
 
 #include "comm/collective.h"
@@ -62,6 +63,8 @@
 #include "distill/loss.h"
 #include "distill/topk.h"
 #include "distill/compat.h"
+#include "distill/align.h"
+#include "distill/canonical.h"
 
 #include "io/safetensors.h"
 #include "io/model_files.h"
@@ -93,6 +96,7 @@
 #include "kernel/loss_cpu.c"
 #include "kernel/topk_cpu.c"
 #include "kernel/optimizer_cpu.c"
+#include "kernel/matmul_cpu.c"
 #include "kernel/kernels.c"
 
 #include "comm/internal.h"
@@ -124,6 +128,10 @@
 #include "distill/topk.c"
 #include "distill/topk_kl.c"
 #include "distill/compat.c"
+#include "distill/canonical.c"
+#include "distill/align.c"
+#include "distill/align_dp.c"
+#include "distill/align_bytes.c"
 
 #include "io/internal.h"
 #include "io/safetensors.c"

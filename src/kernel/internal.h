@@ -6,6 +6,7 @@
 #include "base/half.h"
 #include "base/internal.h"
 #include "kernel/loss.h"
+#include "kernel/matmul.h"
 
 /* Elements of logits and gradients; f32 is the common case. */
 static inline double xdi_loss_load(const xd_rows *x, int64_t row, int64_t column) {
@@ -42,5 +43,8 @@ XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, in
 
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
+
+/* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
+XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
 
 #endif

@@ -6,6 +6,7 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.device = XD_DEVICE_CPU;
     kernels.loss = xd_loss_kernels_cpu_plain();
     kernels.optimizer = *xd_optimizer_kernels_cpu();
+    kernels.matmul = xdi_matmul_cpu;
     return kernels;
 }
 

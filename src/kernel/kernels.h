@@ -3,6 +3,7 @@
 
 #include "base/cpu.h"
 #include "kernel/loss.h"
+#include "kernel/matmul.h"
 #include "kernel/optimizer.h"
 
 /* Whose memory the tensors of a context are. */
@@ -15,6 +16,7 @@ typedef struct xd_kernels {
     xd_device_type device;
     xd_loss_kernels loss;
     xd_optimizer_kernels optimizer;
+    xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
 /* The CPU's table of a level; XD_CPU_BEST is this machine's. The caller sees to it that the machine has the

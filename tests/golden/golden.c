@@ -43,13 +43,13 @@ static const struct {
     { "ema", golden_kinds_ema },         { "optim", golden_kinds_optim },
     { "shard", golden_kinds_shard },     { "classic", golden_kinds_classic },
     { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_xtoken_parts },
+    { "align", golden_kinds_align },
 };
 
 /* Areas that belong to later parts of the library. */
 static const char *const golden_areas_not_built[][2] = {
     { "dmd", "not built: DMD losses and schedules" },
     { "xtoken", "not built: cross-tokenizer losses" },
-    { "align", "not built: token alignment and projection" },
 };
 
 xd_ctx *golden_ctx(const golden_case *c) {

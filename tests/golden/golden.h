@@ -32,6 +32,7 @@ extern const golden_kind golden_kinds_shard[];
 extern const golden_kind golden_kinds_sequence[]; /* in shard.c */
 extern const golden_kind golden_kinds_classic[];
 extern const golden_kind golden_kinds_xtoken_parts[];
+extern const golden_kind golden_kinds_align[];
 
 xd_ctx *golden_ctx(const golden_case *c);
 

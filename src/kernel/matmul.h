@@ -1,0 +1,45 @@
+#ifndef XDI_KERNEL_MATMUL_H
+#define XDI_KERNEL_MATMUL_H
+
+#include "kernel/table.h"
+
+/* A borrowed matrix, read only: element (r, c) is data[r * row_stride + c * col_stride], so the transposed
+ * matrix is the same memory with the strides exchanged. */
+typedef struct xd_matrix {
+    const void *data;
+    xd_dtype dtype; /* F32 or BF16 */
+    int64_t rows, cols;
+    int64_t row_stride, col_stride; /* elements */
+} xd_matrix;
+
+/* out = a b, or out += a b. */
+typedef struct xd_matmul_args {
+    xd_matrix a; /* [m, k] */
+    xd_matrix b; /* [k, n] */
+    float *out;  /* [m, n]; must not overlap a or b */
+    int64_t out_stride;
+    bool accumulate; /* add to what out holds */
+    /* Both sides are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
+     * bf16 faster. The others ignore it. */
+    bool bf16;
+} xd_matmul_args;
+
+/* Bytes of workspace that one product needs, whatever its size. */
+#define XD_MATMUL_WORKSPACE_BYTES ((size_t)(640 * 1024))
+
+/* The rows as a matrix, and the transposed matrix; nothing moves. */
+XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows);
+XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
+
+/* The matrix product of a context's kernel table, one thread: the ranks are the parallelism.
+ *
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned to 64; NULL -> taken from the context's allocator
+ *
+ * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
+ * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
+ * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
+ * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
+ * INVARIANT. Local. Errors: ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
+XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
+
+#endif

@@ -1,0 +1,437 @@
+#include <string.h>
+
+#if defined(XDI_X86)
+#include <immintrin.h>
+#endif
+
+/* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is cut
+ * into tiles of `rows` x `cols` sums that stay in registers while k runs; what a tile reads is first copied
+ * ("packed") into the order in which it is read:
+ *
+ *     for each block of BLOCK_N columns and BLOCK_K terms:
+ *         pack that block of b                              (it stays in the L2 cache)
+ *         for each group of `rows` rows:
+ *             pack those rows of a                          (they stay in the L1 cache)
+ *             for each group of `cols` columns:             one tile = one call of the kernel
+ *
+ * Packing pads with zeros, so a kernel never sees an odd size, and widens or narrows on the way. Kernels
+ * differ in the tile's size and in the instructions; everything else is shared. */
+
+enum {
+    XDI_MATMUL_BLOCK_K = 256, /* terms that a packed block covers; even */
+    XDI_MATMUL_BLOCK_N = 512, /* columns that it covers; a multiple of every kernel's cols */
+    XDI_MATMUL_MOST_ROWS = 8,
+    XDI_MATMUL_MOST_COLS = 32
+};
+
+/* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
+ * itself, gcc must be asked. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
+#else
+#define XDI_MATMUL_UNROLL
+#endif
+
+/* tile[rows, cols] (+)= sum over p < k of a[p, i] b[p, j], both packed; pairs: terms 2p and 2p + 1 of a line
+ * lie side by side as bf16. */
+typedef void (*xdi_matmul_tile)(int64_t k, const void *a, const void *b, float *tile, int64_t stride,
+                                bool accumulate);
+
+typedef struct xdi_matmul_kernel {
+    xdi_matmul_tile run;
+    int64_t rows, cols;
+    bool pairs;
+} xdi_matmul_kernel;
+
+/* ---- tiles ---- */
+
+static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
+                                     int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    float sum[4][8];
+    memset(sum, 0, sizeof sum);
+    for (int64_t p = 0; p < k; p++, a += 4, b += 8) XDI_MATMUL_UNROLL
+    for (int i = 0; i < 4; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 8; j++) sum[i][j] += a[i] * b[j];
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 8; j++) {
+            float *out = tile + i * stride + j;
+            *out = accumulate ? *out + sum[i][j] : sum[i][j];
+        }
+}
+
+#if defined(XDI_X86)
+/* 6 x 16: twelve sums of eight lanes, two for b and one for a leave one of the sixteen registers free. */
+__attribute__((target("avx2,fma"))) static void xdi_matmul_tile_avx2(int64_t k, const void *packed_a,
+                                                                     const void *packed_b, float *tile,
+                                                                     int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    __m256 sum[6][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 6; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+    for (int64_t p = 0; p < k; p++, a += 6, b += 16) {
+        const __m256 left = _mm256_loadu_ps(b), right = _mm256_loadu_ps(b + 8);
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 6; i++) {
+            const __m256 factor = _mm256_set1_ps(a[i]);
+            sum[i][0] = _mm256_fmadd_ps(factor, left, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(factor, right, sum[i][1]);
+        }
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 6; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 8 * j;
+        _mm256_storeu_ps(out, accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
+}
+
+__attribute__((target("avx512f"))) static inline void
+xdi_matmul_store_avx512(__m512 (*sum)[2], float *tile, int64_t stride, bool accumulate) {
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 16 * j;
+        _mm512_storeu_ps(out, accumulate ? _mm512_add_ps(_mm512_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
+}
+
+/* 8 x 32: sixteen sums of sixteen lanes. */
+__attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k, const void *packed_a,
+                                                                      const void *packed_b, float *tile,
+                                                                      int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    __m512 sum[8][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < k; p++, a += 8, b += 32) {
+        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + 16);
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const __m512 factor = _mm512_set1_ps(a[i]);
+            sum[i][0] = _mm512_fmadd_ps(factor, left, sum[i][0]);
+            sum[i][1] = _mm512_fmadd_ps(factor, right, sum[i][1]);
+        }
+    }
+    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
+}
+
+/* The same tile in pairs of bf16: twice the terms an instruction. */
+__attribute__((target("avx512f,avx512bf16"))) static void
+xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
+                     bool accumulate) {
+    const int32_t *a = (const int32_t *)packed_a, *b = (const int32_t *)packed_b;
+    __m512 sum[8][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < k; p += 2, a += 8, b += 32) {
+        const __m512bh left = (__m512bh)_mm512_loadu_si512((const void *)b);
+        const __m512bh right = (__m512bh)_mm512_loadu_si512((const void *)(b + 16));
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const __m512bh factor = (__m512bh)_mm512_set1_epi32(a[i]);
+            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], factor, left);
+            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], factor, right);
+        }
+    }
+    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
+}
+#endif
+
+static xdi_matmul_kernel xdi_matmul_kernel_of(xd_cpu_level level, bool bf16) {
+    xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, 4, 8, false };
+#if defined(XDI_X86)
+    if (level == XD_CPU_AVX2) {
+        kernel.run = xdi_matmul_tile_avx2;
+        kernel.rows = 6;
+        kernel.cols = 16;
+    } else if ((int)level >= (int)XD_CPU_AVX512) {
+        kernel.pairs = bf16 && level == XD_CPU_AVX512_BF16;
+        kernel.run = kernel.pairs ? xdi_matmul_tile_bf16 : xdi_matmul_tile_avx512;
+        kernel.rows = 8;
+        kernel.cols = 32;
+    }
+#else
+    (void)level;
+    (void)bf16;
+#endif
+    return kernel;
+}
+
+/* ---- packing ---- */
+
+/* `lines` <= width lines of `terms` numbers each: a line is a row of a or a column of b. */
+typedef struct xdi_matmul_lines {
+    const void *data;
+    xd_dtype dtype;
+    int64_t lines, terms;
+    int64_t line_stride, term_stride;
+} xdi_matmul_lines;
+
+static inline float xdi_matmul_widen(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+}
+
+static inline uint16_t xdi_matmul_narrow(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* a NaN stays one */
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+/* packed[p * width + line]. Lines that lie side by side are copied eight at a time, all others one after the
+ * other, so that memory is read in its own order. */
+static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
+    const float *data = (const float *)x->data;
+    int64_t line = 0;
+    for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
+        for (int64_t p = 0; p < x->terms; p++)
+            memcpy(packed + p * width + line, data + p * x->term_stride + line, 8 * sizeof *packed);
+    for (; line < x->lines; line++)
+        for (int64_t p = 0; p < x->terms; p++)
+            packed[p * width + line] = data[line * x->line_stride + p * x->term_stride];
+}
+
+static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, float *packed) {
+    const uint16_t *data = (const uint16_t *)x->data;
+    int64_t line = 0;
+    for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
+        for (int64_t p = 0; p < x->terms; p++)
+            for (int64_t i = 0; i < 8; i++)
+                packed[p * width + line + i] = xdi_matmul_widen(data[p * x->term_stride + line + i]);
+    for (; line < x->lines; line++)
+        for (int64_t p = 0; p < x->terms; p++)
+            packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
+}
+
+static inline uint32_t xdi_matmul_bf16(const void *data, bool narrow, int64_t at) {
+    return narrow ? (uint32_t)((const uint16_t *)data)[at]
+                  : (uint32_t)xdi_matmul_narrow(((const float *)data)[at]);
+}
+
+/* Terms p and p + 1 (`both`) of every line. `narrow`, the dtype, is a constant where this is called. */
+static inline void xdi_matmul_pair_up(const xdi_matmul_lines *x, bool narrow, int64_t p, bool both,
+                                      uint32_t *packed) {
+    const int64_t first = p * x->term_stride, second = both ? first + x->term_stride : first;
+    const uint32_t mask = both ? 0xffffffffu : 0xffffu;
+    for (int64_t line = 0; line < x->lines; line++)
+        packed[line] = (xdi_matmul_bf16(x->data, narrow, line * x->line_stride + first) |
+                        xdi_matmul_bf16(x->data, narrow, line * x->line_stride + second) << 16) &
+                       mask;
+}
+
+/* Pairs of bf16 numbers that lie side by side already: one copy of 32 bits each. */
+static void xdi_matmul_pack_adjacent(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    for (int64_t line = 0; line < x->lines; line++) {
+        const uint16_t *data = (const uint16_t *)x->data + line * x->line_stride;
+        for (int64_t p = 0; p + 1 < x->terms; p += 2)
+            memcpy(packed + p / 2 * width + line, data + p, sizeof *packed);
+        if (x->terms % 2) packed[x->terms / 2 * width + line] = data[x->terms - 1];
+    }
+}
+
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is
+ * 0. */
+static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    if (x->dtype == XD_DTYPE_BF16 && x->term_stride == 1) {
+        xdi_matmul_pack_adjacent(x, width, packed);
+        return;
+    }
+    for (int64_t p = 0; p < x->terms; p += 2, packed += width) {
+        if (x->dtype == XD_DTYPE_BF16)
+            xdi_matmul_pair_up(x, true, p, p + 1 < x->terms, packed);
+        else
+            xdi_matmul_pair_up(x, false, p, p + 1 < x->terms, packed);
+    }
+}
+
+static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x, int64_t width,
+                            void *packed) {
+    if (x->lines < width) memset(packed, 0, (size_t)(x->terms + 1) * (size_t)width * (kernel->pairs ? 2 : 4));
+    if (kernel->pairs)
+        xdi_matmul_pack_pairs(x, width, (uint32_t *)packed);
+    else if (x->dtype == XD_DTYPE_F32)
+        xdi_matmul_pack_f32(x, width, (float *)packed);
+    else
+        xdi_matmul_pack_widened(x, width, (float *)packed);
+}
+
+static const void *xdi_matmul_at(const xd_matrix *x, int64_t row, int64_t col) {
+    return (const char *)x->data +
+           (row * x->row_stride + col * x->col_stride) * (x->dtype == XD_DTYPE_F32 ? 4 : 2);
+}
+
+static xdi_matmul_lines xdi_matmul_rows(const xd_matrix *a, int64_t i, int64_t rows, int64_t k0, int64_t k) {
+    xdi_matmul_lines x = { xdi_matmul_at(a, i, k0), a->dtype, rows, k, a->row_stride, a->col_stride };
+    return x;
+}
+
+static xdi_matmul_lines xdi_matmul_columns(const xd_matrix *b, int64_t j, int64_t cols, int64_t k0,
+                                           int64_t k) {
+    xdi_matmul_lines x = { xdi_matmul_at(b, k0, j), b->dtype, cols, k, b->col_stride, b->row_stride };
+    return x;
+}
+
+/* ---- the product ---- */
+
+static int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
+static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const void *a, const void *b,
+                            float *out, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
+    float tile[XDI_MATMUL_MOST_ROWS * XDI_MATMUL_MOST_COLS];
+    kernel->run(k, a, b, tile, kernel->cols, false);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) {
+            const float value = tile[i * kernel->cols + j];
+            out[i * stride + j] = accumulate ? out[i * stride + j] + value : value;
+        }
+}
+
+/* Where the packed blocks lie; a panel is `cols` columns of the block of b, all its terms. */
+typedef struct xdi_matmul_blocks {
+    char *a, *b;
+    int64_t panel_bytes;
+    int64_t k0, k, n0, n;
+} xdi_matmul_blocks;
+
+/* All rows of the result for one block of b, which is packed already. */
+static void xdi_matmul_block(const xdi_matmul_kernel *kernel, const xd_matmul_args *args,
+                             const xdi_matmul_blocks *at, bool accumulate) {
+    for (int64_t i = 0; i < args->a.rows; i += kernel->rows) {
+        const int64_t rows = xdi_matmul_smaller(kernel->rows, args->a.rows - i);
+        const xdi_matmul_lines lines = xdi_matmul_rows(&args->a, i, rows, at->k0, at->k);
+        xdi_matmul_pack(kernel, &lines, kernel->rows, at->a);
+        for (int64_t j = 0; j < at->n; j += kernel->cols) {
+            const int64_t cols = xdi_matmul_smaller(kernel->cols, at->n - j);
+            const char *b = at->b + j / kernel->cols * at->panel_bytes;
+            float *tile = args->out + i * args->out_stride + at->n0 + j;
+            if (rows == kernel->rows && cols == kernel->cols)
+                kernel->run(at->k, at->a, b, tile, args->out_stride, accumulate);
+            else
+                xdi_matmul_edge(kernel, at->k, at->a, b, tile, args->out_stride, rows, cols, accumulate);
+        }
+    }
+}
+
+static void xdi_matmul_pack_b(const xdi_matmul_kernel *kernel, const xd_matrix *b,
+                              const xdi_matmul_blocks *at) {
+    for (int64_t j = 0; j < at->n; j += kernel->cols) {
+        const xdi_matmul_lines lines =
+            xdi_matmul_columns(b, at->n0 + j, xdi_matmul_smaller(kernel->cols, at->n - j), at->k0, at->k);
+        xdi_matmul_pack(kernel, &lines, kernel->cols, at->b + j / kernel->cols * at->panel_bytes);
+    }
+}
+
+static void xdi_matmul_clear(const xd_matmul_args *args) {
+    for (int64_t i = 0; i < args->a.rows; i++)
+        memset(args->out + i * args->out_stride, 0, (size_t)args->b.cols * sizeof *args->out);
+}
+
+static void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args *args, void *workspace) {
+    const int64_t terms = args->a.cols, columns = args->b.cols;
+    xdi_matmul_blocks at;
+    at.a = (char *)workspace;
+    at.b = at.a + (XDI_MATMUL_BLOCK_K + 1) * XDI_MATMUL_MOST_ROWS * sizeof(float);
+    if (terms == 0 && !args->accumulate) xdi_matmul_clear(args);
+    for (at.n0 = 0; at.n0 < columns; at.n0 += XDI_MATMUL_BLOCK_N) {
+        at.n = xdi_matmul_smaller(XDI_MATMUL_BLOCK_N, columns - at.n0);
+        for (at.k0 = 0; at.k0 < terms; at.k0 += XDI_MATMUL_BLOCK_K) {
+            at.k = xdi_matmul_smaller(XDI_MATMUL_BLOCK_K, terms - at.k0);
+            at.panel_bytes = (at.k + 1) * kernel->cols * (kernel->pairs ? 2 : 4);
+            xdi_matmul_pack_b(kernel, &args->b, &at);
+            xdi_matmul_block(kernel, args, &at, args->accumulate || at.k0 > 0);
+        }
+    }
+}
+
+#if defined(XD_SGEMM)
+#include <limits.h>
+
+enum { XDI_MATMUL_NO_TRANS = 111, XDI_MATMUL_TRANS = 112 }; /* the values of cblas.h */
+
+/* True when the product could be given to XD_SGEMM: f32, one stride of each matrix is 1, sizes fit an int. */
+static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *p) {
+    const bool a_plain = p->a.col_stride == 1, b_plain = p->b.col_stride == 1;
+    const int64_t lda = a_plain ? p->a.row_stride : p->a.col_stride;
+    const int64_t ldb = b_plain ? p->b.row_stride : p->b.col_stride;
+    if (xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT) return false;
+    if (p->a.dtype != XD_DTYPE_F32 || p->b.dtype != XD_DTYPE_F32) return false;
+    if ((!a_plain && p->a.row_stride != 1) || (!b_plain && p->b.row_stride != 1)) return false;
+    if (p->a.rows == 0 || p->a.cols == 0 || p->b.cols == 0) return false;
+    if (p->a.rows > INT_MAX || p->a.cols > INT_MAX || p->b.cols > INT_MAX || lda > INT_MAX || ldb > INT_MAX ||
+        p->out_stride > INT_MAX)
+        return false;
+    XD_SGEMM(a_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS,
+             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols,
+             (int)p->a.cols, 1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
+             p->accumulate ? 1.0f : 0.0f, p->out, (int)p->out_stride);
+    return true;
+}
+#else
+static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *args) {
+    (void)launch;
+    (void)args;
+    return false;
+}
+#endif
+
+static bool xdi_matmul_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16;
+}
+
+static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
+    XDI_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
+                "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols,
+                (long long)p->b.rows);
+    XDI_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
+                "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
+                (long long)p->b.cols);
+    XDI_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
+                "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
+                (long long)p->b.cols);
+    XDI_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
+                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
+                xd_dtype_name(p->b.dtype));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
+    const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
+    if (kernel.pairs || !xdi_matmul_sgemm(launch, args))
+        xdi_matmul_run(&kernel, args, launch->workspace);
+    return XD_OK;
+}
+
+XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows) {
+    xd_matrix matrix = { rows->data, rows->dtype, rows->rows, rows->cols,
+                         rows->stride ? rows->stride : rows->cols, 1 };
+    return matrix;
+}
+
+XD_API xd_matrix xd_matrix_transposed(xd_matrix m) {
+    xd_matrix matrix = { m.data, m.dtype, m.cols, m.rows, m.col_stride, m.row_stride };
+    return matrix;
+}
+
+XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace) {
+    void *owned = NULL;
+    xd_launch launch;
+    XDI_TRY(xdi_matmul_validate(ctx, args));
+    if (!workspace) workspace = owned = xd_allocate(ctx, XD_MATMUL_WORKSPACE_BYTES);
+    XDI_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
+                XD_MATMUL_WORKSPACE_BYTES);
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    launch.stream = xd_ctx_settings(ctx)->stream;
+    launch.workspace = workspace;
+    launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
+    const xd_result result = xd_ctx_kernels(ctx).matmul(&launch, args);
+    xd_release(ctx, owned);
+    return result;
+}

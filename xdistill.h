@@ -2524,6 +2524,200 @@ typedef struct xd_canonical {
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
 XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence);
 
+/* >>distill/projection */
+
+/* From a student's vocabulary to a teacher's: which teacher ids a student id stands for, and with what share.
+ * Built once for a pair of tokenizers, offline: votes are counted (xd_votes), each student id keeps its best
+ * (xd_projection_rows), and what losses use is a sparse matrix (xd_projection). Memory is that of the
+ * votes, never [V_s, V_t]. All calls are local. */
+
+/* ---- votes ---- */
+
+/* A sparse sum of votes over (student id, teacher id). */
+typedef struct xd_votes xd_votes;
+
+/* Errors: ARGUMENT for a vocabulary of less than one id or more than 2^31 - 1, MEMORY. */
+XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
+XD_API void xd_votes_destroy(xd_votes *votes);
+
+/* Adds weight to one pair. Errors: ARGUMENT for an id outside its vocabulary, MEMORY. */
+XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight);
+
+/* A token of one vocabulary, and its text in the tokens of the other. */
+typedef struct xd_pieces {
+    xd_text text; /* "<|...|>" is a special token: it casts no votes here */
+    const int64_t *ids;
+    int64_t count;
+} xd_pieces;
+
+/* A pass over all tokens of one vocabulary. */
+typedef struct xd_votes_pass {
+    const xd_pieces *tokens; /* [count], by id */
+    int64_t count;
+    bool reverse;               /* the tokens are the teacher's and the pieces the student's */
+    int64_t most_pieces;        /* later pieces are cut off; 0 -> 4 */
+    const int64_t *skip;        /* [skip_count] tokens that cast no vote */
+    int64_t skip_count;
+    const int64_t *foreign_skip; /* [foreign_skip_count] a token with such a piece casts no vote */
+    int64_t foreign_skip_count;
+} xd_votes_pass;
+
+/* Every token votes for its pieces with the weights of xd_piece_weights (NeMo-RL,
+ * tools/x_token/minimal_projection_via_multitoken.py). Errors: as xd_votes_add; votes added before the
+ * failure stay. */
+XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass);
+
+/* Shares of a token's pieces: 0.9 * 0.1^i, scaled to sum 1. Pure. */
+XD_API void xd_piece_weights(int64_t count, double *weights);
+
+/* Votes for special tokens ("<...>") that look alike: similarity = 0.6 R + 0.4 J, R the Ratcliff-Obershelp
+ * ratio of the strings, J the Jaccard index of their words longer than two letters. */
+typedef struct xd_special_desc {
+    const xd_text *student, *teacher; /* vocabulary strings, by id */
+    int64_t student_count, teacher_count;
+    double threshold;   /* 0 -> 0.3 */
+    int64_t most_pairs; /* best pairs a student token keeps; 0 -> 32 */
+} xd_special_desc;
+
+/* One pair of similar special tokens. */
+typedef struct xd_special_pair {
+    int64_t student_id, teacher_id;
+    double similarity;
+} xd_special_pair;
+
+/* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
+ * context's allocator: xd_release. Errors: MEMORY. */
+XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
+                                  int64_t *count);
+
+/* The student id keeps no vote but one of weight 1 for the teacher id. Errors: as xd_votes_add. */
+XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id);
+
+/* One cell of the votes. */
+typedef struct xd_vote {
+    int32_t student_id, teacher_id;
+    double weight;
+} xd_vote;
+
+/* All cells, by student id, then teacher id; valid until the next call on votes. */
+XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count);
+
+/* ---- rows ---- */
+
+/* The k best teacher ids of every student id, as the reference's files hold them. ids and weights are one
+ * block from the context's allocator; free with xd_projection_rows_free. */
+typedef struct xd_projection_rows {
+    int32_t *ids;   /* [rows, k]; -1: no entry */
+    float *weights; /* [rows, k] */
+    int64_t rows, k;
+} xd_projection_rows;
+
+/* Settings of xd_projection_rows_from_votes. */
+typedef struct xd_projection_rows_desc {
+    int64_t k; /* 0 -> 32 */
+    /* The reference's file to the last bit of its bf16 arithmetic: votes rounded to bf16, normalised, the
+     * best k; slots without votes hold the lowest teacher ids that are free, with weight 0. */
+    bool compat;
+    bool scale_trick; /* compat only: the last slot's weight becomes 0.2, rows are normalised again */
+} xd_projection_rows_desc;
+
+/* Normalised votes, largest first, lowest id among equals. Errors: ARGUMENT for k < 1 or the scale trick
+ * without compat, MEMORY. */
+XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
+                                               xd_projection_rows *out);
+
+/* Rows of student ids whose string the teacher has too become that id alone; of equal teacher strings the
+ * highest id wins (reapply_exact_map.py). An empty string is nobody's. Errors: ARGUMENT when there are more
+ * student strings than rows; MEMORY. */
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
+                                                int64_t student_count, const xd_text *teacher,
+                                                int64_t teacher_count);
+
+/* Settings of xd_projection_rows_cut. */
+typedef struct xd_projection_cut_desc {
+    int64_t k; /* 0 -> 4 */
+    /* As the reference does for files with the scale trick: the stored last entry is kept in the last slot;
+     * in rows with free slots it also takes part in the sorting, and so appears twice. */
+    bool preserve_last;
+    bool compat; /* weights are bf16 numbers, and rounded to bf16 again */
+} xd_projection_cut_desc;
+
+/* Keeps the k largest weights of every row, normalised (sort_and_cut_projection_matrix.py). Entries without
+ * id or weight fall. Errors: ARGUMENT for k < 1, MEMORY. */
+XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
+                                        const xd_projection_cut_desc *desc, xd_projection_rows *out);
+
+/* Rows from similarities in [-1, 1], such as cosines of embeddings: |s| to the power of ten times the row's
+ * largest, normalised, the best k; entries below threshold lose their id but keep their weight
+ * (minimal_projection_generator.py).
+ *
+ *   similarities  [rows, columns]
+ */
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
+                                                      int64_t columns, int64_t k, double threshold,
+                                                      xd_projection_rows *out);
+
+/* The same with the cosine similarities of two sets of embeddings, a row at a time.
+ *
+ *   student  [student_count, width]
+ *   teacher  [teacher_count, width]
+ */
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
+                                                    const float *teacher, int64_t teacher_count,
+                                                    int64_t width, int64_t k, double threshold,
+                                                    xd_projection_rows *out);
+
+/* Divides every row by its sum; rows that sum to 0 stay. [rows, columns], in place. This is the whole of the
+ * reference's one-sided Sinkhorn step: repeating it changes nothing. */
+XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns);
+
+/* Frees the rows; empty ones are fine. */
+XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows);
+
+/* ---- the matrix that losses use ---- */
+
+/* Sparse [student_size, teacher_size], by rows and by columns. Immutable; may be shared by threads. */
+typedef struct xd_projection {
+    int64_t student_size, teacher_size, entries;
+    const int64_t *row_begin; /* [student_size + 1] */
+    const int32_t *teacher_id; /* [entries] ascending within a row */
+    const float *weight;       /* [entries] */
+    const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
+    const int32_t *student_id;   /* [entries] ascending within a column */
+    const float *column_weight;  /* [entries] */
+} xd_projection;
+
+/* From rows: entries without id fall, equal ids of a row are added up. Sizes are those of the tokenizers, or
+ * larger when the rows need it. Free with xd_projection_free. Errors: ARGUMENT for weights that are negative
+ * or not finite, MEMORY. */
+XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
+                                         int64_t teacher_size, xd_projection *out);
+
+/* From a list of cells in any order; equal ones are added up. */
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
+                                          int64_t student_size, int64_t teacher_size, xd_projection *out);
+
+/* Frees the matrix; an empty one is fine. */
+XD_API void xd_projection_free(xd_ctx *ctx, xd_projection *projection);
+
+/* ---- the exact map of gold losses ---- */
+
+/* Student ids that are one teacher id and the other way round, and those that are not. One block; free with
+ * xd_exact_map_free. */
+typedef struct xd_exact_map {
+    int32_t *student, *teacher; /* [pairs] by student id */
+    int32_t *student_rest;      /* [student_rest_count] ascending */
+    int32_t *teacher_rest;      /* [teacher_rest_count] ascending */
+    int64_t pairs, student_rest_count, teacher_rest_count;
+} xd_exact_map;
+
+/* Strict: a row of weight 1 whose stored second id is -1. Relaxed: a largest weight of 0.6 or more. Two
+ * student ids for one teacher id: strict keeps the lower, relaxed the one with the larger weight. Errors:
+ * ARGUMENT for fewer than two columns when strict, MEMORY. */
+XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
+                                     bool relaxed, xd_exact_map *out);
+XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
+
 
 /* >>io/safetensors */
 
@@ -12483,8 +12677,7 @@ XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int6
  * rule has replaced their first character. */
 static const char *const xdi_canonical_latin[] = { "ñ", "á", "é", "í", "ó", "ú" };
 static const char *const xdi_canonical_words[] = { "中", "文", "日本", "語", "Рус", "ский", "العربية", "ह",
-                                                   "ि"
-                                                   "ं",
+                                                   "िं",
                                                    "दी", "∑", "∏", "∂", "∇", "∞", "√", "∫", "≈", "≠", "≤", "≥" };
 /* Characters of three bytes whose first two and last byte may come as two tokens. */
 static const char *const xdi_canonical_artifacts[] = { "∑", "∏", "∂", "∇", "∞", "√", "∫", "≠", "中", "文" };
@@ -12922,9 +13115,8 @@ static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int6
 static void xdi_dp_follow(const xdi_dp *dp, const xdi_dp_table *x, xdi_dp_list *out) {
     const int64_t first = out->count;
     for (int64_t i = x->rows, j = x->cols; i > 0 || j > 0;) {
-        const int how = i == 0   ? XDI_DP_LEFT
-                        : j == 0 ? XDI_DP_UP
-                                 : dp->trace[(i - 1) * x->cols + j - 1];
+        int how = i == 0 ? (int)XDI_DP_LEFT : (int)XDI_DP_UP;
+        if (i > 0 && j > 0) how = dp->trace[(i - 1) * x->cols + j - 1];
         int64_t rows = how == XDI_DP_LEFT ? 0 : 1, cols = how == XDI_DP_UP ? 0 : 1;
         if (how > XDI_DP_ONE_TEACHER)
             rows = how - XDI_DP_ONE_TEACHER;
@@ -13593,6 +13785,824 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, 
     for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
     for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_free(ctx, &jobs[i].out);
     return result;
+}
+
+/* >>distill/votes.c */
+
+#include <string.h>
+
+struct xd_votes {
+    xd_ctx *ctx;
+    int64_t student_size, teacher_size;
+    xd_vote *cells; /* [capacity]; the first `read` are sorted and unique */
+    int64_t count, capacity, read;
+    int32_t *exact; /* [student_size] teacher id that has the student id for itself; -1: none */
+};
+
+XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
+    XDI_REQUIRE(ctx,
+                student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
+                XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
+                (long long)teacher_size);
+    xd_votes *v = (xd_votes *)xd_allocate(ctx, sizeof *v);
+    int32_t *exact = (int32_t *)xd_allocate(ctx, (size_t)student_size * sizeof *exact);
+    if (!v || !exact) {
+        xd_release(ctx, v);
+        xd_release(ctx, exact);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
+    }
+    for (int64_t s = 0; s < student_size; s++) exact[s] = -1;
+    v->ctx = ctx;
+    v->student_size = student_size;
+    v->teacher_size = teacher_size;
+    v->exact = exact;
+    *out = v;
+    return XD_OK;
+}
+
+XD_API void xd_votes_destroy(xd_votes *votes) {
+    if (!votes) return;
+    xd_release(votes->ctx, votes->cells);
+    xd_release(votes->ctx, votes->exact);
+    xd_release(votes->ctx, votes);
+}
+
+static xd_result xdi_votes_check(const xd_votes *v, int64_t student_id, int64_t teacher_id) {
+    XDI_REQUIRE(v->ctx, student_id >= 0 && student_id < v->student_size, XD_ERROR_ARGUMENT,
+                "student id %lld is outside a vocabulary of %lld", (long long)student_id,
+                (long long)v->student_size);
+    XDI_REQUIRE(v->ctx, teacher_id >= 0 && teacher_id < v->teacher_size, XD_ERROR_ARGUMENT,
+                "teacher id %lld is outside a vocabulary of %lld", (long long)teacher_id,
+                (long long)v->teacher_size);
+    return XD_OK;
+}
+
+static xd_result xdi_votes_grow(xd_votes *v) {
+    const int64_t capacity = v->capacity ? 2 * v->capacity : 4096;
+    xd_vote *cells = (xd_vote *)xd_allocate(v->ctx, (size_t)capacity * sizeof *cells);
+    XDI_REQUIRE(v->ctx, cells, XD_ERROR_MEMORY, "no room for %lld votes", (long long)capacity);
+    if (v->count) memcpy(cells, v->cells, (size_t)v->count * sizeof *cells);
+    xd_release(v->ctx, v->cells);
+    v->cells = cells;
+    v->capacity = capacity;
+    return XD_OK;
+}
+
+XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
+    XDI_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    if (votes->count == votes->capacity) XDI_TRY(xdi_votes_grow(votes));
+    xd_vote *cell = &votes->cells[votes->count++];
+    cell->student_id = (int32_t)student_id;
+    cell->teacher_id = (int32_t)teacher_id;
+    cell->weight = weight;
+    return XD_OK;
+}
+
+XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id) {
+    XDI_TRY(xdi_votes_check(votes, student_id, teacher_id));
+    votes->exact[student_id] = (int32_t)teacher_id;
+    return XD_OK;
+}
+
+/* ---- passes ---- */
+
+XD_API void xd_piece_weights(int64_t count, double *weights) {
+    double sum = 0.0, weight = 0.9;
+    for (int64_t i = 0; i < count; i++, weight *= 0.1) {
+        weights[i] = weight;
+        sum += weight;
+    }
+    for (int64_t i = 0; i < count; i++) weights[i] /= sum;
+}
+
+static bool xdi_votes_among(const int64_t *ids, int64_t count, int64_t id) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] == id) return true;
+    return false;
+}
+
+static bool xdi_votes_special(xd_text text) {
+    return text.size >= 4 && memcmp(text.data, "<|", 2) == 0 && memcmp(text.data + text.size - 2, "|>", 2) == 0;
+}
+
+static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
+    const xd_pieces *token = &pass->tokens[id];
+    if (xdi_votes_special(token->text) || xdi_votes_among(pass->skip, pass->skip_count, id)) return true;
+    for (int64_t i = 0; i < token->count; i++)
+        if (xdi_votes_among(pass->foreign_skip, pass->foreign_skip_count, token->ids[i])) return true;
+    return false;
+}
+
+enum { XDI_VOTES_MOST_PIECES = 32 };
+
+XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
+    const int64_t most = pass->most_pieces ? pass->most_pieces : 4;
+    double weights[XDI_VOTES_MOST_PIECES];
+    XDI_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
+                "most_pieces %lld is outside [1, %d]", (long long)most, XDI_VOTES_MOST_PIECES);
+    for (int64_t id = 0; id < pass->count; id++) {
+        const xd_pieces *token = &pass->tokens[id];
+        const int64_t n = token->count < most ? token->count : most;
+        if (xdi_votes_silent(pass, id)) continue;
+        xd_piece_weights(n, weights);
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t student = pass->reverse ? token->ids[i] : id;
+            const int64_t teacher = pass->reverse ? id : token->ids[i];
+            XDI_TRY(xd_votes_add(votes, student, teacher, weights[i]));
+        }
+    }
+    return XD_OK;
+}
+
+/* ---- reading ---- */
+
+static int64_t xdi_votes_key(const xd_vote *cell, bool by_student) {
+    return by_student ? cell->student_id : cell->teacher_id;
+}
+
+/* Stable counting sort by one of the two ids. begin has room for its vocabulary + 1. */
+static void xdi_votes_order(const xd_vote *from, xd_vote *to, int64_t count, bool by_student, int64_t size,
+                            int64_t *begin) {
+    memset(begin, 0, (size_t)(size + 1) * sizeof *begin);
+    for (int64_t i = 0; i < count; i++) begin[xdi_votes_key(&from[i], by_student) + 1]++;
+    for (int64_t i = 0; i < size; i++) begin[i + 1] += begin[i];
+    for (int64_t i = 0; i < count; i++) to[begin[xdi_votes_key(&from[i], by_student)]++] = from[i];
+}
+
+/* Adds up equal cells of a sorted list in the order in which they were cast; exact ids have one cell. */
+static int64_t xdi_votes_combine(const xd_votes *v, const xd_vote *from, xd_vote *to) {
+    int64_t n = 0, at = 0;
+    for (int32_t s = 0; s < (int32_t)v->student_size; s++) {
+        if (v->exact[s] >= 0) {
+            to[n].student_id = s;
+            to[n].teacher_id = v->exact[s];
+            to[n++].weight = 1.0;
+        }
+        for (; at < v->count && from[at].student_id == s; at++) {
+            if (v->exact[s] >= 0) continue;
+            if (n > 0 && to[n - 1].student_id == s && to[n - 1].teacher_id == from[at].teacher_id)
+                to[n - 1].weight += from[at].weight;
+            else
+                to[n++] = from[at];
+        }
+    }
+    return n;
+}
+
+XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count) {
+    xd_votes *v = votes;
+    const int64_t size = v->student_size > v->teacher_size ? v->student_size : v->teacher_size;
+    const int64_t room = v->count + v->student_size; /* every id may be exact without a vote */
+    int64_t *begin = (int64_t *)xd_allocate(v->ctx, (size_t)(size + 1) * sizeof *begin);
+    xd_vote *one = (xd_vote *)xd_allocate(v->ctx, (size_t)room * sizeof *one);
+    xd_vote *two = (xd_vote *)xd_allocate(v->ctx, (size_t)room * sizeof *two);
+    const bool fits = begin && one && two;
+    if (fits) {
+        xdi_votes_order(v->cells, one, v->count, false, v->teacher_size, begin);
+        xdi_votes_order(one, two, v->count, true, v->student_size, begin);
+        v->count = xdi_votes_combine(v, two, one);
+        v->capacity = room;
+        xd_release(v->ctx, v->cells);
+        v->cells = one;
+        *cells = v->cells;
+        *count = v->count;
+    } else {
+        xd_release(v->ctx, one);
+    }
+    xd_release(v->ctx, two);
+    xd_release(v->ctx, begin);
+    return fits ? XD_OK : XDI_FAIL(v->ctx, XD_ERROR_MEMORY, "no room to sort %lld votes", (long long)v->count);
+}
+
+/* >>distill/special_pairs.c */
+
+#include <string.h>
+
+/* ---- the Ratcliff-Obershelp ratio: twice the characters in common over all characters ---- */
+
+enum { XDI_SPECIAL_MOST = 512 }; /* bytes of a special token that are looked at */
+
+/* Part of one string against part of the other. */
+typedef struct xdi_special_range {
+    int a0, a1, b0, b1;
+} xdi_special_range;
+
+/* The longest run that both parts have, the first in a, then in b. Returns its length. */
+static int xdi_special_longest(const char *a, const char *b, const xdi_special_range *r, int *a_at,
+                               int *b_at) {
+    int runs[2][XDI_SPECIAL_MOST + 1], best = 0;
+    memset(runs, 0, sizeof runs);
+    *a_at = r->a0;
+    *b_at = r->b0;
+    for (int i = r->a0; i < r->a1; i++) {
+        int *now = runs[i & 1], *before = runs[(i + 1) & 1];
+        for (int j = r->b0; j < r->b1; j++) {
+            const int length = a[i] == b[j] ? 1 + (j > r->b0 ? before[j - r->b0 - 1] : 0) : 0;
+            now[j - r->b0] = length;
+            if (length <= best) continue;
+            best = length;
+            *a_at = i - length + 1;
+            *b_at = j - length + 1;
+        }
+    }
+    return best;
+}
+
+/* Characters in common: those of the longest run, and of what is left of it and right of it. The parts that
+ * wait are disjoint and not empty, so there are never more of them than characters. */
+static int xdi_special_common(const char *a, int n, const char *b, int m) {
+    xdi_special_range waiting[XDI_SPECIAL_MOST + 2];
+    int count = 1, common = 0;
+    waiting[0].a0 = waiting[0].b0 = 0;
+    waiting[0].a1 = n;
+    waiting[0].b1 = m;
+    while (count > 0) {
+        const xdi_special_range r = waiting[--count];
+        int i, j;
+        if (r.a0 >= r.a1 || r.b0 >= r.b1) continue;
+        const int length = xdi_special_longest(a, b, &r, &i, &j);
+        if (length == 0) continue;
+        common += length;
+        const xdi_special_range left = { r.a0, i, r.b0, j }, right = { i + length, r.a1, j + length, r.b1 };
+        waiting[count++] = left;
+        waiting[count++] = right;
+    }
+    return common;
+}
+
+/* ---- keywords ---- */
+
+static char xdi_special_letter(char c) {
+    if (c == '<' || c == '>' || c == '|' || c == '_') return ' ';
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+static bool xdi_special_blank(char c) {
+    return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* Distinct words longer than two letters of an already lowered string; [begin, end) of each. */
+static int xdi_special_words(const char *text, int size, int (*words)[2]) {
+    int count = 0;
+    for (int i = 0; i < size;) {
+        while (i < size && xdi_special_blank(text[i])) i++;
+        const int begin = i;
+        while (i < size && !xdi_special_blank(text[i])) i++;
+        bool fresh = i - begin > 2;
+        for (int k = 0; k < count && fresh; k++)
+            fresh = words[k][1] - words[k][0] != i - begin ||
+                    memcmp(text + words[k][0], text + begin, (size_t)(i - begin)) != 0;
+        if (!fresh) continue;
+        words[count][0] = begin;
+        words[count++][1] = i;
+    }
+    return count;
+}
+
+static double xdi_special_jaccard(const char *a, int n, const char *b, int m) {
+    int a_words[XDI_SPECIAL_MOST / 3][2], b_words[XDI_SPECIAL_MOST / 3][2], both = 0;
+    const int a_count = xdi_special_words(a, n, a_words), b_count = xdi_special_words(b, m, b_words);
+    for (int i = 0; i < a_count; i++)
+        for (int j = 0; j < b_count; j++) {
+            const int length = a_words[i][1] - a_words[i][0];
+            both += length == b_words[j][1] - b_words[j][0] &&
+                    memcmp(a + a_words[i][0], b + b_words[j][0], (size_t)length) == 0;
+        }
+    const int any = a_count + b_count - both;
+    return any > 0 ? (double)both / (double)any : 0.0;
+}
+
+static double xdi_special_similarity(xd_text a, xd_text b) {
+    char low_a[XDI_SPECIAL_MOST], low_b[XDI_SPECIAL_MOST];
+    const int n = (int)a.size, m = (int)b.size;
+    for (int i = 0; i < n; i++) low_a[i] = xdi_special_letter(a.data[i]);
+    for (int i = 0; i < m; i++) low_b[i] = xdi_special_letter(b.data[i]);
+    const double ratio = 2.0 * xdi_special_common(a.data, n, b.data, m) / (double)(n + m);
+    return 0.6 * ratio + 0.4 * xdi_special_jaccard(low_a, n, low_b, m);
+}
+
+/* ---- pairs ---- */
+
+static bool xdi_special_is(xd_text text) {
+    return text.size >= 2 && text.size <= XDI_SPECIAL_MOST && text.data[0] == '<' &&
+           text.data[text.size - 1] == '>';
+}
+
+/* Puts a pair into the descending list of one student token, behind its equals. */
+static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most, xd_special_pair pair) {
+    int64_t at = n;
+    while (at > 0 && list[at - 1].similarity < pair.similarity) at--;
+    if (at == most) return n;
+    const int64_t kept = n < most ? n : most - 1;
+    memmove(list + at + 1, list + at, (size_t)(kept - at) * sizeof *list);
+    list[at] = pair;
+    return kept + 1;
+}
+
+static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < count; i++) n += xdi_special_is(texts[i]);
+    return n;
+}
+
+XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
+                                  int64_t *count) {
+    const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.3;
+    const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
+    int64_t most = desc->most_pairs ? desc->most_pairs : 32, n = 0;
+    if (most > teachers) most = teachers;
+    const int64_t students = xdi_special_count(desc->student, desc->student_count);
+    const size_t room = (size_t)students * (size_t)most;
+    xd_special_pair *list = (xd_special_pair *)xd_allocate(ctx, room * sizeof *list);
+    XDI_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
+    for (int64_t s = 0; s < desc->student_count && most > 0; s++) {
+        int64_t mine = 0;
+        if (!xdi_special_is(desc->student[s])) continue;
+        for (int64_t t = 0; t < desc->teacher_count; t++) {
+            if (!xdi_special_is(desc->teacher[t])) continue;
+            const xd_special_pair pair = { s, t, xdi_special_similarity(desc->student[s], desc->teacher[t]) };
+            if (pair.similarity >= threshold) mine = xdi_special_insert(list + n, mine, most, pair);
+        }
+        n += mine;
+    }
+    *pairs = list;
+    *count = n;
+    return XD_OK;
+}
+
+/* >>distill/projection_rows.c */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- rows of the k best ---- */
+
+static xd_result xdi_rows_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
+    XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
+    const size_t count = (size_t)rows * (size_t)k;
+    out->ids = (int32_t *)xd_allocate(ctx, count * (sizeof *out->ids + sizeof *out->weights));
+    XDI_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
+                (long long)k);
+    out->weights = (float *)(void *)(out->ids + count);
+    out->rows = rows;
+    out->k = k;
+    for (size_t i = 0; i < count; i++) out->ids[i] = -1;
+    return XD_OK;
+}
+
+XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows) {
+    xd_release(ctx, rows->ids);
+    memset(rows, 0, sizeof *rows);
+}
+
+/* The number bf16 has for a value. */
+static float xdi_rows_narrow(float value) {
+    return xd_f32_from_bf16(xd_bf16_from_f32(value));
+}
+
+/* Divides a row by its sum; compat: the sum and the quotients are bf16. */
+static void xdi_rows_normalise(float *weights, int64_t k, bool compat) {
+    double sum = 0.0;
+    float narrow = 0.0f;
+    for (int64_t i = 0; i < k; i++) {
+        sum += (double)weights[i];
+        narrow += weights[i];
+    }
+    narrow = xdi_rows_narrow(narrow);
+    if (sum == 0.0) return;
+    for (int64_t i = 0; i < k; i++)
+        weights[i] = compat ? xdi_rows_narrow(weights[i] / narrow) : (float)((double)weights[i] / sum);
+}
+
+XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r++) {
+        double *row = matrix + r * columns, sum = 0.0;
+        for (int64_t c = 0; c < columns; c++) sum += row[c];
+        for (int64_t c = 0; c < columns && sum != 0.0; c++) row[c] /= sum;
+    }
+}
+
+/* One row's list of the best, by weight, then id. */
+typedef struct xdi_rows_best {
+    int32_t *ids;
+    float *weights;
+    int64_t count, k;
+} xdi_rows_best;
+
+static void xdi_rows_offer(xdi_rows_best *best, int32_t id, float weight) {
+    int64_t at = best->count;
+    while (at > 0 && best->weights[at - 1] < weight) at--;
+    if (at == best->k) return;
+    if (best->count < best->k) best->count++;
+    for (int64_t i = best->count - 1; i > at; i--) {
+        best->ids[i] = best->ids[i - 1];
+        best->weights[i] = best->weights[i - 1];
+    }
+    best->ids[at] = id;
+    best->weights[at] = weight;
+}
+
+/* ---- from votes ---- */
+
+/* Free slots hold the lowest ids that the row does not have. */
+static void xdi_rows_fill(xdi_rows_best *best, int64_t teacher_size) {
+    for (int32_t id = 0; best->count < best->k && id < teacher_size; id++) {
+        bool taken = false;
+        for (int64_t i = 0; i < best->count && !taken; i++) taken = best->ids[i] == id;
+        if (!taken) best->ids[best->count++] = id;
+    }
+}
+
+/* Cells of one student id, ascending by teacher id, to its row. */
+static void xdi_rows_from_cells(const xd_vote *cells, int64_t count, const xd_projection_rows_desc *desc,
+                                int64_t teacher_size, xdi_rows_best *best) {
+    double sum = 0.0;
+    float narrow = 0.0f;
+    for (int64_t i = 0; i < count; i++) {
+        sum += cells[i].weight;
+        narrow += xdi_rows_narrow((float)cells[i].weight);
+    }
+    narrow = xdi_rows_narrow(narrow);
+    for (int64_t i = 0; i < count && sum > 0.0; i++) {
+        const float share = desc->compat ? xdi_rows_narrow(xdi_rows_narrow((float)cells[i].weight) / narrow)
+                                         : (float)(cells[i].weight / sum);
+        if (share > 0.0f) xdi_rows_offer(best, cells[i].teacher_id, share);
+    }
+    if (desc->compat) xdi_rows_fill(best, teacher_size);
+    if (desc->scale_trick) best->weights[best->k - 1] = xdi_rows_narrow(0.2f);
+    if (desc->scale_trick || !desc->compat) xdi_rows_normalise(best->weights, best->k, desc->compat);
+}
+
+XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
+                                               xd_projection_rows *out) {
+    const xd_vote *cells = NULL;
+    int64_t count = 0, at = 0;
+    xd_projection_rows rows;
+    XDI_REQUIRE(votes->ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
+                "the scale trick exists in compat rows only");
+    XDI_TRY(xd_votes_read(votes, &cells, &count));
+    XDI_TRY(xdi_rows_create(votes->ctx, votes->student_size, desc->k ? desc->k : 32, &rows));
+    for (int64_t s = 0; s < rows.rows; s++) {
+        xdi_rows_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
+        const int64_t begin = at;
+        while (at < count && cells[at].student_id == s) at++;
+        xdi_rows_from_cells(cells + begin, at - begin, desc, votes->teacher_size, &best);
+    }
+    *out = rows;
+    return XD_OK;
+}
+
+/* ---- exact strings ---- */
+
+typedef struct xdi_rows_string {
+    xd_text text;
+    int64_t id;
+} xdi_rows_string;
+
+static int xdi_rows_compare_text(xd_text a, xd_text b) {
+    const int64_t common = a.size < b.size ? a.size : b.size;
+    const int order = common > 0 ? memcmp(a.data, b.data, (size_t)common) : 0;
+    return order != 0 ? order : (a.size > b.size) - (a.size < b.size);
+}
+
+/* By text, the highest id first. */
+static int xdi_rows_compare(const void *left, const void *right) {
+    const xdi_rows_string *a = (const xdi_rows_string *)left, *b = (const xdi_rows_string *)right;
+    const int order = xdi_rows_compare_text(a->text, b->text);
+    return order != 0 ? order : (a->id < b->id) - (a->id > b->id);
+}
+
+/* First of the sorted strings that is not before text. */
+static int64_t xdi_rows_find(const void *const *sorted, int64_t count, xd_text text) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (xdi_rows_compare_text(((const xdi_rows_string *)sorted[middle])->text, text) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void xdi_rows_set_exact(xd_projection_rows *rows, int64_t student_id, int64_t teacher_id) {
+    int32_t *ids = rows->ids + student_id * rows->k;
+    float *weights = rows->weights + student_id * rows->k;
+    for (int64_t i = 0; i < rows->k; i++) {
+        ids[i] = i == 0 ? (int32_t)teacher_id : -1;
+        weights[i] = i == 0 ? 1.0f : 0.0f;
+    }
+}
+
+XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, const xd_text *student,
+                                                int64_t student_count, const xd_text *teacher,
+                                                int64_t teacher_count) {
+    XDI_REQUIRE(ctx, student_count <= rows->rows, XD_ERROR_ARGUMENT,
+                "%lld student strings for a projection of %lld rows", (long long)student_count,
+                (long long)rows->rows);
+    const size_t n = (size_t)teacher_count;
+    xdi_rows_string *strings = (xdi_rows_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
+    XDI_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
+    const void **sorted = (const void **)(void *)(strings + n);
+    for (size_t i = 0; i < n; i++) {
+        strings[i].text = teacher[i];
+        strings[i].id = (int64_t)i;
+        sorted[i] = &strings[i];
+    }
+    xdi_sort(sorted, n, xdi_rows_compare);
+    for (int64_t s = 0; s < student_count; s++) {
+        const int64_t at = xdi_rows_find(sorted, teacher_count, student[s]);
+        if (student[s].size == 0 || at == teacher_count) continue;
+        const xdi_rows_string *found = (const xdi_rows_string *)sorted[at];
+        if (xdi_rows_compare_text(found->text, student[s]) == 0) xdi_rows_set_exact(rows, s, found->id);
+    }
+    xd_release(ctx, strings);
+    return XD_OK;
+}
+
+/* ---- cutting ---- */
+
+static bool xdi_rows_valid(const xd_projection_rows *rows, int64_t at) {
+    return rows->ids[at] >= 0 && rows->weights[at] > 0.0f;
+}
+
+static void xdi_rows_cut_row(const xd_projection_rows *in, int64_t r, const xd_projection_cut_desc *desc,
+                             xd_projection_rows *out) {
+    const int64_t begin = r * in->k, last = begin + in->k - 1;
+    const bool keeps_last = desc->preserve_last && xdi_rows_valid(in, last);
+    xdi_rows_best best = { out->ids + r * out->k, out->weights + r * out->k, 0,
+                           desc->preserve_last ? out->k - 1 : out->k };
+    int64_t valid = 0;
+    for (int64_t i = begin; i <= last; i++) valid += xdi_rows_valid(in, i);
+    const int64_t most = desc->preserve_last && valid > in->k - 1 ? in->k - 1 : valid;
+    for (int64_t i = begin, taken = 0; i <= last && taken < most; i++) {
+        if (!xdi_rows_valid(in, i)) continue;
+        if (best.k > 0) xdi_rows_offer(&best, in->ids[i], in->weights[i]);
+        taken++;
+    }
+    if (keeps_last) {
+        out->ids[r * out->k + out->k - 1] = in->ids[last];
+        out->weights[r * out->k + out->k - 1] = in->weights[last];
+    }
+    xdi_rows_normalise(out->weights + r * out->k, out->k, desc->compat);
+}
+
+XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
+                                        const xd_projection_cut_desc *desc, xd_projection_rows *out) {
+    xd_projection_rows made;
+    XDI_TRY(xdi_rows_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
+    for (int64_t r = 0; r < rows->rows; r++) xdi_rows_cut_row(rows, r, desc, &made);
+    *out = made;
+    return XD_OK;
+}
+
+/* ---- similarities ---- */
+
+static double xdi_rows_magnitude(float similarity) {
+    const double value = fabs((double)similarity);
+    return value > 0.999999999 ? 1.0 : value;
+}
+
+static void xdi_rows_similar_row(const float *similarities, int64_t columns, double threshold,
+                                 xdi_rows_best *best) {
+    double largest = 0.0, sum = 0.0;
+    for (int64_t c = 0; c < columns; c++) {
+        const double value = xdi_rows_magnitude(similarities[c]);
+        if (value > largest) largest = value;
+    }
+    for (int64_t c = 0; c < columns; c++) sum += pow(xdi_rows_magnitude(similarities[c]), 10.0 * largest);
+    for (int64_t c = 0; c < columns; c++) {
+        const double power = pow(xdi_rows_magnitude(similarities[c]), 10.0 * largest);
+        xdi_rows_offer(best, (int32_t)c, (float)(sum > 0.0 ? power / sum : power));
+    }
+    for (int64_t i = 0; i < best->count; i++)
+        if ((double)best->weights[i] < threshold) best->ids[i] = -1;
+}
+
+static xd_result xdi_rows_check_columns(xd_ctx *ctx, int64_t columns) {
+    XDI_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
+                (long long)columns);
+    return XD_OK;
+}
+
+XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *similarities, int64_t rows,
+                                                      int64_t columns, int64_t k, double threshold,
+                                                      xd_projection_rows *out) {
+    xd_projection_rows made;
+    XDI_TRY(xdi_rows_check_columns(ctx, columns));
+    XDI_TRY(xdi_rows_create(ctx, rows, k, &made));
+    for (int64_t r = 0; r < rows; r++) {
+        xdi_rows_best best = { made.ids + r * k, made.weights + r * k, 0, k };
+        xdi_rows_similar_row(similarities + r * columns, columns, threshold, &best);
+    }
+    *out = made;
+    return XD_OK;
+}
+
+static double xdi_rows_dot(const float *a, const float *b, int64_t width) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < width; i++) sum += (double)a[i] * (double)b[i];
+    return sum;
+}
+
+XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *student, int64_t student_count,
+                                                    const float *teacher, int64_t teacher_count,
+                                                    int64_t width, int64_t k, double threshold,
+                                                    xd_projection_rows *out) {
+    xd_projection_rows made;
+    XDI_TRY(xdi_rows_check_columns(ctx, teacher_count));
+    float *cosines = (float *)xd_allocate(ctx, (size_t)teacher_count * sizeof *cosines);
+    XDI_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
+    const xd_result result = xdi_rows_create(ctx, student_count, k, &made);
+    for (int64_t r = 0; r < student_count && result == XD_OK; r++) {
+        const float *row = student + r * width;
+        const double length = sqrt(xdi_rows_dot(row, row, width));
+        xdi_rows_best best = { made.ids + r * k, made.weights + r * k, 0, k };
+        for (int64_t c = 0; c < teacher_count; c++) {
+            const float *other = teacher + c * width;
+            const double product = length * sqrt(xdi_rows_dot(other, other, width));
+            cosines[c] = product > 0.0 ? (float)(xdi_rows_dot(row, other, width) / product) : 0.0f;
+        }
+        xdi_rows_similar_row(cosines, teacher_count, threshold, &best);
+    }
+    xd_release(ctx, cosines);
+    if (result == XD_OK) *out = made;
+    return result;
+}
+
+/* >>distill/projection.c */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- the sparse matrix ---- */
+
+/* Memory of a projection with `entries` cells, in one block. */
+static xd_result xdi_projection_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size,
+                                       int64_t entries, xd_projection *out) {
+    const size_t begins = (size_t)(student_size + teacher_size + 2) * sizeof(int64_t);
+    const size_t cells = (size_t)entries * (2 * sizeof(int32_t) + 2 * sizeof(float));
+    char *memory = (char *)xd_allocate(ctx, begins + cells);
+    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a projection of %lld entries", (long long)entries);
+    int64_t *begin = (int64_t *)(void *)memory;
+    int32_t *ids = (int32_t *)(void *)(memory + begins);
+    float *weights = (float *)(void *)(ids + 2 * entries);
+    out->student_size = student_size;
+    out->teacher_size = teacher_size;
+    out->entries = entries;
+    out->row_begin = begin;
+    out->column_begin = begin + student_size + 1;
+    out->teacher_id = ids;
+    out->student_id = ids + entries;
+    out->weight = weights;
+    out->column_weight = weights + entries;
+    return XD_OK;
+}
+
+XD_API void xd_projection_free(xd_ctx *ctx, xd_projection *projection) {
+    xd_release(ctx, (void *)projection->row_begin);
+    memset(projection, 0, sizeof *projection);
+}
+
+/* From sorted cells without repetition: rows, then the transposed matrix by counting. */
+static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
+    int64_t *row = (int64_t *)p->row_begin, *column = (int64_t *)p->column_begin;
+    int32_t *teacher = (int32_t *)p->teacher_id, *student = (int32_t *)p->student_id;
+    float *weight = (float *)p->weight, *column_weight = (float *)p->column_weight;
+    for (int64_t i = 0; i < p->entries; i++) {
+        row[cells[i].student_id + 1]++;
+        column[cells[i].teacher_id + 1]++;
+        teacher[i] = cells[i].teacher_id;
+        weight[i] = (float)cells[i].weight;
+    }
+    for (int64_t s = 0; s < p->student_size; s++) row[s + 1] += row[s];
+    for (int64_t t = 0; t < p->teacher_size; t++) column[t + 1] += column[t];
+    for (int64_t i = 0; i < p->entries; i++) {
+        const int64_t at = column[cells[i].teacher_id]++; /* begins move to ends ... */
+        student[at] = cells[i].student_id;
+        column_weight[at] = weight[i];
+    }
+    for (int64_t t = p->teacher_size; t > 0; t--) column[t] = column[t - 1]; /* ... and back */
+    column[0] = 0;
+}
+
+XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_vote *cells, int64_t count,
+                                          int64_t student_size, int64_t teacher_size, xd_projection *out) {
+    const xd_vote *sorted = NULL;
+    xd_votes *votes = NULL;
+    int64_t entries = 0;
+    for (int64_t i = 0; i < count; i++) {
+        XDI_REQUIRE(ctx, cells[i].weight >= 0.0 && cells[i].weight <= 3e38, XD_ERROR_ARGUMENT,
+                    "weight %g of ids %d and %d is negative or not finite", cells[i].weight,
+                    (int)cells[i].student_id, (int)cells[i].teacher_id);
+        if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
+        if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
+    }
+    XDI_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    xd_result result = XD_OK;
+    for (int64_t i = 0; i < count && result == XD_OK; i++)
+        result = xd_votes_add(votes, cells[i].student_id, cells[i].teacher_id, cells[i].weight);
+    if (result == XD_OK) result = xd_votes_read(votes, &sorted, &entries);
+    if (result == XD_OK) result = xdi_projection_create(ctx, student_size, teacher_size, entries, out);
+    if (result == XD_OK) xdi_projection_fill(sorted, out);
+    xd_votes_destroy(votes);
+    return result;
+}
+
+XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
+                                         int64_t teacher_size, xd_projection *out) {
+    const size_t most = (size_t)rows->rows * (size_t)rows->k;
+    int64_t count = 0;
+    xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
+    XDI_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
+    for (int64_t r = 0; r < rows->rows; r++)
+        for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
+            if (rows->ids[i] < 0) continue;
+            cells[count].student_id = (int32_t)r;
+            cells[count].teacher_id = rows->ids[i];
+            cells[count++].weight = (double)rows->weights[i];
+        }
+    const xd_result result = xd_projection_from_cells(ctx, cells, count, student_size, teacher_size, out);
+    xd_release(ctx, cells);
+    return result;
+}
+
+/* ---- the exact map ---- */
+
+/* Place of the row's largest weight, the first stored among equals. */
+static int64_t xdi_exact_best(const xd_projection_rows *rows, int64_t r) {
+    int64_t best = r * rows->k;
+    for (int64_t i = best + 1; i < (r + 1) * rows->k; i++)
+        if (rows->weights[i] > rows->weights[best]) best = i;
+    return best;
+}
+
+static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, int64_t teacher_size,
+                                bool relaxed) {
+    const int64_t best = xdi_exact_best(rows, r);
+    const int32_t id = rows->ids[best];
+    if (id < 0 || id >= teacher_size) return false;
+    if (relaxed) return rows->weights[best] >= 0.6f;
+    return rows->weights[best] == 1.0f && rows->ids[r * rows->k + 1] == -1;
+}
+
+/* owner[t] = the student id that has teacher id t, or -1. */
+static void xdi_exact_owners(const xd_projection_rows *rows, int64_t teacher_size, bool relaxed,
+                             int32_t *owner) {
+    for (int64_t t = 0; t < teacher_size; t++) owner[t] = -1;
+    for (int64_t r = 0; r < rows->rows; r++) {
+        if (!xdi_exact_candidate(rows, r, teacher_size, relaxed)) continue;
+        const int64_t best = xdi_exact_best(rows, r);
+        int32_t *mine = &owner[rows->ids[best]];
+        if (*mine < 0 || (relaxed && rows->weights[best] > rows->weights[xdi_exact_best(rows, *mine)]))
+            *mine = (int32_t)r;
+    }
+}
+
+static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size, bool relaxed,
+                           const int32_t *owner, xd_exact_map *map) {
+    for (int64_t r = 0; r < rows->rows; r++) {
+        const int32_t id = rows->ids[xdi_exact_best(rows, r)];
+        if (xdi_exact_candidate(rows, r, teacher_size, relaxed) && owner[id] == (int32_t)r) {
+            map->student[map->pairs] = (int32_t)r;
+            map->teacher[map->pairs++] = id;
+        } else {
+            map->student_rest[map->student_rest_count++] = (int32_t)r;
+        }
+    }
+    for (int64_t t = 0; t < teacher_size; t++)
+        if (owner[t] < 0) map->teacher_rest[map->teacher_rest_count++] = (int32_t)t;
+}
+
+XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
+                                     bool relaxed, xd_exact_map *out) {
+    XDI_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
+                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
+    XDI_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
+                (long long)teacher_size);
+    const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
+    int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
+    int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);
+    if (memory && owner) {
+        memset(out, 0, sizeof *out);
+        out->student = memory;
+        out->teacher = memory + n;
+        out->student_rest = memory + 2 * n;
+        out->teacher_rest = memory + 3 * n;
+        xdi_exact_owners(rows, teacher_size, relaxed, owner);
+        xdi_exact_fill(rows, teacher_size, relaxed, owner, out);
+    } else {
+        xd_release(ctx, memory);
+        memory = NULL;
+    }
+    xd_release(ctx, owner);
+    return memory ? XD_OK
+                  : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a map of %zu and %zu ids", n, m);
+}
+
+XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map) {
+    xd_release(ctx, map->student);
+    memset(map, 0, sizeof *map);
 }
 
 
@@ -14818,4 +15828,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ecc8f23d5e64feb70dac305dac97c0a8bb1634bb66fcc17ce563ad3b89a5619b */
+/* xdistill sha256 f5bdba63ef3cc83d567de20da85747689f5acda5e68b58af71cafd73f1364a7f */

@@ -65,6 +65,7 @@
 #include "distill/compat.h"
 #include "distill/align.h"
 #include "distill/canonical.h"
+#include "distill/projection.h"
 
 #include "io/safetensors.h"
 #include "io/model_files.h"
@@ -132,6 +133,10 @@
 #include "distill/align.c"
 #include "distill/align_dp.c"
 #include "distill/align_bytes.c"
+#include "distill/votes.c"
+#include "distill/special_pairs.c"
+#include "distill/projection_rows.c"
+#include "distill/projection.c"
 
 #include "io/internal.h"
 #include "io/safetensors.c"

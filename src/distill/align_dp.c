@@ -109,9 +109,8 @@ static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int6
 static void xdi_dp_follow(const xdi_dp *dp, const xdi_dp_table *x, xdi_dp_list *out) {
     const int64_t first = out->count;
     for (int64_t i = x->rows, j = x->cols; i > 0 || j > 0;) {
-        const int how = i == 0   ? XDI_DP_LEFT
-                        : j == 0 ? XDI_DP_UP
-                                 : dp->trace[(i - 1) * x->cols + j - 1];
+        int how = i == 0 ? (int)XDI_DP_LEFT : (int)XDI_DP_UP;
+        if (i > 0 && j > 0) how = dp->trace[(i - 1) * x->cols + j - 1];
         int64_t rows = how == XDI_DP_LEFT ? 0 : 1, cols = how == XDI_DP_UP ? 0 : 1;
         if (how > XDI_DP_ONE_TEACHER)
             rows = how - XDI_DP_ONE_TEACHER;

@@ -11,8 +11,7 @@
  * rule has replaced their first character. */
 static const char *const xdi_canonical_latin[] = { "ñ", "á", "é", "í", "ó", "ú" };
 static const char *const xdi_canonical_words[] = { "中", "文", "日本", "語", "Рус", "ский", "العربية", "ह",
-                                                   "ि"
-                                                   "ं",
+                                                   "िं",
                                                    "दी", "∑", "∏", "∂", "∇", "∞", "√", "∫", "≈", "≠", "≤", "≥" };
 /* Characters of three bytes whose first two and last byte may come as two tokens. */
 static const char *const xdi_canonical_artifacts[] = { "∑", "∏", "∂", "∇", "∞", "√", "∫", "≠", "中", "文" };

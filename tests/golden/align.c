@@ -232,18 +232,7 @@ static void align_run(golden_case *c) {
     batch_close(&b);
 }
 
-/* ---- what is not there yet ---- */
-
-static bool projection_claims(const golden_case *c) {
-    return golden_origin_has(c, "tools/x_token/");
-}
-
-static void projection_run(golden_case *c) {
-    golden_skip(c, "not built: projection programs");
-}
-
 const golden_kind golden_kinds_align[] = { { "canonical tokens", table_claims, table_run },
                                            { "dynamic programme", segment_claims, segment_run },
                                            { "alignment", align_claims, align_run },
-                                           { "projection", projection_claims, projection_run },
                                            { NULL, NULL, NULL } };

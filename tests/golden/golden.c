@@ -42,8 +42,9 @@ static const struct {
 } golden_areas[] = {
     { "ema", golden_kinds_ema },         { "optim", golden_kinds_optim },
     { "shard", golden_kinds_shard },     { "classic", golden_kinds_classic },
-    { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_xtoken_parts },
-    { "align", golden_kinds_align },
+    { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_projection_parts },
+    { "xtoken-parts", golden_kinds_xtoken_parts },
+    { "align", golden_kinds_align },         { "align", golden_kinds_projection },
 };
 
 /* Areas that belong to later parts of the library. */

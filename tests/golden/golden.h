@@ -33,6 +33,8 @@ extern const golden_kind golden_kinds_sequence[]; /* in shard.c */
 extern const golden_kind golden_kinds_classic[];
 extern const golden_kind golden_kinds_xtoken_parts[];
 extern const golden_kind golden_kinds_align[];
+extern const golden_kind golden_kinds_projection[];
+extern const golden_kind golden_kinds_projection_parts[];
 
 xd_ctx *golden_ctx(const golden_case *c);
 

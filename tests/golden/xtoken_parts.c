@@ -345,10 +345,8 @@ static void soft_ce_run(golden_case *c) {
 /* Part of the origin, and the reason to skip. */
 static const char *const parts_later[][2] = {
     { "chunk_log_prob_sums", "not built: chunk averages" },
-    { "build_exact_token_map", "not built: exact token maps" },
     { "_sum_kd", "not built: sharded distillation across vocabularies" },
     { "project_student_to_teacher_vocab", "not built: vocabulary projection" },
-    { "get_sparse_projection_matrix", "not built: sparse projection matrices" },
     { "collect_overlapping_teacher_shards", "not built: teacher routing" },
     { "valid_chunk_mask", "not built: chunk masks" },
 };

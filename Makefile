@@ -6,7 +6,8 @@ PREFIX ?= /usr/local
 GOLDEN ?= ../shared/golden
 CFLAGS ?= -O2
 NVCC ?= nvcc
-CUDA_ARCHS ?= 80 90
+TORCH_PYTHON ?= $(PYTHON)
+CUDA_ARCHS ?= 80 90 100
 MPIRUN ?= mpirun --oversubscribe --allow-run-as-root -n 4
 LIBS = -lm -lpthread
 
@@ -31,11 +32,11 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo teacher test check golden bench examples mpi cuda install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi teacher test check golden bench bench-torch examples mpi cuda test-cuda test-cuda-emu gpu-check install uninstall format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
 test: ## build and run every tests/test_*.c: a minute, needs cc and make only
 	@failed=; $(MAKE) -k --no-print-directory build-tests || failed=1; \
@@ -73,6 +74,12 @@ demo: build/demo ## build and run the demonstration in examples/demo; ARGS are i
 build/demo: $(wildcard examples/demo/* examples/nn/*) xdistill.h | build
 	$(CC) -std=c99 $(CFLAGS) -I. $(wildcard examples/demo/*.c examples/nn/*.c) -o $@ $(LIBS)
 
+demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
+	$(MPIRUN) build/demo-mpi $(ARGS)
+
+build/demo-mpi: $(wildcard examples/demo/* examples/nn/*) xdistill.h xdistill_mpi.h | build
+	mpicc -std=c99 $(CFLAGS) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/nn/*.c) -o $@ $(LIBS)
+
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh
 
@@ -86,11 +93,23 @@ build-examples: $(examples)
 build/examples/%: examples/%.c xdistill.h | build/examples
 	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
 
-bench: $(bench) ## build and run the benchmarks in bench/
+bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
+
+bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
 	@for program in $(bench); do $$program || exit 1; done
+	@[ -z "$(bench_mpi)" ] || mpirun --oversubscribe --allow-run-as-root -n 2 $(bench_mpi)
 
 build/bench/%: bench/%.c bench/bench.h xdistill.h | build/bench
 	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
+
+build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill.h | build/bench
+	mpicc -std=c99 -O3 -DBENCH_MPI -I. $< -o $@ $(LIBS)
+
+bench-torch: build/bench/libshim.so ## time the CPU kernels beside PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
+	$(TORCH_PYTHON) bench/torch/compare.py build/bench/libshim.so $(ARGS)
+
+build/bench/libshim.so: bench/torch/shim.c xdistill.h | build/bench
+	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
 
 mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc
 ifeq ($(and $(mpi_sources),$(shell command -v mpicc)),)
@@ -106,13 +125,21 @@ build-mpi: $(mpi_tests)
 build/mpi/%: tests/mpi/%.c xdistill.h xdistill_mpi.h | build/mpi
 	mpicc -std=c99 -O1 -g -I. -Itests $< -o $@ $(LIBS)
 
-cuda: | build ## compile the CUDA unit for CUDA_ARCHS, when there is one
-ifeq ($(wildcard xdistill_cuda.cu),)
-	@echo "skipped: there is no xdistill_cuda.cu"; echo "0 passed, 0 failed, 1 skipped"
+cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list what its kernels take
+ifeq ($(shell command -v $(NVCC)),)
+	@echo "skipped: needs nvcc"; echo "0 passed, 0 failed, 1 skipped"
 else
-	$(NVCC) -O2 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -I. -c xdistill_cuda.cu \
-	    -o build/xdistill_cuda.o
+	@NVCC="$(NVCC)" CUDA_ARCHS="$(CUDA_ARCHS)" sh tools/cuda_build.sh . build/xdistill_cuda.o
 endif
+
+test-cuda-emu: ## the tests of the CUDA unit without a GPU: every order, checker and sanitizers
+	@sh tests/cuda/run.sh
+
+test-cuda: ## the same tests on a GPU, when there is one
+	@NVCC="$(NVCC)" sh tests/cuda/run.sh gpu
+
+gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: build, tests, sanitizer, benchmarks
+	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tools/gpu_check.sh
 
 amalgamate: ## write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py

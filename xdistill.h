@@ -9,7 +9,8 @@
                    that are split over ranks, AdamW, EMA, safetensors files. Ranks are threads of one process, or
                    processes through a companion header (xdistill_mpi.h).
 
-   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT; all else is a run-time field of a desc struct.
+   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
+                   tables); all else is a run-time field of a desc struct.
    SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
                    and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -130,7 +131,8 @@ XD_API xd_dtype xd_dtype_from_name(const char *name);
     X(ERROR_MISSING, "a required name is absent")                                                                  \
     X(ERROR_UNEXPECTED, "a name is present that was not asked for")                                                \
     X(ERROR_UNSUPPORTED, "not available in this build, on this device or in this mode")                            \
-    X(ERROR_MEMORY, "no memory")
+    X(ERROR_MEMORY, "no memory")                                                                                   \
+    X(ERROR_DEVICE, "a device or its driver reported a failure")
 
 typedef enum xd_result {
     XD_OK = 0,
@@ -299,7 +301,7 @@ typedef struct xd_ctx_desc {
     double init_timeout_seconds; /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                    /* world rank, for messages; joining a world sets it */
     xd_cpu_level cpu;            /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
-    const struct xd_kernels *kernels; /* another backend's table (xd_cuda_kernels); NULL -> the CPU's.
+    const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
     void *stream;                /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
@@ -359,6 +361,9 @@ XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 
 /* Lowers the CPU level to what the processes of a world have agreed on. */
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
+
+/* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
+XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
 
 #define XDI_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
 #define XDI_FAIL_CULPRIT(ctx, result, culprit, ...) \
@@ -514,6 +519,7 @@ typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */
     int max_depth;    /* arrays and objects inside each other, at most 1000; 0 -> 64 */
+    bool allow_nul;   /* accept \u0000 in strings: their bytes then hold a NUL before their end */
 } xd_json_desc;
 
 /* Parses a text that holds exactly one value, white space around it allowed.
@@ -521,8 +527,8 @@ typedef struct xd_json_desc {
  *   desc   limits; NULL -> defaults
  *   text   not NUL-terminated; not needed after the call
  *
- * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000, a repeated key in one
- * object and a number beyond the range of a double are refused.
+ * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000 (unless allowed), a
+ * repeated key in one object and a number beyond the range of a double are refused.
  * Errors: FORMAT with the byte offset, also when a limit is exceeded; MEMORY; ARGUMENT for a depth above 1000. */
 XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
                                xd_json **root);
@@ -634,6 +640,22 @@ typedef struct xd_launch {
     xd_status *status; /* may be NULL */
 } xd_launch;
 
+/* >>kernel/copy */
+
+/* Most dimensions of a tensor. */
+#define XD_DIMS_MAX 8
+
+/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
+ * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
+typedef struct xd_copy {
+    int ndim;
+    int64_t src_offset, dst_offset; /* elements */
+    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
+} xd_copy;
+
+/* Performs one copy between two arrays of elements of `size` bytes. */
+XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
+
 /* >>kernel/fixed */
 
 /* A sum that does not depend on the order of its terms or on how they are cut over ranks: every term is
@@ -704,6 +726,18 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
  * AVG. */
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
+
+/* The two as entries of the table, for transports: on launch->stream, what the dtype and the operation ask for has been
+ * checked. The lists of pointers are read during the call. */
+typedef struct xd_reduce_kernels {
+    xd_result (*pieces)(const xd_launch *launch, void *out, const void *const *pieces, int ranks, int64_t count,
+                        xd_dtype dtype, xd_reduce_op op);
+    xd_result (*leaves)(const xd_launch *launch, void *out, const void *const *forests, const xd_leaves *leaves,
+                        int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
+} xd_reduce_kernels;
+
+/* The CPU's entries. */
+XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void);
 
 /* >>kernel/loss */
 
@@ -777,7 +811,8 @@ typedef struct xd_loss_args {
     xd_rows teacher;         /* data NULL -> hard loss only */
     const int64_t *labels;   /* [rows] global ids; NULL -> soft loss only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    const int64_t *offsets;  /* [shards + 1] first global column of each shard */
+    const int64_t *offsets;  /* [shards + 1] first global column of each shard; in memory of the device */
+    int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
     int shard, shards;       /* this shard */
     double temperature;
     xd_divergence divergence;
@@ -834,7 +869,8 @@ typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets; /* [shards + 1] */
+    const int64_t *offsets; /* [shards + 1], in memory of the device */
+    int64_t begin, end, size;
     int shard, shards;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
@@ -843,7 +879,7 @@ typedef struct xd_topk_args {
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [k] scratch */
+    int64_t *order; /* [k] scratch; a device wants [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -858,9 +894,14 @@ typedef struct xd_topk_args {
     double weight;     /* of the gradient, beside row_scale */
     double *slots;     /* [rows, k] gradient at each id */
     double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [4 (k + 1)] */
+    double *scratch;   /* [3 (k + 1)]; a device wants that for every row */
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
+    /* entries: what the caller gave, and where the kernels' form of it goes */
+    const int64_t *given_ids;
+    const float *given_values; /* -infinity: the entry is absent */
+    int64_t *entry_ids;        /* absent: -1; negative or too large: size */
+    double *entry_values;
 } xd_topk_args;
 
 /* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
@@ -870,6 +911,10 @@ typedef struct xd_select_args {
     int64_t k, first, columns;
     double *values; /* [rows, k] */
     int64_t *ids;   /* [rows, k] global */
+    /* select_merge: the shards' values, then ids, as 8-byte words in rank order */
+    const int64_t *all;
+    int64_t all_stride; /* words from one shard to the next */
+    int shards;
 } xd_select_args;
 
 /* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any
@@ -883,17 +928,171 @@ typedef struct xd_loss_kernels {
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture_combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*grad)(const xd_launch *launch, const xd_loss_args *args);
+    /* Optional, not for fixed sums: references and stats in one sweep; and where one shard is the whole row, all up to the
+     * gradient (when gradient.data is set), row by row, so that a row is read from memory once. */
+    xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*topk_maxima)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_stats)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_merge)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_divergence)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_grad)(const xd_launch *launch, const xd_topk_args *args);
+    xd_result (*topk_entries)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
+    xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_loss_kernels;
 
 /* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the
  * others. */
 XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
+
+/* >>kernel/rows */
+
+/* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
+
+/* The default of ignore_index fields: rows with this label do not count. */
+#define XD_IGNORE_INDEX (-100)
+
+/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
+ * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+typedef struct xd_positions {
+    int64_t count;
+    const int64_t *labels; /* [count] or NULL */
+    int64_t ignore_index;  /* 0 -> XD_IGNORE_INDEX; to leave out id 0 use the mask */
+    const uint8_t *mask;   /* [count] or NULL */
+    const float *weights;  /* [count] or NULL; finite, not negative */
+} xd_positions;
+
+/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
+ * those of one rank with the whole batch, however it was split. A plain value in memory of the tensors'
+ * device; `inverse` is what kernels read. */
+typedef struct xd_denominator {
+    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
+    double inverse;    /* 1 / value; 0 when nothing counted or a weight was refused */
+    int64_t positions; /* how many positions counted */
+    int64_t refused;   /* weights negative, not finite or too large, or negative counts: then value is 0 */
+} xd_denominator;
+
+/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
+ * soft. */
+typedef struct xd_loss_values {
+    double loss, hard, soft;
+    int64_t counted; /* rows */
+} xd_loss_values;
+
+/* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
+enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };
+
+/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+enum {
+    XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
+    XD_RECORD_SOFT = 2,
+    XD_RECORD_COUNTED = 4,
+    XD_RECORD_LABEL, /* rows with a finding, by kind */
+    XD_RECORD_NOT_FINITE,
+    XD_RECORD_OVERFLOW,
+    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and what the status shows of it */
+    XD_RECORD_FIRST_VALUE,
+    XD_RECORD_WORDS
+};
+
+/* Inputs and outputs of the row entries; each reads and writes what its comment names. */
+typedef struct xd_row_args {
+    xd_positions positions;            /* rows; weights of any sign here */
+    const double *scale;               /* one value; NULL -> 1 */
+    const xd_denominator *denominator; /* NULL -> denominator_value */
+    double denominator_value;
+    double *row_scale; /* [rows] weight scale / D; 0 for rows that do not count or have no finite factor */
+    double *factor;    /* one value, scale / D */
+    const xd_loss_row *loss_rows; /* [rows] losses: these */
+    const xd_topk_row *topk_rows; /* [rows] or these */
+    double hard_weight, soft_weight;
+    bool fixed;                                    /* sums are xd_fixed */
+    float *row_loss, *student_mass, *teacher_mass; /* [rows] or NULL; the masses are those of topk_rows */
+    int64_t *record;                               /* [XD_RECORD_WORDS] of this rank */
+    const int64_t *records;                        /* [ranks][XD_RECORD_WORDS] */
+    int ranks;
+    xd_loss_values *values;
+} xd_row_args;
+
+/* Row entries of the kernel table. */
+typedef struct xd_row_kernels {
+    /* adds positions to part[XD_COUNT_WORDS], which the caller has set to zero; a negative count is refused */
+    xd_result (*count)(const xd_launch *launch, const xd_positions *positions, int64_t *part);
+    /* a part summed over ranks becomes the denominator; they may share memory */
+    xd_result (*denominator)(const xd_launch *launch, const int64_t *part, xd_denominator *out);
+    /* hit.value / counted.value; 0 when nothing counted */
+    xd_result (*ratio)(const xd_launch *launch, const xd_denominator *hit, const xd_denominator *counted,
+                       double *out);
+    /* positions, scale, denominator -> row_scale, factor */
+    xd_result (*scales)(const xd_launch *launch, const xd_row_args *args);
+    /* losses -> record, row_loss and masses */
+    xd_result (*sum)(const xd_launch *launch, const xd_row_args *args);
+    /* records of all ranks, in rank order -> values; findings are added to launch->status */
+    xd_result (*finish)(const xd_launch *launch, const xd_row_args *args);
+    /* maxima[c] = largest element of column c over the rows whose mask (NULL -> all) is not 0 */
+    xd_result (*column_maxima)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                               int64_t columns, float *maxima);
+    /* ascending, in place */
+    xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
+} xd_row_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_row_kernels xd_row_kernels_cpu(void);
+
+/* >>kernel/softmax */
+
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
+ * and what follows from all shards' parts. */
+
+/* Partials of a row: largest element, its lowest global id (-1: no columns), sum of e^((x - largest) / tau). */
+enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
+
+/* Inputs and outputs of the softmax entries; each reads and writes what its comment names. */
+typedef struct xd_softmax_args {
+    xd_rows logits;
+    int64_t begin, end, size; /* this shard's columns, and all shards' */
+    const int64_t *offsets;   /* [shards + 1] first global column of each shard */
+    int shards;
+    double temperature;
+    double *parts;       /* [rows, words] of this shard */
+    const double *all;   /* [shards][rows, words] */
+    int64_t all_stride;  /* elements from one shard to the next */
+    double *log_sum_exp; /* [rows] or NULL */
+    int64_t *argmax;     /* [rows] or NULL */
+    const int64_t *ids;  /* row r's are ids[r * ids_stride], ids_count of them */
+    int64_t ids_count, ids_stride;
+    double *values;      /* [rows, ids_count] */
+    const float *weight; /* [rows] */
+    xd_rows weights;     /* [rows, columns] */
+    xd_rows out;
+} xd_softmax_args;
+
+/* Softmax entries of the kernel table. */
+typedef struct xd_softmax_kernels {
+    /* logits -> parts [rows, XD_SOFTMAX_PARTS] */
+    xd_result (*stats)(const xd_launch *launch, const xd_softmax_args *args);
+    /* all, in rank order -> log_sum_exp, argmax */
+    xd_result (*merge)(const xd_launch *launch, const xd_softmax_args *args);
+    /* out = logits / tau - log_sum_exp */
+    xd_result (*write)(const xd_launch *launch, const xd_softmax_args *args);
+    /* parts [rows, 1] = sum of weights over this shard's columns */
+    xd_result (*row_sums)(const xd_launch *launch, const xd_softmax_args *args);
+    /* out = (weights - p * sum of all) / tau; columns past the shard's become zero */
+    xd_result (*write_backward)(const xd_launch *launch, const xd_softmax_args *args);
+    /* parts [rows, ids_count] = logits at this shard's ids, 0 elsewhere */
+    xd_result (*pick)(const xd_launch *launch, const xd_softmax_args *args);
+    /* values = all's pick of the shard that owns the id, NaN outside the vocabulary; with log_sum_exp their
+     * log-probability */
+    xd_result (*take)(const xd_launch *launch, const xd_softmax_args *args);
+    /* out = (one at the row's id - p) weight / tau; zero for ids outside, weight 0, columns past the shard's */
+    xd_result (*write_target_backward)(const xd_launch *launch, const xd_softmax_args *args);
+    /* hits[r] = the row's argmax is its label, and mask (NULL -> all) is not 0 */
+    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+                      const uint8_t *mask, int64_t rows, uint8_t *hits);
+} xd_softmax_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void);
 
 /* >>kernel/optimizer */
 
@@ -920,6 +1119,13 @@ typedef struct xd_update_array {
     float step_size;       /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
+    void *average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
+                    * the same pass over memory and with the same bits; NULL -> none */
+    xd_dtype average_dtype; /* also F64 */
+    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry forms
+     * step_size, root_correction and fresh of it and adds one. NULL -> those three hold as given. */
+    int64_t *steps;
+    double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
 /* Inputs and outputs of an optimizer entry. */
@@ -934,6 +1140,9 @@ typedef struct xd_update_args {
     float momentum;              /* SGD */
     bool couple_decay;           /* Adam: the L2 form, weight decay through the gradient */
     bool maximize;               /* turn the sign of every gradient */
+    double keep;                 /* of the averages; see xd_lerp_args */
+    bool weighted_sum;           /* of the averages */
+    double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -984,7 +1193,8 @@ typedef enum xd_norm_type {
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
-    double sum;                   /* of |x|^p in array order; unused when exact */
+    double sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
+                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
@@ -999,6 +1209,26 @@ typedef struct xd_norm_args {
     bool exact; /* sum in limbs instead of double */
 } xd_norm_args;
 
+/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
+typedef enum xd_clip_form {
+    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
+    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+} xd_clip_form;
+
+/* Inputs and outputs of the clip entry: what follows from a sum over all ranks. */
+typedef struct xd_clip_args {
+    const xd_norm_sum *sum;
+    xd_norm_type type;
+    bool exact;
+    xd_clip_form form;
+    double max_norm;     /* 0 -> no clipping, the coefficient is 1 */
+    double *norm;        /* infinity or NaN when an element is */
+    int64_t *not_finite; /* elements */
+    float *coefficient;
+    xd_status *status; /* gets not_finite added; NULL -> not recorded */
+} xd_clip_args;
+
 /* Inputs and outputs of the scale entry. */
 typedef struct xd_scale_args {
     void *data;
@@ -1008,7 +1238,8 @@ typedef struct xd_scale_args {
 } xd_scale_args;
 
 /* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
- * whose dtype has no place here; then nothing was written. */
+ * whose dtype has no place here; then nothing was written. adam, sgd, lerp and cast do nothing when
+ * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
     xd_result (*sgd)(const xd_launch *launch, const xd_update_args *args);
@@ -1017,6 +1248,12 @@ typedef struct xd_optimizer_kernels {
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
 } xd_optimizer_kernels;
+
+/* The clip entry of every CPU level. */
+XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
+
+/* The factor for a norm that is known already. Pure. Here max_norm 0 means zero. */
+XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
 
 /* The plain CPU entries: what the others are checked against. A constant table. */
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
@@ -1070,13 +1307,40 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 /* Whose memory the tensors of a context are. */
 typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
 
+/* Which way bytes go. */
+typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
+
+/* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
+ * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
+typedef struct xd_device_ops {
+    void *(*allocate)(xd_ctx *ctx, size_t bytes); /* NULL when there is no room; the contents are undefined */
+    void (*release)(xd_ctx *ctx, void *memory);   /* takes effect behind work already launched; NULL is fine */
+    xd_result (*copy)(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind);
+    xd_result (*fill)(const xd_launch *launch, void *to, uint8_t value, size_t bytes);
+    xd_result (*synchronize)(const xd_launch *launch); /* waits at most the context's timeout_seconds: TIMEOUT */
+    bool (*owns)(xd_ctx *ctx, const void *memory);     /* the kernels reach it; false for the host's */
+    /* Order between streams, of other contexts too: what is launched after `wait` runs behind what was launched before
+     * the last `record`. Destroying needs no context. On the CPU there is nothing to order and no event. */
+    void *(*event_create)(xd_ctx *ctx); /* NULL when there is none */
+    void (*event_destroy)(void *event);
+    xd_result (*event_record)(const xd_launch *launch, void *event);
+    xd_result (*event_wait)(const xd_launch *launch, void *event);
+} xd_device_ops;
+
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another
  * processor is another table. */
 typedef struct xd_kernels {
     const char *name; /* "plain", "avx2", "cuda", ... */
     xd_device_type device;
+    xd_device_ops memory;
     xd_loss_kernels loss;
+    xd_row_kernels rows;
+    xd_softmax_kernels softmax;
     xd_optimizer_kernels optimizer;
+    xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
+    xd_reduce_kernels reduce;
+    xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src, void *dst,
+                        size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
@@ -1086,6 +1350,48 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
 
 /* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */
 XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
+
+/* A launch on the context's stream, without workspace and status. Local. */
+XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
+
+/* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
+ * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
+
+/* >>kernel/cuda */
+
+/* Set-up of the CUDA unit: xdistill_cuda.cu, compiled by nvcc beside this header, has these functions. */
+#if !defined(XDISTILL_STATIC)
+
+/* A GPU that one context computes on. */
+typedef struct xd_cuda xd_cuda;
+
+/* Settings of a GPU. Zero is the default of every field. */
+typedef struct xd_cuda_desc {
+    xd_allocator allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+} xd_cuda_desc;
+
+/* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
+ * every pointer to elements, statistics, results and findings is a device address from now on; descs and
+ * lists stay on the host. Checks the device, loads every kernel, and warns in the log when another -arch
+ * would bring faster ones.
+ *
+ *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
+ *   desc   read during the call; NULL -> defaults
+ *
+ * Local. Waits for the device, as does xd_cuda_destroy; between the two, operations allocate no device
+ * memory, wait for nothing and copy nothing to the host (only xd_read does), so a step can be captured into a
+ * graph; what it points to on the device must then stay where it is. The thread's current device is the same
+ * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
+ * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when
+ * this build has no code for the GPU). */
+XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
+
+/* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
+ * first. NULL is fine. */
+XD_API void xd_cuda_destroy(xd_cuda *cuda);
+
+#endif
 
 
 /* >>comm/collective */
@@ -1108,7 +1414,11 @@ XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
  * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
  * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
  * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
- * no other overlap. */
+ * no other overlap.
+ *
+ * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
+ * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
+ * read by the others' kernels, so ranks on different GPUs need peer access between them. */
 typedef struct xd_comm xd_comm;
 
 /* What a collective does. AGREE and SPLIT have calls of their own and no record. */
@@ -1145,7 +1455,7 @@ typedef struct xd_collective {
     /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
      * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
     xd_leaves leaves;
-    void *stream;      /* device transports: the work is ordered on it; NULL on the CPU */
+    void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
 } xd_collective;
 
@@ -1197,7 +1507,8 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root);
 /* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
- * ranks. */
+ * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
+ * `from` is itself wrong there is nobody to tell. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
@@ -1268,7 +1579,9 @@ typedef struct xd_transport_ops {
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
      * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. Other errors do. */
+     * and a MISMATCH on both sides does not break the group. One of dtype NONE says that its rank refused the
+     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group goes on too. Other
+     * errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
     /* A sub-group; the members in order are given, this rank is among them. members are ranks of
      * `transport`. Only the members call it, right after a control call. */
@@ -1519,8 +1832,6 @@ XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what);
  * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
  * unless it says so. */
 
-#define XD_DIMS_MAX 8
-
 /* The indices begin <= i < end. */
 typedef struct xd_interval {
     int64_t begin, end;
@@ -1588,14 +1899,6 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
-typedef struct xd_copy {
-    int ndim;
-    int64_t src_offset, dst_offset; /* elements */
-    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
-} xd_copy;
-
 /* The copies that bring the indices in both regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
@@ -1605,9 +1908,6 @@ typedef struct xd_copy {
  * common index once, in ascending order. */
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                 const int64_t *dst_stride, xd_copy *copies, int64_t capacity);
-
-/* Performs one copy between two arrays of elements of `size` bytes. */
-XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
 
 /* >>tensor/layout */
 
@@ -1751,7 +2051,8 @@ XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape);
  * NULL). Collective. Errors: PEER, MISMATCH. */
 XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine);
 
-/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it.
+/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
+ * the plan's own buffers are in memory of the context's device.
  * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
  * undefined only where the error came after data had moved. */
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
@@ -1759,7 +2060,7 @@ XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *sour
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
  * elements; a step that reduces uses recv as scratch. */
-XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
+XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
 XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
                                 void *destination);
 
@@ -1845,7 +2146,8 @@ typedef struct xd_optimizer_desc {
     bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
-/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer. */
+/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
+ * context's device. */
 typedef struct xd_optimizer_state {
     float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
@@ -1853,12 +2155,18 @@ typedef struct xd_optimizer_state {
     int64_t *step;     /* updates so far */
 } xd_optimizer_state;
 
+struct xd_ema;
+
 /* Modifiers of one step. */
 typedef struct xd_optimizer_step_desc {
+    /* Both in memory of the context's device. */
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
+    struct xd_ema *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
+                         * bit. When it was created over the optimizer's own list it costs one pass over memory
+                         * instead of two. NULL -> none */
 } xd_optimizer_step_desc;
 
 /* Creates an optimizer; masters start as the present values. One allocation holds everything.
@@ -1883,10 +2191,12 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  * state and step count. Formulas and rounding order: kernel/optimizer_cpu.c.
  *
  *   desc      NULL -> no modifiers
- *   skipped   when not NULL: receives whether desc->status stopped the step
+ *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
+ *             see the status, always false. Parameters, state and step counts are right all the same
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list changed in more than gradients, DTYPE. Nothing is written then. */
+ * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
+ * written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 
@@ -1894,13 +2204,6 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
 XD_API xd_optimizer_state xd_optimizer_get_state(xd_optimizer *optimizer, int64_t index);
 
 /* >>train/clip */
-
-/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
-typedef enum xd_clip_form {
-    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
-    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
-} xd_clip_form;
 
 /* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
@@ -1912,11 +2215,13 @@ typedef struct xd_gradient_norm_desc {
     xd_status *status; /* receives the count of non-finite elements of all ranks; NULL -> not recorded */
 } xd_gradient_norm_desc;
 
-/* The norm and what follows from it, the same on every rank. */
+/* The norm and what follows from it, the same on every rank. Lies in memory of the context's device, and so does a
+ * status that takes its findings: a step needs none of it on the host, and xd_read brings it there. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN when an element is */
     int64_t not_finite; /* elements over all ranks, replicas counted each */
     float coefficient;  /* for xd_optimizer_step_desc.gradient_scale or xd_clip_gradients */
+    xd_norm_sum sum;    /* what the ranks have added up; used on devices only */
 } xd_gradient_norm;
 
 /* The norm of a whole model's gradient, each logical element counted once: shards add their elements, of
@@ -1925,15 +2230,12 @@ typedef struct xd_gradient_norm {
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
  *          NULL -> this rank alone
  *
- * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX. Ranks may hold different lists
+ * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold different lists
  * and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for every
  * split.
  * Errors, on every rank alike: ARGUMENT (max_norm negative or NaN, unknown type or form), DTYPE. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
-
-/* The factor for a norm that is known already. Pure. Here max_norm 0 means zero. */
-XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
 
 /* Multiplies every gradient of the list by the coefficient in place; does nothing when it is 1. Local.
  * Errors: DTYPE, before anything is written. */
@@ -2022,7 +2324,8 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   otherwise                                              parameters averaged, buffers copied
  *
  *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
- *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update
+ *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
+ *               device the host does not see it: the values stay, the counter goes on
  *
  * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */
@@ -2091,47 +2394,31 @@ typedef struct xd_vocab_info {
     int64_t begin, end; /* of this rank */
     int64_t size;
     const int64_t *offsets; /* [ranks + 1] */
+    const int64_t *device_offsets; /* the same in memory of the context's device */
 } xd_vocab_info;
 
 /* The agreed cut; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value.
- * Local. */
+/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. The
+ * status is on the host. Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 
+/* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
+XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
+
 /* >>distill/denominator */
-
-/* The default of ignore_index fields: rows with this label do not count. */
-#define XD_IGNORE_INDEX (-100)
-
-/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
- * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
-typedef struct xd_positions {
-    int64_t count;
-    const int64_t *labels; /* [count] or NULL */
-    int64_t ignore_index;  /* 0 -> XD_IGNORE_INDEX; to leave out id 0 use the mask */
-    const uint8_t *mask;   /* [count] or NULL */
-    const float *weights;  /* [count] or NULL; finite, not negative */
-} xd_positions;
-
-/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
- * those of one rank with the whole batch, however it was split. A plain value; `inverse` is what kernels
- * read. */
-typedef struct xd_denominator {
-    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
-    double inverse;    /* 1 / value; 0 when nothing counted */
-    int64_t positions; /* how many positions counted */
-} xd_denominator;
 
 /* Counts positions over all micro-batches of a step and all ranks of the data and sequence axes.
  *
  *   comm    those axes as one group; NULL -> this rank alone. Never the vocabulary axis: it holds copies.
  *   batches [batch_count] the micro-batches of this rank; the count may differ between ranks and be 0
  *
- * Collective over comm: one all-reduce of five integers. Allocates nothing. Exact and the same bits for every
+ *   out     in memory of the tensors' device
+ *
+ * Collective over comm: one all-reduce of four integers. Allocates nothing. Exact and the same bits for every
  * split: weights are summed as integers. Errors: ARGUMENT for negative counts and weights that are negative,
- * not finite or too large. */
+ * not finite or too large; on a GPU the latter are seen in out->refused, and the losses find nothing counted. */
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out);
 
@@ -2151,7 +2438,7 @@ typedef struct xd_shift_desc {
     xd_comm *comm;       /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held. With comm: one exchange of ids and positions, memory from the
+/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
  * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
  * two ranks or none hold, with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
@@ -2164,9 +2451,9 @@ XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int ran
 /* >>distill/softmax */
 
 /* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the context's
- * allocator for the call. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
- * row's results.
+ * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the device's allocator
+ * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of probability
+ * zero; NaN and +infinity spread to the row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
@@ -2196,7 +2483,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
                                               xd_rows gradient);
 
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
- * all. An id outside the vocabulary: ARGUMENT error when the list is shared; NaN otherwise. */
+ * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
                                    int64_t n, int64_t ids_stride, double *values);
 
@@ -2253,16 +2540,9 @@ typedef struct xd_loss_desc {
     float
         *row_loss; /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
     xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
-    void *workspace;   /* NULL -> taken from the context's allocator for this call */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;
 } xd_loss_desc;
-
-/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
- * soft. */
-typedef struct xd_loss_values {
-    double loss, hard, soft;
-    int64_t counted; /* rows */
-} xd_loss_values;
 
 /* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
  * Local. */
@@ -2276,22 +2556,123 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * bits for every split of vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
- * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, or a loss that
- * is infinite: the row's loss and gradient are zero and status counts it, agreed over all ranks. No counted
- * row: everything is zero and status says so. Without a status the call returns DATA on every rank; the
- * gradient is then written all the same. */
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
+ * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
+ * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
+ * call returns DATA on every rank; the gradient is then written all the same.
+ *
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
+ * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
-/* xd_loss as a float on the host, with the teacher left out (cross entropy) or the labels left to count only
+/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the labels left to count only
  * (KL). */
 XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
+
+/* >>distill/head */
+
+/* The last layer of a model: logits = hidden weight^T + bias. */
+typedef struct xd_head {
+    xd_rows hidden;    /* [T, H], f32 or bf16 */
+    xd_rows weight;    /* [V/tp, H], f32 or bf16: the rows of this rank's columns of the vocabulary */
+    const float *bias; /* [V/tp]; NULL -> none */
+} xd_head;
+
+/* A loss of xd_loss from hidden states and the head instead of logits. A chunk of rows of logits exists at a
+ * time, so memory does not grow with T times V. */
+typedef struct xd_head_loss_desc {
+    /* All of xd_loss_desc but student, gradient and workspace, which stay zero. The teacher may be logits
+     * here, or the head below, or neither. row counts are those of student.hidden. */
+    xd_loss_desc loss;
+    xd_head student;         /* required */
+    xd_head teacher;         /* hidden.data NULL -> none. Its H may differ. Constant. */
+    xd_rows hidden_gradient; /* d loss / d student.hidden, [T, H], f32 or bf16, overwritten; data NULL -> none */
+    float *weight_gradient;  /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
+    float *bias_gradient;    /* [V/tp]: d loss / d student.bias is added; NULL -> none */
+    int64_t chunk_rows;      /* a multiple of 256; 0 -> 256 */
+    bool bf16; /* multiply in bf16 where the backend does that faster: both sides are rounded first */
+    void *workspace; /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_head_loss_desc;
+
+/* Columns of the vocabulary that INVARIANT mode adds up at a time. */
+enum { XD_HEAD_TILE = 64 };
+
+/* Bytes of workspace of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0
+ * for a desc that is not valid. Local. */
+XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
+
+/* Value and gradients. weight_gradient and bias_gradient are this rank's share: sum them over data ranks;
+ * hidden_gradient is whole on every rank of the vocabulary's group.
+ *
+ * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows. In INVARIANT
+ * mode hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same
+ * bits for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
+ * for chunk_rows that is not a multiple of 256, MEMORY. */
+XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
+
+/* >>distill/mft */
+
+/* Minimal fine-tuning (NVIDIA Model-Optimizer, MFTLoss): the forward KL from a teacher that is corrected just
+ * enough to be right. q = (1 - mu) softmax(y/tau) + mu onehot(label), mu the least that puts the label ahead
+ * of the teacher's favourite by `threshold`, or, where it is ahead already, raises it by that much. */
+typedef struct xd_mft_desc {
+    /* As for xd_loss; labels and teacher are required. Of the fields that say which loss it is, temperature
+     * and temperature_factor count (tau^2 by default); labels also say which rows count. */
+    xd_loss_desc loss;
+    double threshold; /* in [0, 1]; 0 -> 0.2 */
+    xd_rows terms; /* [T, V/tp] f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction
+                      "none"; 0 in rows that do not count; data NULL -> none */
+} xd_mft_desc;
+
+/* Value and gradient; everything else as xd_loss. Collective over the vocabulary's group (two exchanges) and
+ * over comm. On the CPU only, and not in INVARIANT mode: UNSUPPORTED. */
+XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
+
+/* soft_weight (0 -> 1) times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
+ * similarity loss). desc as for xd_loss: student and teacher are required, labels only say which rows count.
+ * A row of zeros has no direction: its loss is 1 and its gradient 0. Collective and limits as xd_mft_loss, with
+ * one exchange over the vocabulary. */
+XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
+
+/* >>distill/estimator */
+
+/* Estimators of KL(student || reference) from the log-probabilities of sampled tokens alone, with rho =
+ * reference - student (Schulman, "Approximating KL divergence", 2020). */
+typedef enum xd_kl_estimator {
+    XD_KL_K1 = 0, /* -rho: unbiased, may be negative */
+    XD_KL_K2,     /* rho^2 / 2: biased, never negative */
+    XD_KL_K3      /* e^rho - 1 - rho: unbiased, never negative */
+} xd_kl_estimator;
+
+/* Inputs and outputs of xd_kl_estimate, each [count]. */
+typedef struct xd_kl_estimate_desc {
+    const float *logprobs;  /* of the student, for the tokens that were sampled */
+    const float *reference; /* of the reference, for the same tokens */
+    const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out */
+    int64_t count;
+    xd_kl_estimator kind;
+    double input_clamp;  /* rho is clamped to +-this; 0 -> 20; INFINITY -> not at all */
+    double output_clamp; /* so is the estimate; 0 -> not at all. NeMo-RL: 10, which silences the gradient where
+                            the two differ most */
+    float *values;       /* the estimates, without weight; or NULL */
+    float *gradient;     /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
+} xd_kl_estimate_desc;
+
+/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. Local;
+ * allocates nothing; double inside. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind; DATA,
+ * naming the first token, when an estimate of a token of weight other than 0 is not finite (values and
+ * gradient are then written, 0 for such tokens). */
+XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 /* >>distill/topk */
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
  * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the context's allocator.
+ * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the device's allocator.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
@@ -2345,11 +2726,16 @@ typedef struct xd_topk_desc {
     float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
     double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_status *status;
+    void *workspace; /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
 } xd_topk_desc;
+
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
  * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
- * row, and a row without a valid entry counts with loss 0. Takes [T, k, tp] from the context's allocator.
+ * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
@@ -2366,7 +2752,7 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
  *   denominator       what the sum is divided by; not 0
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
  *
- * Local. Errors: SHAPE, DTYPE, ARGUMENT. */
+ * Local. Errors: SHAPE, DTYPE, ARGUMENT; UNSUPPORTED on a GPU. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
 
@@ -2523,6 +2909,75 @@ typedef struct xd_canonical {
  * Errors: MEMORY. */
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out);
 XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence);
+
+/* >>distill/uld */
+
+/* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
+ * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are compared. */
+
+/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
+ * others. */
+typedef enum xd_uld_merge {
+    XD_ULD_BAYESIAN = 0, /* the last token's distribution times the probabilities of those before it; row t - 1
+                            predicts token t */
+    XD_ULD_OBSERVED      /* TRL's default: the first token's times the later ones', with row t taken for the
+                            prediction of token t, off by one; for parity */
+} xd_uld_merge;
+
+/* One side of a sequence. */
+typedef struct xd_uld_side {
+    xd_rows logits;      /* [T, >= vocabulary], f32 or bf16; whole rows: the vocabulary is not split */
+    int64_t vocabulary;  /* true columns */
+    const int64_t *ids;  /* [T] the sequence's tokens */
+    double temperature;  /* 0 -> 1 */
+} xd_uld_side;
+
+/* One sequence. */
+typedef struct xd_uld_desc {
+    xd_uld_side student, teacher;
+    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
+    int64_t chunk_count;
+    xd_uld_merge merge;
+    /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
+     * TRL, the rest sorted. NULL: all of it sorted. */
+    const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
+    int64_t matched_count;
+    double matched_weight, unmatched_weight;
+    double beta;           /* of the JSD; 0 forward, 1 reverse */
+    double denominator;    /* 0 -> chunks with two sides */
+    double scale;          /* of loss and gradient; 0 -> 1 */
+    xd_rows gradient;      /* d loss / d student logits, all columns written; may be the student's memory; data
+                              NULL -> none */
+} xd_uld_desc;
+
+/* What a sequence gave. */
+typedef struct xd_uld_values {
+    double loss;               /* scale (weights) times the two below, over the denominator */
+    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
+    int64_t chunks;            /* with two sides */
+} xd_uld_values;
+
+/* Value and gradient of one sequence. Local, on the CPU, double inside; memory: a few rows of the vocabulary,
+ * from the context's allocator. Equal probabilities are ranked by id. Probabilities of merged tokens below 1e-8 are
+ * raised to it and pass no gradient. Errors, outputs untouched: ARGUMENT (temperature, beta, denominator,
+ * chunks or ids out of range), SHAPE, DTYPE, MEMORY, UNSUPPORTED on a GPU; DATA when a row that is needed has
+ * a NaN or +infinity; the gradient is then partly written. */
+XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
+
+/* One side of a sequence as TRL sees it. */
+typedef struct xd_uld_trl_side {
+    const int64_t *labels;      /* [count] -100 where not trained on */
+    const xd_token_span *spans; /* [count] bytes of the completion */
+    int64_t count;
+    bool skip_eos; /* the last token of the span is left out, whatever it is */
+} xd_uld_trl_side;
+
+/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
+ * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
+ * MEMORY. */
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
+                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
+                                      xd_alignment *out);
 
 /* >>distill/projection */
 
@@ -2718,6 +3173,164 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
 
+#ifndef XD_NO_TOKENIZERS
+/* >>distill/tokenizer */
+
+/* Text to token ids and back, for BPE vocabularies of the four forms in use: tokenizer.json (Hugging Face),
+ * rank files (tiktoken), SentencePiece models and Tekken. Ids and cuts are those of the package that owns the
+ * form.
+ *
+ *     xd_tokenizer *tokenizer = NULL;
+ *     xd_encoder *encoder = NULL;
+ *     xd_encoding e;
+ *     XDI_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
+ *     XDI_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+ *     XDI_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans
+ *
+ * XD_NO_TOKENIZERS leaves all of this out, and with it the Unicode tables. */
+
+/* A vocabulary with its rules. Immutable: any number of threads may use one, each with its own encoder. */
+typedef struct xd_tokenizer xd_tokenizer;
+
+/* What one thread needs to encode: buffers, and a cache of words it has seen. */
+typedef struct xd_encoder xd_encoder;
+
+/* The rules that a rank file lacks: split pattern, normalisation and special tokens of a model family. */
+typedef enum xd_tokenizer_preset {
+    XD_TOKENIZER_PRESET_NONE = 0,
+    XD_TOKENIZER_PRESET_GPT2, /* and r50k, p50k */
+    XD_TOKENIZER_PRESET_CL100K,
+    XD_TOKENIZER_PRESET_O200K,
+    XD_TOKENIZER_PRESET_LLAMA3,
+    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release */
+    XD_TOKENIZER_PRESET_QWEN
+} xd_tokenizer_preset;
+
+/* A special token given by the caller. */
+typedef struct xd_tokenizer_special {
+    const char *content; /* UTF-8, not empty */
+    int32_t id;
+} xd_tokenizer_special;
+
+/* How to load a tokenizer. Zero is the default of every field. */
+typedef struct xd_tokenizer_desc {
+    xd_tokenizer_preset preset;           /* of a rank file; other forms carry their rules: must be NONE */
+    const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
+    const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
+    int64_t special_count;
+    size_t max_bytes; /* of the file; 0 -> 256 MiB */
+} xd_tokenizer_desc;
+
+/* Loads a file; its form is told from its content.
+ *
+ *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
+ *                   ByteLevel, Digits, Metaspace, Sequence
+ *   rank file       one "base64 rank" a line; needs a preset or a pattern
+ *   .model          SentencePiece BPE with the identity normaliser
+ *   Tekken JSON
+ *
+ * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
+ * its largest id, which is at most 2,097,151 (about 100 MB).
+ * Errors: IO; MEMORY; FORMAT for what breaks its form, with its place; UNSUPPORTED for what is well formed
+ * but is not done here, by name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
+ * fit. */
+XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
+                                   xd_tokenizer **out);
+
+/* The same over bytes in memory, which are not needed after the call. */
+XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                    const xd_tokenizer_desc *desc, xd_tokenizer **out);
+
+/* Frees a tokenizer; its encoders must be gone. NULL is fine. */
+XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
+
+/* What a tokenizer is. */
+typedef struct xd_tokenizer_info {
+    int32_t size;     /* largest id + 1: the rows of an embedding it needs */
+    int32_t tokens;   /* ids in use; the others are gaps */
+    uint64_t hash;    /* of everything that decides ids and bytes; names caches and projections */
+    bool byte_level;  /* any bytes survive encoding and decoding */
+    bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
+    int32_t unknown;  /* id for what has no token; -1 when there is none */
+} xd_tokenizer_info;
+
+/* Local. */
+XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *tokenizer);
+
+/* What an id stands for. */
+typedef enum xd_token_kind {
+    XD_TOKEN_KIND_NONE = 0, /* a gap: no such id */
+    XD_TOKEN_KIND_NORMAL,   /* bytes of text */
+    XD_TOKEN_KIND_BYTE,     /* one byte, written only where no other token fits */
+    XD_TOKEN_KIND_ADDED,    /* matched in the text before everything else */
+    XD_TOKEN_KIND_SPECIAL,  /* the same, but only when xd_encode_desc.parse_special is set */
+    XD_TOKEN_KIND_UNKNOWN   /* stands for text without a token; has no bytes */
+} xd_token_kind;
+
+/* One entry of the vocabulary; the pointer lives as long as the tokenizer. */
+typedef struct xd_token {
+    xd_token_kind kind;
+    const uint8_t *bytes; /* what it decodes to; the name of an ADDED or SPECIAL one. Not NUL-terminated */
+    size_t length;        /* 0 when it has none */
+} xd_token;
+
+/* The entry of an id; kind NONE for ids out of range. O(1). */
+XD_API xd_token xd_tokenizer_token(const xd_tokenizer *tokenizer, int32_t id);
+
+/* The NORMAL or BYTE token of exactly these raw bytes, NORMAL first; -1 when there is none. O(length). */
+XD_API int32_t xd_tokenizer_find(const xd_tokenizer *tokenizer, const void *bytes, size_t length);
+
+/* The ADDED or SPECIAL token of a name, NUL-terminated; -1 when there is none. */
+XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const char *name);
+
+/* Bytes of the ids, one after the other: what the model means, so part of a character when a token is.
+ *
+ *   skip_special   leave SPECIAL tokens out instead of spelling their names
+ *   out            room for `capacity` bytes; NULL with 0 to ask for the length
+ *   length         bytes of the whole answer, also when it did not fit; then out holds its beginning
+ *
+ * Local. Errors: DATA for an id that is a gap or out of range, with its place. */
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const int32_t *ids,
+                                     int64_t count, bool skip_special, char *out, size_t capacity,
+                                     size_t *length);
+
+/* ---- encoding ---- */
+
+/* An encoder for one thread; ctx is that thread's. The tokenizer must outlive it. Local. Errors: MEMORY. */
+XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out);
+
+/* Frees an encoder. NULL is fine. */
+XD_API void xd_encoder_destroy(xd_encoder *encoder);
+
+/* How to encode. Zero is the default of every field. */
+typedef struct xd_encode_desc {
+    bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
+    bool skip_spans;    /* the encoding then has no spans */
+} xd_encode_desc;
+
+/* A text's tokens. The arrays belong to the encoder until its next call. */
+typedef struct xd_encoding {
+    int64_t count;
+    const int32_t *ids;         /* [count] */
+    const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
+} xd_encoding;
+
+/* Encodes a text.
+ *
+ *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
+ *   desc   NULL -> defaults
+ *
+ * No token is added at the ends. Spans never go back. They follow each other without hole or overlap but for
+ * three cases: a character that normalisation changed is atomic, so every token of it has all its bytes; what
+ * normalisation inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown
+ * token) is in no span.
+ *
+ * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
+ * Errors: ARGUMENT for texts of 1 GiB and more; DATA when a split pattern takes too many steps; MEMORY. */
+XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
+                           xd_encoding *out);
+
+#endif
 
 /* >>io/safetensors */
 
@@ -3327,6 +3940,10 @@ XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
     ctx->settings.cpu = level;
 }
 
+XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels) {
+    ctx->settings.kernels = kernels;
+}
+
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream) {
     ctx->settings.stream = stream;
 }
@@ -3837,6 +4454,7 @@ typedef struct xdi_json_parser {
     const char *text;
     size_t bytes, at;
     int depth, max_depth;
+    bool allow_nul;
     xd_json *nodes;
     const void **items;
     char *strings;
@@ -3930,7 +4548,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
     XDI_TRY(xdi_json_parse_hex(p, &high));
-    XDI_TRY(xdi_json_expect(p, high != 0, "NUL in a string"));
+    XDI_TRY(xdi_json_expect(p, high != 0 || p->allow_nul, "NUL in a string"));
     XDI_TRY(xdi_json_expect(p, high < 0xdc00 || high > 0xdfff, "lone surrogate"));
     *point = high;
     if (high < 0xd800 || high > 0xdbff) return XD_OK;
@@ -4200,6 +4818,7 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
     p.text = text;
     p.bytes = bytes;
     p.max_depth = d.max_depth;
+    p.allow_nul = d.allow_nul;
     XDI_REQUIRE(ctx, d.max_depth > 0 && d.max_depth <= XDI_JSON_DEEPEST, XD_ERROR_ARGUMENT,
                 "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
     XDI_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",
@@ -4556,16 +5175,556 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
  * they are close. */
 XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
 
+/* loss_cpu.c: the gradient at column c of the shard, whose logits were x and y. */
+XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
+
+/* optimizer_cpu.c: true when some operation of this step found bad data, so that the step must not happen. NULL is
+ * fine. */
+XD_PRIVATE bool xdi_status_refuses(const xd_status *status);
+
 /* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
  * k, the last one falls out. Returns the new length. */
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
+/* topk_cpu.c: writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. */
+XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order);
+
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
+/* loss_simd.c, topk_simd.c: the entries that vectors do better, over those of the plain table. */
+XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
+
 /* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
+
+/* >>kernel/simd */
+
+#include <string.h>
+
+/* Vectors of f32 in three widths with the same operations: xdi_v4 (any processor, by the compiler's own
+ * vectors), xdi_v8 (AVX2 and FMA), xdi_v16 (AVX-512). Functions carry their instruction set as an
+ * attribute, so no compiler flag is needed. Bodies are written once, as a macro over the prefix: tiles.c.
+ *
+ *   max, min    the second one where the first is not larger, or smaller: NaN in the first is lost
+ *   pick        a >= b ? x : y, lane by lane
+ *   mul_sub     a * b - c
+ *   exact_sub   the same with one rounding, where the product is near c
+ *   power       2^(n/steps), n the integer in the low bits of the argument's representation
+ *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale
+ *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
+ *   load        elements [i, i + lanes) of f32 or bf16
+ *   store       the same; to bf16 by round to nearest even. Not for NaN. */
+
+#define XDI_SIMD_INLINE static inline __attribute__((always_inline))
+#define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
+#define XDI_SIMD_INLINE_512 \
+    static inline __attribute__((always_inline, target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#define XDI_SIMD_256 static __attribute__((target("avx2,fma")))
+#define XDI_SIMD_512 static __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+/* 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from
+ * a table where the width has a permutation for one, times a short polynomial in f is the power. An entry i
+ * of a table has the bits of 2^(i/steps) less those that n brings along, i in the upper bits of the
+ * mantissa. */
+static const uint32_t xdi_v8_table[8] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                          0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+static const uint32_t xdi_v16_table[32] = {
+    0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0,
+    0x3f7837f0, 0x3f778d3a, 0x3f76f532, 0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6,
+    0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be, 0x3f76248c, 0x3f76a81e,
+    0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3
+};
+
+/* Halves of a vector: the lower 16 to the upper halves of 16 lanes, and the upper halves of the lanes
+ * together. */
+static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
+                                            8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
+static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                             1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
+
+/* Elements of one row, or of a part of it. */
+typedef struct xdi_simd_array {
+    void *data;
+    bool bf16;
+} xdi_simd_array;
+
+#define XDI_SIMD_SQRT_HALF_BITS 0x3f3504f3
+
+/* Fewer elements than lanes, the others filled up, so that an element gets the same bits wherever it is. */
+static inline void xdi_simd_part(xdi_simd_array x, int64_t begin, int64_t end, int lanes, float fill,
+                                 float *out) {
+    for (int i = 0; i < lanes; i++) {
+        out[i] = fill;
+        if (begin + i < end)
+            out[i] = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[begin + i])
+                            : ((const float *)x.data)[begin + i];
+    }
+}
+
+static inline void xdi_simd_store_part(xdi_simd_array x, int64_t begin, int64_t end, const float *in) {
+    for (int64_t i = begin; i < end; i++) {
+        if (x.bf16)
+            ((uint16_t *)x.data)[i] = xd_bf16_from_f32(in[i - begin]);
+        else
+            ((float *)x.data)[i] = in[i - begin];
+    }
+}
+
+/* ---- four lanes ---- */
+
+typedef float __attribute__((vector_size(16))) xdi_v4;
+typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+enum { xdi_v4_lanes = 4, xdi_v4_steps = 1 };
+
+XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
+    const xdi_v4 v = { x, x, x, x };
+    return v;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_add(xdi_v4 a, xdi_v4 b) {
+    return a + b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_sub(xdi_v4 a, xdi_v4 b) {
+    return a - b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_mul(xdi_v4 a, xdi_v4 b) {
+    return a * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    return a * b + c;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_mul_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    return a * b - c;
+}
+/* Without fma: a product of two 12-bit halves is exact, and so is its distance to c; the other parts are
+ * small. */
+XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff);
+    const xdi_v4 a_low = a - a_high, b_low = b - b_high;
+    return ((a_high * b_high - c) + a_high * b_low) + a_low * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_pick(xdi_v4 a, xdi_v4 b, xdi_v4 x, xdi_v4 y) {
+    const xdi_v4_bits mask = (xdi_v4_bits)(a >= b);
+    return (xdi_v4)((mask & (xdi_v4_bits)x) | (~mask & (xdi_v4_bits)y));
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_max(xdi_v4 a, xdi_v4 b) {
+    const xdi_v4_bits mask = (xdi_v4_bits)(a > b);
+    return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
+    const xdi_v4_bits mask = (xdi_v4_bits)(a < b);
+    return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
+    return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, float scale) {
+    xdi_v4 p = f * (scale * 1.327647245e-03f) + scale * 9.675540961e-03f;
+    p = p * f + scale * 5.550713092e-02f;
+    p = p * f + scale * 2.402212024e-01f;
+    p = p * f + scale * 6.931469440e-01f;
+    return p * f + scale;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
+    *mantissa = (xdi_v4)(bits - (exponent << 23));
+    const xdi_v4 result = { (float)exponent[0], (float)exponent[1], (float)exponent[2], (float)exponent[3] };
+    return result;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_load(xdi_simd_array x, int64_t i) {
+    xdi_v4 v;
+    if (x.bf16) {
+        const uint16_t *p = (const uint16_t *)x.data + i;
+        const xdi_v4_bits bits = { p[0], p[1], p[2], p[3] };
+        v = (xdi_v4)(bits << 16);
+    } else {
+        memcpy(&v, (const float *)x.data + i, sizeof v);
+    }
+    return v;
+}
+XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
+    if (x.bf16) {
+        const xdi_v4_bits bits = (xdi_v4_bits)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+        uint16_t *p = (uint16_t *)x.data + i;
+        for (int lane = 0; lane < 4; lane++) p[lane] = (uint16_t)((uint32_t)rounded[lane] >> 16);
+    } else {
+        memcpy((float *)x.data + i, &v, sizeof v);
+    }
+}
+
+#if defined(XDI_X86)
+
+#    include <immintrin.h>
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* ---- eight lanes ---- */
+
+typedef __m256 xdi_v8;
+enum { xdi_v8_lanes = 8, xdi_v8_steps = 8 };
+
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_set(float x) {
+    return _mm256_set1_ps(x);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_add(xdi_v8 a, xdi_v8 b) {
+    return _mm256_add_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_sub(xdi_v8 a, xdi_v8 b) {
+    return _mm256_sub_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul(xdi_v8 a, xdi_v8 b) {
+    return _mm256_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fma(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_exact_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_pick(xdi_v8 a, xdi_v8 b, xdi_v8 x, xdi_v8 y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_max(xdi_v8 a, xdi_v8 b) {
+    return _mm256_max_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_min(xdi_v8 a, xdi_v8 b) {
+    return _mm256_min_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_power(xdi_v8 t) {
+    const __m256i n = _mm256_castps_si256(t);
+    const __m256i table = _mm256_loadu_si256((const __m256i *)(const void *)xdi_v8_table);
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_slli_epi32(n, 20), _mm256_permutevar8x32_epi32(table, n)));
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fraction(xdi_v8 f, float scale) {
+    xdi_v8 p = xdi_v8_fma(f, xdi_v8_set(scale * 1.083962925e-04f), xdi_v8_set(scale * 3.754126141e-03f));
+    p = xdi_v8_fma(p, f, xdi_v8_set(scale * 8.664339781e-02f));
+    return xdi_v8_fma(p, f, xdi_v8_set(scale));
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_split(xdi_v8 v, xdi_v8 *mantissa) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i exponent =
+        _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(XDI_SIMD_SQRT_HALF_BITS)), 23);
+    *mantissa = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23)));
+    return _mm256_cvtepi32_ps(exponent);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_load(xdi_simd_array x, int64_t i) {
+    if (!x.bf16) return _mm256_loadu_ps((const float *)x.data + i);
+    const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)x.data + i));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
+    if (!x.bf16) {
+        _mm256_storeu_ps((float *)x.data + i, v);
+        return;
+    }
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    const __m256i high = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)((uint16_t *)x.data + i), _mm256_castsi256_si128(packed));
+}
+
+/* ---- sixteen lanes ---- */
+
+typedef __m512 xdi_v16;
+enum { xdi_v16_lanes = 16, xdi_v16_steps = 32 };
+
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_set(float x) {
+    return _mm512_set1_ps(x);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_add(xdi_v16 a, xdi_v16 b) {
+    return _mm512_add_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_sub(xdi_v16 a, xdi_v16 b) {
+    return _mm512_sub_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul(xdi_v16 a, xdi_v16 b) {
+    return _mm512_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fma(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_exact_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_pick(xdi_v16 a, xdi_v16 b, xdi_v16 x, xdi_v16 y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_max(xdi_v16 a, xdi_v16 b) {
+    return _mm512_max_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_min(xdi_v16 a, xdi_v16 b) {
+    return _mm512_min_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_power(xdi_v16 t) {
+    const __m512i n = _mm512_castps_si512(t);
+    const __m512i low = _mm512_loadu_si512((const void *)xdi_v16_table);
+    const __m512i high = _mm512_loadu_si512((const void *)(xdi_v16_table + 16));
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_slli_epi32(n, 18), _mm512_permutex2var_epi32(low, n, high)));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fraction(xdi_v16 f, float scale) {
+    const xdi_v16 p =
+        xdi_v16_fma(f, xdi_v16_set(scale * 2.345944813e-04f), xdi_v16_set(scale * 2.166116610e-02f));
+    return xdi_v16_fma(p, f, xdi_v16_set(scale));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_split(xdi_v16 v, xdi_v16 *mantissa) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i exponent =
+        _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(XDI_SIMD_SQRT_HALF_BITS)), 23);
+    *mantissa = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(exponent, 23)));
+    return _mm512_cvtepi32_ps(exponent);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_load(xdi_simd_array x, int64_t i) {
+    if (!x.bf16) return _mm512_loadu_ps((const float *)x.data + i);
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
+    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_widen);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, _mm512_castsi256_si512(bits)));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
+    if (!x.bf16) {
+        _mm512_storeu_ps((float *)x.data + i, v);
+        return;
+    }
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
+    const __m512i high = _mm512_permutexvar_epi16(order, rounded);
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), _mm512_castsi512_si256(high));
+}
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
+
+/* >>kernel/tiles */
+
+/* The innermost loops of losses over part of a row, one set for each vector width. Sums are f32 in the
+ * lanes and f64 from then on, so a call should cover no more than XDI_TILE elements. */
+enum { XDI_TILE = 2048 };
+#define XDI_TILE_LOG2E 1.4426950408889634
+#define XDI_TILE_LN2 0.69314718055994531
+
+/* 2^(factor x - whole), with |factor x| below 2^17. Elements up to `low` give exactly 0; NaN stays NaN; the
+ * result must not pass 2^127. whole is an integer, so that the fraction of factor x is rounded once, at its
+ * own size: relative error below 3e-7, plus that of the factor's rounding. */
+typedef struct xdi_tile_power {
+    float factor, whole, low;
+} xdi_tile_power;
+
+/* What the sums of a tile need, and the sums, all in base 2: p and q are the powers of the own and the
+ * other side.
+ *   own     sum p
+ *   other   sum q
+ *   cross   sum p (own_weight log2 p - log2 q)
+ * Maxima leave NaN out; NaN shows in the sums. */
+typedef struct xdi_tile_pair {
+    xdi_simd_array x, y; /* own and other */
+    xdi_tile_power p, q;
+    float own_weight;
+    bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    double own, other, cross;
+    float own_max, other_max;
+    bool infinite;
+} xdi_tile_pair;
+
+/* The Jensen-Shannon divergence. P and Q are the probabilities of the student and the teacher, m their
+ * mixture, p and q the powers, which leave the rest of the normaliser out: log2 P = factor x - whole -
+ * rest. */
+typedef struct xdi_tile_mixture {
+    xdi_tile_power p, q;
+    float p_rest, q_rest;
+    float p_share, q_share; /* of the mixture */
+    float top;              /* taken off log2(P/m) */
+} xdi_tile_mixture;
+
+/* How the gradient of a row is formed: the sum of the hard part and of a soft part.
+ *   hard      hard_scale h - uniform              h: the student's power at temperature 1
+ *   FORWARD   soft_scale p - teacher_scale q
+ *   REVERSE   soft_scale p (log2 p - log2 q - mean)
+ *   MIXTURE   soft_scale p (log2(P/m) - top)
+ *   OUTSIDE   p (soft_scale + teacher_scale log2 p)   top-k: no teacher */
+typedef enum xdi_tile_soft {
+    XDI_TILE_NONE = 0,
+    XDI_TILE_FORWARD,
+    XDI_TILE_REVERSE,
+    XDI_TILE_MIXTURE,
+    XDI_TILE_OUTSIDE
+} xdi_tile_soft;
+
+typedef struct xdi_tile_gradient {
+    xdi_simd_array x, y, out;
+    bool hard;
+    xdi_tile_power h;
+    float hard_scale, uniform;
+    xdi_tile_power p, q;
+    float soft_scale, teacher_scale, mean;
+    xdi_tile_mixture mixture;
+} xdi_tile_gradient;
+
+/* One set of loops. n is the number of elements. */
+typedef struct xdi_tiles {
+    /* Largest element, -infinity without one; NaN when there is a NaN. */
+    float (*max)(xdi_simd_array x, int64_t n);
+    /* Sum of the elements less `reference`. */
+    double (*linear)(xdi_simd_array x, int64_t n, float reference);
+    /* Sum of the powers, of power times its logarithm in base 2 when wanted, and the largest element, NaN
+     * left out. */
+    double (*sum)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, float *max);
+    void (*pair)(xdi_tile_pair *pair, int64_t n);
+    /* Sums of p (log2(P/m) - top) and of q log2(Q/m). */
+    void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
+                    double *q_sum);
+    void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    /* Writes the indices of the elements that are >= threshold, in order, while there is room for n more;
+     * returns how many. */
+    int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, int64_t room);
+} xdi_tiles;
+
+/* tiles.c: the loops of a level; the portable ones for the plain level too. */
+XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
+XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole);
+
+/* loss_simd.c: the loops of the context's level. */
+XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch);
+/* loss_simd.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
+XD_PRIVATE bool xdi_fast_fits(double max, double factor);
+/* loss_simd.c: a row from one column on, and how many elements the tile has that begins at column c. */
+XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
+XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
+
+/* >>kernel/span */
+
+/* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
+ * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
+ * to a span. The walk over arrays, spans and dtypes is written once, in optimizer_cpu.c. */
+enum { XDI_SPAN = 512, XDI_SPAN_LONG = 1 << 16 };
+
+/* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
+ * below 2^-140. */
+#define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
+
+/* How far an average moves; see lerp in optimizer_cpu.c. */
+typedef struct xdi_span_average {
+    float weight; /* 1 - keep */
+    float keep;
+    bool weighted_sum; /* fma(weight, source, keep * target) */
+} xdi_span_average;
+
+/* Steps elements [at, at + n) of an array; `gradient` points to the first one's. */
+typedef void (*xdi_span_update)(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                                int64_t at, int64_t n);
+
+/* What a level does to at most XDI_SPAN elements. All but power_sum give the same bits on every level; of
+ * several NaNs that meet in one operation any may survive. */
+typedef struct xdi_span_kernels {
+    void (*widen)(const uint16_t *from, xd_dtype dtype, float *to, int64_t n); /* dtype: BF16 or F16 */
+    void (*narrow)(const float *from, uint16_t *to, xd_dtype dtype, int64_t n);
+
+    xdi_span_update adam;
+    xdi_span_update sgd;
+    void (*lerp)(const xdi_span_average *average, float *target, const float *source, int64_t n);
+    void (*scale)(float *x, float factor, int64_t n);
+    void (*add)(float *sum, const float *x, int64_t n); /* sum += x */
+
+    /* Sum of |x|, of its squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
+     * finite when an element is not; then the value says no more than that. */
+    double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
+
+    bool fast; /* visits long arrays out of order and gathers exact norms by exponent; for speed only */
+} xdi_span_kernels;
+
+/* optimizer_simd.c: the spans of a level, XD_CPU_PLAIN and above. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
+
+/* optimizer_simd.c: the entries of a level. */
+XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+
+/* optimizer_cpu.c: elements of the span that begins at element `at` of `count`. */
+XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
+
+/* optimizer_cpu.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
+ * widened copies; and the way back, which copies f32. */
+XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
+                                       int64_t at, int64_t n, float *buffer);
+XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
+                                xd_dtype dtype, int64_t at, int64_t n);
+
+/* reduce_simd.c: true for the sums and averages that spans do. */
+XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op);
+
+/* reduce_simd.c: reduces pieces of such a dtype in rank order; arguments as for xd_reduce_pieces. */
+XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
+                                 int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op);
+
+/* optimizer_cpu.c: the plain spans, which the faster ones also finish their last few elements with. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
+
+/* optimizer_cpu.c: ends an expression. A product that is added to something later would be fused with the
+ * addition under -ffp-contract=fast, which changes bits. */
+XD_PRIVATE float xdi_span_rounded(float product);
+
+/* optimizer_cpu.c: the gradient that an update works with: scaled and turned as asked. */
+XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient);
+
+/* optimizer_cpu.c: the entries of the table, on the spans of a level. */
+XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                    const xdi_span_kernels *spans, xdi_span_update update);
+XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
+                                  const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count,
+                                  const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
+                                   const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
+                                  const xdi_span_kernels *spans);
+
+/* A function and its spans make an entry, six entries the table xdi_<level>_optimizer. */
+#define XDI_SPAN_ENTRIES(level, spans)                                                               \
+    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
+        return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {  \
+        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                  \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {   \
+        return xdi_lerp_run(launch, args, &(spans));                                                 \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,  \
+                                              int64_t array_count) {                                 \
+        return xdi_cast_run(launch, arrays, array_count, &(spans));                                  \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) { \
+        return xdi_scale_run(launch, args, &(spans));                                                \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,     \
+                                              xd_norm_sum *sum) {                                    \
+        return xdi_norm_run(launch, args, sum, &(spans));                                            \
+    }                                                                                                \
+    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
+        xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
+        xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
+    };
 
 /* >>kernel/fixed.c */
 
@@ -4588,6 +5747,32 @@ XD_API double xd_fixed_value(xd_fixed sum) {
     const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
     return (double)(sum.high + carry) * (1.0 / 1073741824.0) +
            (double)rest * (1.0 / 1073741824.0 / 1099511627776.0);
+}
+
+/* >>kernel/copy_cpu.c */
+
+#include <string.h>
+
+XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size) {
+    const int last = copy->ndim - 1;
+    const bool dense = copy->src_stride[last] == 1 && copy->dst_stride[last] == 1;
+    const int64_t inner = dense ? 1 : copy->extent[last];
+    const size_t block = dense ? (size_t)copy->extent[last] * size : size;
+    int64_t at[XD_DIMS_MAX] = { 0 }, s = copy->src_offset, d = copy->dst_offset;
+    int dim;
+    do {
+        for (int64_t i = 0; i < inner; i++)
+            memcpy((char *)dst + (size_t)(d + i * copy->dst_stride[last]) * size,
+                   (const char *)src + (size_t)(s + i * copy->src_stride[last]) * size, block);
+        for (dim = last - 1; dim >= 0; dim--) {
+            s += copy->src_stride[dim];
+            d += copy->dst_stride[dim];
+            if (++at[dim] < copy->extent[dim]) break;
+            s -= copy->src_stride[dim] * copy->extent[dim];
+            d -= copy->dst_stride[dim] * copy->extent[dim];
+            at[dim] = 0;
+        }
+    } while (dim >= 0);
 }
 
 /* >>kernel/reduce_cpu.c */
@@ -4676,10 +5861,13 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
-XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
-                                  xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
-                op == XD_AVG ? "average" : "arithmetic");
+static xd_result xdi_cpu_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces, int ranks,
+                                       int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    const xd_cpu_level level = xd_ctx_settings(launch->ctx)->cpu;
+    if (level != XD_CPU_PLAIN && xdi_reduce_takes_spans(dtype, op)) {
+        xdi_reduce_spans(xdi_span_kernels_level(level), out, pieces, ranks, count, dtype, op);
+        return XD_OK;
+    }
     switch (dtype) {
     case XD_DTYPE_F32: xdi_reduce_f32(out, pieces, ranks, count, op); break;
     case XD_DTYPE_F64: xdi_reduce_f64(out, pieces, ranks, count, op); break;
@@ -4744,19 +5932,22 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
 XDI_REDUCE_DEFINE_LEAVES(f32, float)
 XDI_REDUCE_DEFINE_LEAVES(f64, double)
 
-XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
-                                  int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(
-        ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
-        "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
-        xd_dtype_name(dtype));
-    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
-                "leaves go with SUM and AVG, not operation %d", (int)op);
+static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
+                                       const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
+                                       xd_dtype dtype, xd_reduce_op op) {
+    (void)launch;
     if (dtype == XD_DTYPE_F32)
         xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
     else
         xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
     return XD_OK;
+}
+
+XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void) {
+    xd_reduce_kernels kernels;
+    kernels.pieces = xdi_cpu_reduce_pieces;
+    kernels.leaves = xdi_cpu_reduce_leaves;
+    return kernels;
 }
 
 /* >>kernel/loss_cpu.c */
@@ -5148,20 +6339,25 @@ static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss
     return p * (1.0 - a->beta) * ((student - row->top) - row->mean);
 }
 
-static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns) {
-    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
+XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y) {
     const xd_loss_row *row = a->row + r;
-    const double scale = a->row_scale[r], soft_weight = a->soft_weight / a->temperature;
-    const int64_t target = hard ? a->labels[r] - a->offsets[a->shard] : -1;
+    double g = 0.0;
+    if (xdi_loss_has_hard(a)) {
+        const double p = exp((x - row->max) - row->hard_log);
+        const bool target = c == a->labels[r] - a->offsets[a->shard];
+        g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
+    }
+    if (xdi_loss_has_soft(a))
+        g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
+    return a->row_scale[r] * g;
+}
+
+static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns) {
+    const bool soft = xdi_loss_has_soft(a);
     for (int64_t c = 0; c < columns; c++) {
         const double x = xdi_loss_load(&a->student, r, c);
-        double g = 0.0;
-        if (hard) {
-            const double p = exp((x - row->max) - row->hard_log);
-            g = a->hard_weight * (p - (c == target ? a->target_weight : 0.0) - a->uniform_weight);
-        }
-        if (soft) g += soft_weight * xdi_loss_soft_gradient(a, row, x, xdi_loss_load(&a->teacher, r, c));
-        xdi_loss_store(&a->gradient, r, c, scale * g);
+        const double y = soft ? xdi_loss_load(&a->teacher, r, c) : 0.0;
+        xdi_loss_store(&a->gradient, r, c, xdi_loss_gradient_at(a, r, c, x, y));
     }
 }
 
@@ -5185,8 +6381,815 @@ XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
     kernels.mixture = xdi_cpu_loss_mixture;
     kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
     kernels.grad = xdi_cpu_loss_grad;
+    kernels.fused = NULL;
     xdi_topk_kernels_fill(&kernels);
     return kernels;
+}
+
+/* >>kernel/tiles.c */
+
+#include <float.h>
+#include <math.h>
+
+XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
+    xdi_tile_power power;
+    power.factor = (float)factor;
+    power.whole = (float)whole;
+    power.low = (float)((whole - 127.0) / (double)power.factor);
+    return power;
+}
+
+/* What follows is written once for every vector width v, as a macro that defines v_... functions with the
+ * attributes INLINE and LEAF. */
+
+#define XDI_TILES_EXP(v, INLINE)                                                                        \
+    /* Element i of n and the ones behind it; past the end `fill`. */                                   \
+    INLINE v v##_read(xdi_simd_array x, int64_t i, int64_t n, float fill) {                             \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes];                                                                          \
+        if (i + v##_lanes <= n) return v##_load(x, i);                                                  \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        xdi_simd_part(x, i, n, v##_lanes, fill, part);                                                  \
+        return v##_load(lanes, 0);                                                                      \
+    }                                                                                                   \
+    INLINE void v##_write(xdi_simd_array x, int64_t i, int64_t n, v value) {                            \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes];                                                                          \
+        if (i + v##_lanes <= n) {                                                                       \
+            v##_store(x, i, value);                                                                     \
+            return;                                                                                     \
+        }                                                                                               \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        v##_store(lanes, 0, value);                                                                     \
+        xdi_simd_store_part(x, i, n, part);                                                             \
+    }                                                                                                   \
+    /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
+    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
+        const v factor = v##_set(power->factor * (float)v##_steps);                                     \
+        const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                         \
+        const v clamped = v##_max(v##_set(power->low), x);                                              \
+        const v t = v##_fma(clamped, factor, magic);                                                    \
+        const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                  \
+        return v##_mul(v##_fraction(f, scale), v##_power(t));                                           \
+    }                                                                                                   \
+    INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                               \
+        return v##_scaled_exp2(x, power, 1.0f);                                                         \
+    }                                                                                                   \
+    /* log2 of the power. */                                                                            \
+    INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                           \
+        return v##_exact_sub(x, v##_set(power->factor), v##_set(power->whole));                         \
+    }                                                                                                   \
+    /* For positive normal numbers, absolute error below 1e-7 near 1. */                                \
+    INLINE v v##_log2(v x) {                                                                            \
+        v mantissa;                                                                                     \
+        const v exponent = v##_split(x, &mantissa), f = v##_sub(mantissa, v##_set(1.0f));               \
+        v p = v##_fma(f, v##_set(1.256961972e-01f), v##_set(-2.100603729e-01f));                        \
+        p = v##_fma(p, f, v##_set(2.171332985e-01f));                                                   \
+        p = v##_fma(p, f, v##_set(-2.385506332e-01f));                                                  \
+        p = v##_fma(p, f, v##_set(2.876938581e-01f));                                                   \
+        p = v##_fma(p, f, v##_set(-3.607201576e-01f));                                                  \
+        p = v##_fma(p, f, v##_set(4.809206426e-01f));                                                   \
+        p = v##_fma(p, f, v##_set(-7.213471532e-01f));                                                  \
+        p = v##_fma(p, f, v##_set(1.442694902e+00f));                                                   \
+        return v##_fma(p, f, exponent);                                                                 \
+    }                                                                                                   \
+    INLINE double v##_total(v x) {                                                                      \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes];                                                                          \
+        double sum = 0.0;                                                                               \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        v##_store(lanes, 0, x);                                                                         \
+        for (int i = 0; i < v##_lanes; i++) sum += (double)part[i];                                     \
+        return sum;                                                                                     \
+    }                                                                                                   \
+    INLINE float v##_largest(v x) {                                                                     \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes], max;                                                                     \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        v##_store(lanes, 0, x);                                                                         \
+        max = part[0];                                                                                  \
+        for (int i = 1; i < v##_lanes; i++) max = part[i] > max ? part[i] : max;                        \
+        return max;                                                                                     \
+    }
+
+#define XDI_TILES_SUMS(v, LEAF)                                                                  \
+    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                       \
+        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                         \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
+            const v a = v##_read(x, i, n, -INFINITY);                                            \
+            max = v##_max(a, max);                                                               \
+            nan = v##_pick(a, a, nan, v##_set(1.0f));                                            \
+        }                                                                                        \
+        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                 \
+    }                                                                                            \
+    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                  \
+        v sum = v##_set(0.0f);                                                                   \
+        const v from = v##_set(reference);                                                       \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                               \
+            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                     \
+        return v##_total(sum);                                                                   \
+    }                                                                                            \
+    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
+                             float *max) {                                                       \
+        v sum = v##_set(0.0f), moments = v##_set(0.0f), largest = v##_set(-INFINITY);            \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
+            const v a = v##_read(x, i, n, -INFINITY), e = v##_exp2(a, &power);                   \
+            sum = v##_add(sum, e);                                                               \
+            largest = v##_max(a, largest);                                                       \
+            if (!moment) continue;                                                               \
+            moments = v##_fma(e, v##_exponent(v##_max(v##_set(power.low), a), &power), moments); \
+        }                                                                                        \
+        if (moment) *moment = v##_total(moments);                                                \
+        *max = v##_largest(largest);                                                             \
+        return v##_total(sum);                                                                   \
+    }
+
+#define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                  \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful) {                            \
+        const xdi_tile_power p = pair->p, q = pair->q;                                                   \
+        const xdi_simd_array x = pair->x, y = pair->y;                                                   \
+        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(-FLT_MAX);                   \
+        const v weight = v##_set(pair->own_weight);                                                      \
+        v own = zero, other = zero, cross = zero, infinite = zero;                                       \
+        v own_max = v##_set(-INFINITY), other_max = own_max;                                             \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
+            const v a = v##_read(x, i, n, -INFINITY), b = v##_read(y, i, n, q.low);                      \
+            const v e = v##_exp2(a, &p);                                                                 \
+            v s = v##_exponent(v##_max(v##_set(p.low), a), &p), t = v##_exponent(b, &q);                 \
+            if (careful) {                                                                               \
+                infinite = v##_max(v##_pick(t, lowest, zero, v##_pick(a, lowest, one, zero)), infinite); \
+                t = v##_max(t, lowest);                                                                  \
+            }                                                                                            \
+            own = v##_add(own, e);                                                                       \
+            other = v##_add(other, v##_exp2(b, &q));                                                     \
+            cross = v##_fma(e, v##_mul_sub(s, weight, t), cross);                                        \
+            own_max = v##_max(a, own_max);                                                               \
+            other_max = v##_max(b, other_max);                                                           \
+        }                                                                                                \
+        pair->own = v##_total(own);                                                                      \
+        pair->other = v##_total(other);                                                                  \
+        pair->cross = v##_total(cross);                                                                  \
+        pair->own_max = v##_largest(own_max);                                                            \
+        pair->other_max = v##_largest(other_max);                                                        \
+        pair->infinite = v##_largest(infinite) > 0.0f;                                                   \
+    }                                                                                                    \
+    LEAF void v##_tile_pair(xdi_tile_pair *pair, int64_t n) {                                            \
+        if (pair->careful)                                                                               \
+            v##_pair_loop(pair, n, true);                                                                \
+        else                                                                                             \
+            v##_pair_loop(pair, n, false);                                                               \
+    }
+
+/* p and q, and log2(p/m) and log2(q/m). With d the difference of the logarithms, m is the larger of the two
+ * times (larger share + smaller share 2^-d): no overflow, and no cancellation when p and q are close. */
+#define XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                               \
+    INLINE void v##_mix(const xdi_tile_mixture *m, v a, v b, v *p, v *q, v *p_ratio, v *q_ratio) {       \
+        const xdi_tile_power unit = { 1.0f, 0.0f, -127.0f };                                             \
+        const v p_share = v##_set(m->p_share), q_share = v##_set(m->q_share);                            \
+        const v s = v##_sub(v##_exponent(v##_max(a, v##_set(m->p.low)), &m->p), v##_set(m->p_rest));     \
+        const v t = v##_sub(v##_exponent(v##_max(b, v##_set(m->q.low)), &m->q), v##_set(m->q_rest));     \
+        const v d = v##_sub(v##_min(s, t), v##_max(s, t));                                               \
+        const v large = v##_pick(s, t, p_share, q_share), small = v##_pick(s, t, q_share, p_share);      \
+        const v log_mixture = v##_log2(v##_fma(small, v##_exp2(d, &unit), large));                       \
+        const v above = v##_sub(v##_set(0.0f), log_mixture), below = v##_sub(d, log_mixture);            \
+        *p = v##_exp2(a, &m->p);                                                                         \
+        *q = v##_exp2(b, &m->q);                                                                         \
+        *p_ratio = v##_pick(s, t, above, below);                                                         \
+        *q_ratio = v##_pick(s, t, below, above);                                                         \
+    }                                                                                                    \
+    LEAF void v##_tile_mixture(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, \
+                               double *p_sum, double *q_sum) {                                           \
+        const v top = v##_set(m->top);                                                                   \
+        v p_sums = v##_set(0.0f), q_sums = v##_set(0.0f), p, q, p_ratio, q_ratio;                        \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
+            const v a = v##_read(x, i, n, -INFINITY), b = v##_read(y, i, n, -INFINITY);                  \
+            v##_mix(m, a, b, &p, &q, &p_ratio, &q_ratio);                                                \
+            p_sums = v##_fma(p, v##_sub(p_ratio, top), p_sums);                                          \
+            q_sums = v##_fma(q, q_ratio, q_sums);                                                        \
+        }                                                                                                \
+        *p_sum = v##_total(p_sums);                                                                      \
+        *q_sum = v##_total(q_sums);                                                                      \
+    }
+
+#define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                                \
+    INLINE v v##_soft(const xdi_tile_gradient *g, v a, int64_t i, int64_t n, xdi_tile_soft soft) {         \
+        const v lowest = v##_set(-FLT_MAX);                                                                \
+        v b = lowest, p, q, p_ratio, q_ratio;                                                              \
+        if (soft != XDI_TILE_OUTSIDE) b = v##_read(g->y, i, n, -INFINITY);                                 \
+        if (soft == XDI_TILE_MIXTURE) {                                                                    \
+            v##_mix(&g->mixture, a, b, &p, &q, &p_ratio, &q_ratio);                                        \
+            return v##_mul(v##_mul(v##_set(g->soft_scale), p), v##_sub(p_ratio, v##_set(g->mixture.top))); \
+        }                                                                                                  \
+        if (soft == XDI_TILE_OUTSIDE)                                                                      \
+            p = v##_exp2(a, &g->p);                                                                        \
+        else                                                                                               \
+            p = v##_scaled_exp2(a, &g->p, g->soft_scale);                                                  \
+        if (soft == XDI_TILE_FORWARD) return v##_sub(p, v##_scaled_exp2(b, &g->q, g->teacher_scale));      \
+        const v s = v##_exponent(v##_max(v##_set(g->p.low), a), &g->p);                                    \
+        if (soft == XDI_TILE_OUTSIDE)                                                                      \
+            return v##_mul(p, v##_fma(v##_set(g->teacher_scale), s, v##_set(g->soft_scale)));              \
+        const v t = v##_max(v##_exponent(b, &g->q), lowest);                                               \
+        return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                       \
+    }                                                                                                      \
+    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                       \
+            const v a = v##_read(g->x, i, n, -INFINITY);                                                   \
+            v out = v##_set(0.0f);                                                                         \
+            if (hard) out = v##_sub(v##_scaled_exp2(a, &g->h, g->hard_scale), v##_set(g->uniform));        \
+            if (soft != XDI_TILE_NONE) {                                                                   \
+                const v more = v##_soft(g, a, i, n, soft);                                                 \
+                out = hard ? v##_add(out, more) : more;                                                    \
+            }                                                                                              \
+            v##_write(g->out, i, n, out);                                                                  \
+        }                                                                                                  \
+    }                                                                                                      \
+    LEAF void v##_tile_gradient(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {           \
+        const xdi_tile_gradient g = *given; /* stores cannot change a copy */                              \
+        switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                        \
+        case XDI_TILE_NONE * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_NONE); break;                  \
+        case XDI_TILE_FORWARD * 2: v##_gradient_loop(&g, n, false, XDI_TILE_FORWARD); break;               \
+        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_FORWARD); break;            \
+        case XDI_TILE_REVERSE * 2: v##_gradient_loop(&g, n, false, XDI_TILE_REVERSE); break;               \
+        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_REVERSE); break;            \
+        case XDI_TILE_MIXTURE * 2: v##_gradient_loop(&g, n, false, XDI_TILE_MIXTURE); break;               \
+        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_MIXTURE); break;            \
+        case XDI_TILE_OUTSIDE * 2: v##_gradient_loop(&g, n, false, XDI_TILE_OUTSIDE); break;               \
+        default: v##_gradient_loop(&g, n, false, XDI_TILE_NONE); break;                                    \
+        }                                                                                                  \
+    }
+
+#define XDI_TILES(v, INLINE, LEAF)                                           \
+    XDI_TILES_EXP(v, INLINE)                                                 \
+    XDI_TILES_SUMS(v, LEAF)                                                  \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                          \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                       \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                      \
+    static const xdi_tiles v##_tiles = {                                     \
+        v##_tile_max,     v##_tile_linear,   v##_tile_sum,    v##_tile_pair, \
+        v##_tile_mixture, v##_tile_gradient, v##_tile_collect                \
+    };
+
+/* Without a compressing store: every index is written, and the next one over it when it does not count. */
+static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
+                                   int64_t room) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n && count < room; i++) {
+        const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
+        indices[count] = (uint32_t)i;
+        count += a >= threshold ? 1 : 0;
+    }
+    return count;
+}
+
+XDI_TILES(xdi_v4, XDI_SIMD_INLINE, static)
+
+#if defined(XDI_X86)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+XDI_SIMD_256 int64_t xdi_v8_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
+                                         int64_t room) {
+    return xdi_v4_tile_collect(x, n, threshold, indices, room);
+}
+
+/* Rows of 16: the indices that count move to the front of the vector, which is written whole. */
+XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
+                                          int64_t room) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const xdi_v16 limit = xdi_v16_set(threshold);
+    int64_t count = 0, i = 0;
+    for (; i + 16 <= n && count + 16 <= room; i += 16) {
+        const __mmask16 mask = _mm512_cmp_ps_mask(xdi_v16_load(x, i), limit, _CMP_GE_OQ);
+        const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
+        _mm512_storeu_si512((void *)(indices + count), _mm512_maskz_compress_epi32(mask, at));
+        count += __builtin_popcount((unsigned)mask);
+    }
+    for (; i < n && count < room; i++) {
+        const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
+        if (a >= threshold) indices[count++] = (uint32_t)i;
+    }
+    return count;
+}
+
+XDI_TILES(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_TILES(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
+
+XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level) {
+    switch (level) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return &xdi_v8_tiles;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return &xdi_v16_tiles;
+#endif
+    default: return &xdi_v4_tiles;
+    }
+}
+
+/* >>kernel/loss_simd.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Losses on vectors of f32. Powers are of base 2 and taken relative to an integer near the row's maximum,
+ * which need not be known beforehand: a tile that goes beyond what the present integer allows is done again
+ * with a larger one, so a row is read once for its references and sums. Sums of tiles are carried in
+ * double. What f32 cannot say, and every row with a finding, is left to the plain kernels. */
+
+/* How far a maximum may lie above the integer, in powers of two. */
+#define XDI_FAST_ROOM 60.0
+
+/* Elements of the tile that begins at column c. */
+XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns) {
+    const int64_t tile = XDI_TILE;
+    return columns - c < tile ? columns - c : tile;
+}
+
+static int64_t xdi_fast_stride(const xd_rows *x) {
+    return x->stride ? x->stride : x->cols;
+}
+
+XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column) {
+    const int64_t at = row * xdi_fast_stride(x) + column;
+    xdi_simd_array array;
+    array.bf16 = x->dtype == XD_DTYPE_BF16;
+    array.data = x->data;
+    if (!x->data) return array;
+    array.data = array.bf16 ? (void *)((uint16_t *)x->data + at) : (void *)((float *)x->data + at);
+    return array;
+}
+
+static xd_rows xdi_fast_one_row(xd_rows x, int64_t row) {
+    x.data = xdi_fast_array(&x, row, 0).data;
+    x.stride = xdi_fast_stride(&x);
+    x.rows = 1;
+    return x;
+}
+
+/* The arguments as they would be with this row alone. */
+static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
+    xd_loss_args one = *a;
+    one.student = xdi_fast_one_row(a->student, r);
+    one.teacher = xdi_fast_one_row(a->teacher, r);
+    one.gradient = xdi_fast_one_row(a->gradient, r);
+    one.row_scale = a->row_scale + r;
+    one.row = a->row + r;
+    one.references = a->references + r * XD_LOSS_REFERENCES;
+    one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
+    if (a->labels) one.labels = a->labels + r;
+    if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
+    return one;
+}
+
+XD_PRIVATE bool xdi_fast_fits(double max, double factor) {
+    return factor > 1e-6 && factor < 1e6 && fabs(max * factor) < 65536.0;
+}
+
+static bool xdi_fast_dtypes(const xd_loss_args *a) {
+    const bool teacher =
+        !a->teacher.data || a->teacher.dtype == XD_DTYPE_F32 || a->teacher.dtype == XD_DTYPE_BF16;
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return teacher && gradient && (a->student.dtype == XD_DTYPE_F32 || a->student.dtype == XD_DTYPE_BF16);
+}
+
+/* ---- references and sums ---- */
+
+/* One exponential's sum over a row, as far as it has come. */
+typedef struct xdi_fast_sum {
+    double factor;
+    xdi_tile_power power;
+    double sum;
+    float max;
+    int64_t tile; /* where max came first */
+} xdi_fast_sum;
+
+/* False when the row begins with what f32 does not fit. */
+static bool xdi_fast_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
+                           xdi_fast_sum *sum) {
+    float guess = tiles->max(x, columns < 256 ? columns : 256);
+    if (guess == -INFINITY) guess = tiles->max(x, columns);
+    const double whole = rint((double)guess * factor);
+    memset(sum, 0, sizeof *sum);
+    sum->factor = factor;
+    sum->max = -INFINITY;
+    if (!xdi_fast_fits((double)guess, factor)) return false;
+    sum->power = xdi_tile_power_of(factor, whole);
+    return true;
+}
+
+/* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
+static bool xdi_fast_raise(xdi_fast_sum *sum, float max, double *raise) {
+    const double exponent = (double)max * sum->factor;
+    *raise = 0.0;
+    if (!(exponent > (double)sum->power.whole + XDI_FAST_ROOM) || !xdi_fast_fits((double)max, sum->factor))
+        return false;
+    const double whole = rint(exponent);
+    *raise = whole - (double)sum->power.whole;
+    sum->sum *= exp2(-*raise);
+    sum->power = xdi_tile_power_of(sum->factor, whole);
+    return true;
+}
+
+static void xdi_fast_take_max(xdi_fast_sum *sum, float max, int64_t tile) {
+    if (!(max > sum->max)) return;
+    sum->max = max;
+    sum->tile = tile;
+}
+
+static void xdi_fast_add_tile(const xdi_tiles *tiles, xdi_simd_array x, int64_t n, int64_t tile,
+                              xdi_fast_sum *sum) {
+    float max;
+    double raise, part = tiles->sum(x, n, sum->power, NULL, &max);
+    if (xdi_fast_raise(sum, max, &raise)) part = tiles->sum(x, n, sum->power, NULL, &max);
+    sum->sum += part;
+    xdi_fast_take_max(sum, max, tile);
+}
+
+/* log2 of a unit of the sum relative to e^(a reference / temperature). */
+static double xdi_fast_shift(const xdi_fast_sum *sum, double reference) {
+    return (double)sum->power.whole - reference * (double)sum->power.factor;
+}
+
+static double xdi_fast_relative(const xdi_fast_sum *sum) {
+    return sum->sum * exp2(xdi_fast_shift(sum, (double)sum->max));
+}
+
+/* All that one row of one shard adds up to. */
+typedef struct xdi_fast_row {
+    xdi_fast_sum hard, student, teacher; /* student, teacher: at the temperature */
+    double cross;                        /* as xdi_tile_pair has it */
+    double linear, linear_reference;
+    bool careful, infinite;
+} xdi_fast_row;
+
+/* The pair of a tile; when an integer was too small, again. */
+static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
+                              xdi_fast_sum *own, xdi_fast_sum *other, xdi_fast_row *row) {
+    for (;;) {
+        double own_raise, other_raise;
+        const double own_sum = own->sum;
+        pair->p = own->power;
+        pair->q = other->power;
+        pair->careful = row->careful;
+        tiles->pair(pair, n);
+        const bool raised = xdi_fast_raise(own, pair->own_max, &own_raise);
+        const bool again = xdi_fast_raise(other, pair->other_max, &other_raise) || raised;
+        row->cross =
+            exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
+        if (!again && (row->careful || isfinite(pair->cross))) break;
+        if (!again) row->careful = true;
+    }
+    own->sum += pair->own;
+    other->sum += pair->other;
+    row->cross += pair->cross;
+    row->infinite = row->infinite || pair->infinite;
+    xdi_fast_take_max(own, pair->own_max, tile);
+    xdi_fast_take_max(other, pair->other_max, tile);
+}
+
+static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
+                          bool soft, xdi_fast_row *row) {
+    const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    xdi_tile_pair pair;
+    memset(&pair, 0, sizeof pair);
+    memset(row, 0, sizeof *row);
+    const xdi_simd_array x = xdi_fast_array(&a->student, 0, 0), y = xdi_fast_array(&a->teacher, 0, 0);
+    if (hard && !xdi_fast_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
+    if (soft && !xdi_fast_begin(tiles, x, columns, factor, &row->student)) return false;
+    if (soft && !xdi_fast_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
+    pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        const xdi_simd_array student = xdi_fast_array(&a->student, 0, c),
+                             teacher = xdi_fast_array(&a->teacher, 0, c);
+        if (hard) xdi_fast_add_tile(tiles, student, n, c, &row->hard);
+        if (hard && a->uniform_weight != 0.0)
+            row->linear += tiles->linear(student, n, (float)row->linear_reference);
+        if (soft && crossed) {
+            pair.x = reverse ? student : teacher;
+            pair.y = reverse ? teacher : student;
+            xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
+                              reverse ? &row->teacher : &row->student, row);
+        } else if (soft) {
+            xdi_fast_add_tile(tiles, student, n, c, &row->student);
+            xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
+        }
+    }
+    return true;
+}
+
+/* CROSS of kernel/loss.h from the tiles' sum. */
+static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, const double *ref) {
+    const double student = xdi_fast_shift(&row->student, ref[XD_LOSS_MAX]);
+    const double teacher = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_MAX]);
+    const double at_arg = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_AT_ARG]);
+    switch (a->divergence) {
+    case XD_KL_FORWARD:
+        return XDI_TILE_LN2 * exp2(teacher) * (row->cross + row->teacher.sum * (teacher - student));
+    case XD_SOFT_CE: return XDI_TILE_LN2 * exp2(teacher) * (row->teacher.sum * student - row->cross);
+    case XD_KL_REVERSE:
+        return XDI_TILE_LN2 * exp2(student) * (row->cross + row->student.sum * (student - at_arg));
+    default: return 0.0;
+    }
+}
+
+/* The lowest column of the tile that has the value. */
+static int64_t xdi_fast_find(const xd_rows *x, int64_t begin, double value) {
+    while (xdi_loss_load(x, 0, begin) != value) begin++;
+    return begin;
+}
+
+/* References and sums of the one row in a. False when it is a row for the plain kernels; nothing is then
+ * written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const bool hard_loss = a->labels && a->hard_weight != 0.0;
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool shared =
+        soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
+    const bool hard = !soft || (hard_loss && !shared);
+    double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
+    xdi_fast_row row;
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
+        return false;
+    const xdi_fast_sum *student = soft ? &row.student : &row.hard;
+    if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
+    if (soft && !xdi_fast_fits((double)row.teacher.max, row.teacher.factor)) return false;
+    const int64_t arg = xdi_fast_find(&a->student, student->tile, (double)student->max);
+    memset(sum, 0, sizeof sum);
+    reference[XD_LOSS_MAX] = (double)student->max;
+    reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+    if (soft) {
+        reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
+        reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
+        sum[XD_LOSS_SOFT] = xdi_fast_relative(&row.student);
+        sum[XD_LOSS_TEACHER] = xdi_fast_relative(&row.teacher);
+        sum[XD_LOSS_CROSS] = xdi_fast_cross(a, &row, reference);
+    }
+    if (hard_loss) sum[XD_LOSS_HARD] = hard ? xdi_fast_relative(&row.hard) : sum[XD_LOSS_SOFT];
+    if (hard_loss && a->uniform_weight != 0.0)
+        sum[XD_LOSS_LINEAR] =
+            row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
+    const int64_t target = hard_loss ? a->labels[0] - a->offsets[a->shard] : -1;
+    if (target >= 0 && target < columns)
+        sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
+    for (int i = 0; i < XD_LOSS_SUMS; i++)
+        if (!isfinite(sum[i])) return false;
+    memcpy(ref, reference, sizeof reference);
+    memcpy(sums, sum, sizeof sum);
+    return true;
+}
+
+XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
+    return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
+}
+
+static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
+        return;
+    plain->references(launch, one);
+    plain->stats(launch, one);
+}
+
+/* The references are this shard's own: what the sweep finds by itself. */
+static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return plain.stats(launch, a);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
+            memcmp(ref, one.references, sizeof ref) == 0)
+            memcpy(one.sums, sums, sizeof sums);
+        else
+            plain.stats(launch, &one);
+    }
+    return XD_OK;
+}
+
+/* ---- Jensen-Shannon divergence ---- */
+
+/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
+typedef struct xdi_fast_power {
+    xdi_tile_power power;
+    double rest;
+} xdi_fast_power;
+
+static xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
+    const double narrow = (double)(float)factor, log2_all = max * narrow + log_sum * XDI_TILE_LOG2E;
+    xdi_fast_power p;
+    p.power = xdi_tile_power_of(factor, rint(log2_all));
+    p.rest = log2_all - rint(log2_all);
+    return p;
+}
+
+static xdi_fast_power xdi_fast_student(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->max, row->soft_log);
+}
+
+static xdi_fast_power xdi_fast_teacher(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+}
+
+/* Is the row within what the vectors take? */
+static bool xdi_fast_accepts(const xd_loss_args *a, const xd_loss_row *row) {
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    const bool mixed = a->teacher.data && a->divergence == XD_JSD;
+    if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
+    if (!xdi_fast_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
+    return xdi_fast_fits(row->max, factor) && xdi_fast_fits(row->max, XDI_TILE_LOG2E) &&
+           xdi_fast_fits(row->teacher_max, factor);
+}
+
+static xdi_tile_mixture xdi_fast_mixture(const xd_loss_args *a, const xdi_fast_power *student,
+                                         const xdi_fast_power *teacher, double top) {
+    xdi_tile_mixture m;
+    m.p = student->power;
+    m.q = teacher->power;
+    m.p_rest = (float)student->rest;
+    m.q_rest = (float)teacher->rest;
+    m.p_share = (float)(1.0 - a->beta);
+    m.q_share = (float)a->beta;
+    m.top = (float)(top * XDI_TILE_LOG2E);
+    return m;
+}
+
+static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                                 double *sums) {
+    const xdi_fast_power student = xdi_fast_student(a, a->row), teacher = xdi_fast_teacher(a, a->row);
+    const xdi_tile_mixture m = xdi_fast_mixture(a, &student, &teacher, a->row->top);
+    double p_sum = 0.0, q_sum = 0.0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        double p, q;
+        tiles->mixture(xdi_fast_array(&a->student, 0, c), xdi_fast_array(&a->teacher, 0, c), &m,
+                       xdi_fast_tile_at(c, columns), &p, &q);
+        p_sum += p;
+        q_sum += q;
+    }
+    sums[XD_LOSS_STUDENT_MIXTURE] = XDI_TILE_LN2 * exp2(-student.rest) * p_sum;
+    sums[XD_LOSS_TEACHER_MIXTURE] = XDI_TILE_LN2 * exp2(-teacher.rest) * q_sum;
+}
+
+static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
+                                      const xd_loss_kernels *plain, const xd_loss_args *one) {
+    const int64_t columns = one->offsets[one->shard + 1] - one->offsets[one->shard];
+    const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
+    if (counts && xdi_fast_accepts(one, one->row))
+        xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
+    else
+        plain->mixture(launch, one);
+}
+
+static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return plain.mixture(launch, a);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
+    const xd_loss_row *row = a->row;
+    const xdi_fast_power student = xdi_fast_student(a, row), teacher = xdi_fast_teacher(a, row);
+    const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
+    g->p = student.power;
+    g->q = teacher.power;
+    g->soft_scale = (float)scale;
+    switch (a->divergence) {
+    case XD_KL_REVERSE:
+        g->soft_scale = (float)(scale * XDI_TILE_LN2);
+        g->mean = (float)(row->mean * XDI_TILE_LOG2E - (((double)g->p.whole - row->max * factor) -
+                                                        ((double)g->q.whole - row->teacher_at_arg * factor)));
+        return XDI_TILE_REVERSE;
+    case XD_JSD:
+        g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));
+        g->mixture = xdi_fast_mixture(a, &student, &teacher, row->top + row->mean);
+        return XDI_TILE_MIXTURE;
+    default: g->teacher_scale = (float)(weight * exp2(-teacher.rest)); return XDI_TILE_FORWARD;
+    }
+}
+
+static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns) {
+    const bool hard = a->labels && a->hard_weight != 0.0;
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    const double hard_scale = a->row_scale[0] * a->hard_weight;
+    xdi_tile_gradient g;
+    xdi_tile_soft kind = XDI_TILE_NONE;
+    memset(&g, 0, sizeof g);
+    if (soft) kind = xdi_fast_soft_gradient(a, a->row_scale[0] * a->soft_weight / a->temperature, &g);
+    if (hard) {
+        const xdi_fast_power p = xdi_fast_normalised(XDI_TILE_LOG2E, a->row->max, a->row->hard_log);
+        g.h = p.power;
+        g.hard_scale = (float)(hard_scale * exp2(-p.rest));
+        g.uniform = (float)(hard_scale * a->uniform_weight);
+        g.hard = !(kind == XDI_TILE_FORWARD && a->temperature == 1.0 && a->uniform_weight == 0.0);
+        if (!g.hard) g.soft_scale += g.hard_scale; /* the same power */
+    }
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        g.x = xdi_fast_array(&a->student, 0, c);
+        g.y = xdi_fast_array(&a->teacher, 0, c);
+        g.out = xdi_fast_array(&a->gradient, 0, c);
+        tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
+    }
+}
+
+/* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
+typedef struct xdi_fast_column {
+    int64_t at; /* -1: not on this shard */
+    double x, y;
+} xdi_fast_column;
+
+static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int64_t columns) {
+    xdi_fast_column column = { -1, 0.0, 0.0 };
+    if (at < 0 || at >= columns) return column;
+    column.at = at;
+    column.x = xdi_loss_load(&a->student, 0, at);
+    if (a->teacher.data) column.y = xdi_loss_load(&a->teacher, 0, at);
+    return column;
+}
+
+static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
+                                   const xd_loss_kernels *plain, const xd_loss_args *one) {
+    const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
+    const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
+    xdi_fast_column exact[2];
+    if (!counts || !xdi_fast_accepts(one, one->row)) {
+        plain->grad(launch, one);
+        return;
+    }
+    exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
+    exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
+    xdi_fast_gradient_row(tiles, one, columns);
+    for (int i = 0; i < 2; i++)
+        if (exact[i].at >= 0)
+            xdi_loss_store(&one->gradient, 0, exact[i].at,
+                           xdi_loss_gradient_at(one, 0, exact[i].at, exact[i].x, exact[i].y));
+    for (int64_t c = columns; c < one->gradient.cols; c++) xdi_loss_store(&one->gradient, 0, c, 0.0);
+}
+
+static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return plain.grad(launch, a); /* where a row is cut decides f32 references */
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+    }
+    return XD_OK;
+}
+
+/* ---- all of it, row by row ---- */
+
+static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const bool mixed = a->teacher.data && a->soft_weight != 0.0 && a->divergence == XD_JSD;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        xd_loss_args one = xdi_fast_row_args(a, r);
+        xdi_fast_loss_row_partials(launch, tiles, &plain, &one);
+        if (a->shards > 1) continue;
+        one.all_references = one.references;
+        one.all_sums = one.sums;
+        one.all_mixtures = one.mixtures;
+        XDI_TRY(plain.combine(launch, &one));
+        if (mixed) {
+            xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
+            XDI_TRY(plain.mixture_combine(launch, &one));
+        }
+        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+    }
+    return XD_OK;
+}
+
+/* The loss entries that vectors do better. */
+XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
+    kernels->stats = xdi_fast_loss_stats;
+    kernels->mixture = xdi_fast_loss_mixture;
+    kernels->grad = xdi_fast_loss_grad;
+    kernels->fused = xdi_fast_loss_fused;
 }
 
 /* >>kernel/topk_cpu.c */
@@ -5206,9 +7209,8 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
     return XD_OK;
 }
 
-/* Writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. Shell sort: k
- * is small and the ids mostly are no worse than random. */
-static int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
+/* Shell sort: k is small and the ids mostly are no worse than random. */
+XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
         if (ids[j] >= begin && ids[j] < end) order[n++] = j;
@@ -5605,6 +7607,38 @@ static xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a
     return XD_OK;
 }
 
+/* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
+ * id. */
+static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_args *a) {
+    const int64_t candidates = a->logits.rows * a->k;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *values = a->values + r * a->k;
+        int64_t n = 0;
+        for (int i = 0; i < a->shards; i++)
+            for (int64_t j = r * a->k; j < (r + 1) * a->k; j++) {
+                const int64_t *word = a->all + i * a->all_stride + j, id = word[candidates];
+                double value;
+                memcpy(&value, word, sizeof value);
+                if (id >= 0 && (n < a->k || value > values[a->k - 1]))
+                    n = xdi_select_insert(values, a->ids + r * a->k, n, a->k, value, id);
+            }
+    }
+    return XD_OK;
+}
+
+/* The ids as the other entries want them, and the teacher's values widened. */
+static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
+        const bool absent = a->given_values && a->given_values[i] == -INFINITY;
+        const int64_t id = a->given_ids ? a->given_ids[i] : 0;
+        if (a->given_ids) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
+    }
+    return XD_OK;
+}
+
 /* The top-k entries of the plain table. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels) {
     kernels->topk_maxima = xdi_cpu_topk_maxima;
@@ -5612,20 +7646,735 @@ XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels) {
     kernels->topk_merge = xdi_cpu_topk_merge;
     kernels->topk_divergence = xdi_cpu_topk_divergence;
     kernels->topk_grad = xdi_cpu_topk_grad;
+    kernels->topk_entries = xdi_cpu_topk_entries;
     kernels->select = xdi_cpu_select;
+    kernels->select_merge = xdi_cpu_select_merge;
 }
 
-/* >>kernel/optimizer_cpu.c */
+/* >>kernel/topk_simd.c */
 
 #include <math.h>
 #include <string.h>
 
-/* Narrow arrays are widened and rounded back in chunks on the stack; f32 arrays are used where they lie. */
-enum { XDI_UPDATE_CHUNK = 512 };
+/* Top-k losses on vectors, as in loss_simd.c, and selection by threshold and radix sort. */
 
-/* A product that is added to something later would be fused with the addition under -ffp-contract=fast, which
- * changes bits. Passing it through here ends the expression. */
-static float xdi_update_rounded(float product) {
+static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double max = 0.0;
+        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
+        a->maxima[r] = max == INFINITY ? NAN : max;
+    }
+    return XD_OK;
+}
+
+/* ---- sums over the columns outside the ids ---- */
+
+/* A row's integer, and how far it is from the reference, in powers of two. */
+typedef struct xdi_fast_outside {
+    xdi_tile_power power;
+    double shift;
+} xdi_fast_outside;
+
+static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
+    const double factor = XDI_TILE_LOG2E / temperature, whole = rint(max * factor);
+    xdi_fast_outside o;
+    o.power = xdi_tile_power_of(factor, whole);
+    o.shift = whole - max * (double)o.power.factor;
+    return o;
+}
+
+/* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
+ * passed. */
+static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
+                                        int64_t inside, int64_t *next, float *copy) {
+    const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
+    xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+    if (*next >= inside || ids[a->order[*next]] - begin >= c + n) return x;
+    memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
+    x.data = copy;
+    for (; *next < inside && ids[a->order[*next]] - begin < c + n; ++*next) {
+        const int64_t at = ids[a->order[*next]] - begin - c;
+        if (x.bf16)
+            ((uint16_t *)x.data)[at] = 0xff80;
+        else
+            copy[at] = -INFINITY;
+    }
+    return x;
+}
+
+/* False for rows of the plain kernel; nothing is then written but a->order. */
+static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double *sums) {
+    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const int64_t *ids = a->ids + r * a->k;
+    float copy[XDI_TILE], unused;
+    double sum = 0.0, moment = 0.0;
+    int64_t next = 0;
+    if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
+    const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, a->order);
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        double tile_moment;
+        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, inside, &next, copy);
+        sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
+        moment += tile_moment;
+    }
+    if (!isfinite(sum) || !isfinite(moment)) return false;
+    sums[XD_TOPK_MAX] = a->maxima[r];
+    sums[XD_TOPK_OUTSIDE] = exp2(o.shift) * sum;
+    sums[XD_TOPK_ENTROPY] = XDI_TILE_LN2 * exp2(o.shift) * (moment + sum * o.shift);
+    sums[XD_TOPK_BAD] = 0.0;
+    for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
+    for (int64_t j = 0; j < inside; j++)
+        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+    return true;
+}
+
+static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r) {
+    xd_topk_args one = *a;
+    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.rows = 1;
+    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.ids = a->ids + r * a->k;
+    one.row_scale = a->row_scale + r;
+    one.maxima = a->maxima + r;
+    one.sums = (double *)a->sums + r * XD_TOPK_SUMS;
+    one.values = a->values + r * a->k;
+    if (a->slots) one.slots = a->slots + r * a->k;
+    if (a->row) one.row = a->row + r;
+    return one;
+}
+
+static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+}
+
+static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_stats(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
+        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
+        const xd_topk_args one = xdi_fast_topk_row(a, r);
+        XDI_TRY(plain.topk_stats(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double scale) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xd_topk_row *row = a->row + r;
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    const double log2_all = row->max * (double)(float)factor + row->log * XDI_TILE_LOG2E;
+    const double rest = log2_all - rint(log2_all), share = scale * exp2(-rest);
+    xdi_tile_gradient g;
+    memset(&g, 0, sizeof g);
+    g.p = xdi_tile_power_of(factor, rint(log2_all));
+    g.soft_scale = (float)(share * (row->outside - row->entropy * rest * XDI_TILE_LN2));
+    g.teacher_scale = (float)(share * row->entropy * XDI_TILE_LN2);
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        g.x = xdi_fast_array(&a->logits, r, c);
+        g.out = xdi_fast_array(&a->gradient, r, c);
+        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_fast_tile_at(c, columns));
+    }
+}
+
+static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
+    const xdi_simd_array from = xdi_fast_array(x, row, begin);
+    if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
+}
+
+static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r) {
+    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const xd_topk_row *row = a->row + r;
+    const int64_t *ids = a->ids + r * a->k;
+    const double scale = a->weight * a->row_scale[r] / a->temperature;
+    const bool dense = row->outside != 0.0 || row->entropy != 0.0;
+    if (dense) xdi_fast_topk_outside(tiles, a, r, scale);
+    xdi_fast_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
+    for (int64_t j = 0; j < a->k; j++)
+        if (ids[j] >= begin && ids[j] < begin + columns)
+            xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
+}
+
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_grad(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        const xd_topk_row *row = a->row + r;
+        const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
+        if (!counts) {
+            xdi_fast_zero(&a->gradient, r, 0, a->gradient.cols);
+        } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
+            xdi_fast_topk_grad_row(tiles, a, r);
+        } else {
+            const xd_topk_args one = xdi_fast_topk_row(a, r);
+            XDI_TRY(plain.topk_grad(launch, &one));
+        }
+    }
+    return XD_OK;
+}
+
+/* ---- selection ---- */
+
+/* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_BINS = 2048 };
+
+/* Descending order as unsigned integers; both zeros are one. */
+static uint32_t xdi_select_key(float x) {
+    const float one_zero = x + 0.0f;
+    uint32_t bits;
+    memcpy(&bits, &one_zero, sizeof bits);
+    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
+}
+
+static float xdi_select_value(uint32_t key) {
+    const uint32_t bits = key & 0x80000000u ? key : ~key & 0x7fffffffu;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int64_t r) {
+    double *values = a->values + r * a->k;
+    int64_t *ids = a->ids + r * a->k, n = 0;
+    for (int64_t begin = 0; begin < a->columns; begin += XDI_SELECT_BLOCK) {
+        const int64_t left = a->columns - begin, block = XDI_SELECT_BLOCK,
+                      count = left < block ? left : block;
+        const double max = (double)tiles->max(xdi_fast_array(&a->logits, r, begin), count);
+        if (n == a->k && max <= values[n - 1]) continue; /* not when there is a NaN */
+        for (int64_t c = begin; c < begin + count; c++) {
+            double value = xdi_loss_load(&a->logits, r, c);
+            if (isnan(value)) value = -INFINITY;
+            if (n < a->k || value > values[a->k - 1])
+                n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
+        }
+    }
+    for (; n < a->k; n++) {
+        values[n] = -INFINITY;
+        ids[n] = -1;
+    }
+}
+
+/* The bin of the rank-th key in order, among those whose bits above shift + 11 are those of `prefix`. */
+static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, int shift, uint32_t prefix) {
+    int32_t bins[XDI_SELECT_BINS];
+    uint32_t bin = 0;
+    memset(bins, 0, sizeof bins);
+    for (int64_t i = 0; i < n; i++)
+        if (shift + 11 >= 32 || keys[i] >> (shift + 11) == prefix) bins[(keys[i] >> shift) & 2047u]++;
+    for (; bin < XDI_SELECT_BINS - 1 && *rank >= bins[bin]; bin++) *rank -= bins[bin];
+    return bin;
+}
+
+/* A value that, going by a sample, is passed by a little more than k elements. */
+static float xdi_select_threshold(const xd_select_args *a, int64_t r) {
+    const int64_t step = a->columns / XDI_SELECT_SAMPLE > 0 ? a->columns / XDI_SELECT_SAMPLE : 1;
+    const int64_t all = a->columns / step, sample = XDI_SELECT_SAMPLE, n = all < sample ? all : sample;
+    const double share = (double)a->k / (double)a->columns;
+    int64_t rank = (int64_t)(share * (double)n + 4.0 * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    uint32_t keys[XDI_SELECT_SAMPLE];
+    if (rank >= n) return -INFINITY;
+    for (int64_t i = 0; i < n; i++) keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, i * step));
+    const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
+    const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
+    const float value = xdi_select_value((high << 21) | (middle << 10) | 1023u);
+    return value == value ? value : -INFINITY;
+}
+
+/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. */
+typedef struct xdi_select_scratch {
+    uint32_t *columns;
+    uint64_t *from, *to;
+    int64_t room;
+    uint32_t bins[3][XDI_SELECT_BINS]; /* how many keys have each value of each 11 bits */
+} xdi_select_scratch;
+
+static void xdi_select_keys(const xd_select_args *a, int64_t r, xdi_select_scratch *s, int64_t n) {
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    memset(s->bins, 0, sizeof s->bins);
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t at = s->columns[i];
+        const uint32_t key = xdi_select_key(x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[at])
+                                                   : ((const float *)x.data)[at]);
+        s->from[i] = (uint64_t)key << 32 | at;
+        s->bins[0][key & 2047u]++;
+        s->bins[1][(key >> 11) & 2047u]++;
+        s->bins[2][key >> 22]++;
+    }
+}
+
+/* Radix sort of the keys; equal ones keep their order. */
+static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
+    for (int digit = 0; digit < 3; digit++) {
+        uint32_t *bins = s->bins[digit], sum = 0;
+        uint64_t *from = s->from, *to = s->to;
+        const int shift = 32 + 11 * digit;
+        if (bins[(from[0] >> shift) & 2047u] == (uint32_t)n) continue; /* all the same */
+        for (int i = 0; i < XDI_SELECT_BINS; i++) {
+            const uint32_t count = bins[i];
+            bins[i] = sum;
+            sum += count;
+        }
+        for (int64_t i = 0; i < n; i++) to[bins[(from[i] >> shift) & 2047u]++] = from[i];
+        s->to = from;
+        s->from = to;
+    }
+}
+
+/* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
+static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
+                            xdi_select_scratch *s) {
+    const float threshold = xdi_select_threshold(a, r);
+    const int64_t n =
+        tiles->collect(xdi_fast_array(&a->logits, r, 0), a->columns, threshold, s->columns, s->room);
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    xdi_select_keys(a, r, s, n);
+    xdi_select_sort(s, n);
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t column = (int64_t)(s->from[j] & 0xffffffffu);
+        const float value = xdi_select_value((uint32_t)(s->from[j] >> 32));
+        a->ids[r * a->k + j] = a->first + column;
+        a->values[r * a->k + j] = value == 0.0f ? xdi_loss_load(&a->logits, r, column) : (double)value;
+    }
+    return true;
+}
+
+static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *a, xdi_select_scratch *s) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        if (s && xdi_select_many(tiles, a, r, s)) continue;
+        xdi_select_few(tiles, a, r);
+    }
+}
+
+static xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+    const xd_allocator allocator = xd_ctx_settings(launch->ctx)->allocator;
+    xdi_select_scratch s;
+    unsigned char *memory = NULL;
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_loss_kernels_cpu_plain().select(launch, a);
+    s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
+    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
+        memory =
+            (unsigned char *)allocator.allocate(allocator.user, (size_t)s.room * 20); /* need not be zero */
+    if (memory) {
+        s.from = (uint64_t *)(void *)memory;
+        s.to = s.from + s.room;
+        s.columns = (uint32_t *)(void *)(s.to + s.room);
+    }
+    xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
+    if (memory) allocator.release(allocator.user, memory);
+    return XD_OK;
+}
+
+/* The top-k entries that vectors do better. */
+XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels) {
+    kernels->topk_maxima = xdi_fast_topk_maxima;
+    kernels->topk_stats = xdi_fast_topk_stats;
+    kernels->topk_grad = xdi_fast_topk_grad;
+    kernels->select = xdi_fast_select;
+}
+
+/* >>kernel/rows_cpu.c */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- denominators ---- */
+
+static bool xdi_rows_count(const xd_positions *p, int64_t i) {
+    if (p->mask && !p->mask[i]) return false;
+    return !p->labels || p->labels[i] != (p->ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+}
+
+static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {
+    xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
+    (void)launch;
+    if (p->count < 0) part[XD_COUNT_REFUSED]++;
+    for (int64_t i = 0; i < p->count; i++) {
+        if (!xdi_rows_count(p, i)) continue;
+        part[XD_COUNT_POSITIONS]++;
+        if (!p->weights)
+            weight.high += (int64_t)1 << 30;
+        else if (!(p->weights[i] >= 0.0f) || !xd_fixed_add(&weight, (double)p->weights[i]))
+            part[XD_COUNT_REFUSED]++;
+    }
+    part[XD_COUNT_HIGH] = weight.high;
+    part[XD_COUNT_LOW] = weight.low;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_rows_denominator(const xd_launch *launch, const int64_t *part, xd_denominator *out) {
+    const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
+    xd_denominator d;
+    (void)launch;
+    d.refused = part[XD_COUNT_REFUSED];
+    d.positions = part[XD_COUNT_POSITIONS];
+    d.value = d.refused == 0 ? xd_fixed_value(weight) : 0.0;
+    d.inverse = d.value > 0.0 ? 1.0 / d.value : 0.0;
+    *out = d;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
+                                    const xd_denominator *counted, double *out) {
+    (void)launch;
+    *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    return XD_OK;
+}
+
+/* ---- reduction of row losses ---- */
+
+static double xdi_rows_weight(const xd_row_args *a, int64_t row) {
+    return a->positions.weights ? (double)a->positions.weights[row] : 1.0;
+}
+
+static xd_result xdi_cpu_rows_scales(const xd_launch *launch, const xd_row_args *a) {
+    const double inverse = a->denominator               ? a->denominator->inverse
+                           : a->denominator_value > 0.0 ? 1.0 / a->denominator_value
+                                                        : 0.0;
+    (void)launch;
+    *a->factor = (a->scale ? *a->scale : 1.0) * inverse;
+    for (int64_t r = 0; r < a->positions.count; r++) {
+        const double scale = xdi_rows_weight(a, r) * *a->factor;
+        a->row_scale[r] = xdi_rows_count(&a->positions, r) && isfinite(scale) ? scale : 0.0;
+    }
+    return XD_OK;
+}
+
+/* What the reduction sees of a row. */
+typedef struct xdi_rows_value {
+    double hard, soft;
+    int finding;  /* xd_row_finding */
+    double value; /* what the status shows of it */
+} xdi_rows_value;
+
+static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
+    xdi_rows_value v;
+    if (a->topk_rows) {
+        v.hard = 0.0;
+        v.soft = a->topk_rows[r].loss;
+        v.finding = a->topk_rows[r].finding;
+        v.value = a->topk_rows[r].max;
+    } else {
+        v.hard = a->loss_rows[r].hard;
+        v.soft = a->loss_rows[r].soft;
+        v.finding = a->loss_rows[r].finding;
+        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a->positions.labels[r] : a->loss_rows[r].max;
+    }
+    return v;
+}
+
+static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, double value) {
+    const int which = finding == (int)XD_ROW_LABEL      ? XD_RECORD_LABEL
+                      : finding == (int)XD_ROW_OVERFLOW ? XD_RECORD_OVERFLOW
+                                                        : XD_RECORD_NOT_FINITE;
+    if (record[XD_RECORD_LABEL] + record[XD_RECORD_NOT_FINITE] + record[XD_RECORD_OVERFLOW] == 0) {
+        record[XD_RECORD_FIRST_ROW] = row;
+        memcpy(record + XD_RECORD_FIRST_VALUE, &value, sizeof value);
+    }
+    record[which]++;
+}
+
+/* What the caller wants to see of each row. */
+static void xdi_rows_show(const xd_row_args *a, int64_t r) {
+    if (a->row_loss) {
+        const xdi_rows_value v = xdi_rows_read(a, r);
+        a->row_loss[r] = (float)(a->hard_weight * v.hard + a->soft_weight * v.soft);
+    }
+    if (a->student_mass) a->student_mass[r] = (float)a->topk_rows[r].student_mass;
+    if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
+}
+
+/* Weighted sums over this rank's rows, findings, how many count. */
+static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
+    double hard = 0.0, soft = 0.0;
+    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
+    (void)launch;
+    memset(a->record, 0, XD_RECORD_WORDS * sizeof *a->record);
+    for (int64_t r = 0; r < a->positions.count; r++) {
+        const double weight = xdi_rows_weight(a, r), scale = weight * *a->factor;
+        xdi_rows_show(a, r);
+        if (!xdi_rows_count(&a->positions, r)) continue;
+        a->record[XD_RECORD_COUNTED]++;
+        if (!isfinite(scale)) xdi_rows_note_finding(a->record, r, (int)XD_ROW_NOT_FINITE, scale);
+        if (a->row_scale[r] == 0.0) continue;
+        const xdi_rows_value v = xdi_rows_read(a, r);
+        if (v.finding != (int)XD_ROW_FINE) {
+            xdi_rows_note_finding(a->record, r, v.finding, v.value);
+            continue;
+        }
+        hard += weight * v.hard;
+        soft += weight * v.soft;
+        if (a->fixed &&
+            (!xd_fixed_add(&fixed_hard, weight * v.hard) || !xd_fixed_add(&fixed_soft, weight * v.soft)))
+            xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
+    }
+    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard : (void *)&hard,
+           a->fixed ? sizeof fixed_hard : sizeof hard);
+    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft : (void *)&soft,
+           a->fixed ? sizeof fixed_soft : sizeof soft);
+    return XD_OK;
+}
+
+/* Sum of one loss over the ranks' records, in rank order or as limbs. */
+static double xdi_rows_total(const xd_row_args *a, int which) {
+    double sum = 0.0, part;
+    xd_fixed fixed = { 0, 0 };
+    for (int i = 0; i < a->ranks; i++) {
+        const int64_t *word = a->records + i * XD_RECORD_WORDS + which;
+        if (a->fixed) {
+            fixed.high += word[0];
+            fixed.low += word[1];
+        } else {
+            memcpy(&part, word, sizeof part);
+            sum += part;
+        }
+    }
+    return a->fixed ? xd_fixed_value(fixed) : sum;
+}
+
+static int64_t xdi_rows_total_count(const xd_row_args *a, int which) {
+    int64_t sum = 0;
+    for (int i = 0; i < a->ranks; i++) sum += a->records[i * XD_RECORD_WORDS + which];
+    return sum;
+}
+
+/* Adds the findings of all ranks; the first one is that of the lowest rank. */
+static void xdi_rows_status(const xd_row_args *a, bool nothing, xd_status *status) {
+    const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
+    for (int i = 0; i < a->ranks && clean; i++) {
+        const int64_t *part = a->records + i * XD_RECORD_WORDS;
+        if (part[XD_RECORD_LABEL] + part[XD_RECORD_NOT_FINITE] + part[XD_RECORD_OVERFLOW] == 0) continue;
+        status->first_row = part[XD_RECORD_FIRST_ROW];
+        memcpy(&status->first_value, part + XD_RECORD_FIRST_VALUE, sizeof status->first_value);
+        break;
+    }
+    status->label_out_of_range += xdi_rows_total_count(a, XD_RECORD_LABEL);
+    status->not_finite += xdi_rows_total_count(a, XD_RECORD_NOT_FINITE);
+    status->overflow += xdi_rows_total_count(a, XD_RECORD_OVERFLOW);
+    if (nothing) status->nothing_counted++;
+}
+
+static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args *a) {
+    const double factor = isfinite(*a->factor) ? *a->factor : 0.0; /* else every row is a finding */
+    xd_loss_values *out = a->values;
+    out->hard = xdi_rows_total(a, XD_RECORD_HARD) * factor;
+    out->soft = xdi_rows_total(a, XD_RECORD_SOFT) * factor;
+    out->loss = a->hard_weight * out->hard + a->soft_weight * out->soft;
+    out->counted = xdi_rows_total_count(a, XD_RECORD_COUNTED);
+    xdi_rows_status(a, a->denominator && a->denominator->inverse == 0.0, launch->status);
+    return XD_OK;
+}
+
+/* ---- columns ---- */
+
+static xd_result xdi_cpu_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
+                                            const uint8_t *mask, int64_t columns, float *maxima) {
+    (void)launch;
+    for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
+    for (int64_t r = 0; r < logits->rows; r++)
+        for (int64_t c = 0; c < columns && (!mask || mask[r]); c++) {
+            const float value = (float)xdi_loss_load(logits, r, c);
+            if (value > maxima[c]) maxima[c] = value;
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
+    (void)launch;
+    for (int64_t gap = count / 2; gap > 0; gap /= 2)
+        for (int64_t i = gap; i < count; i++) {
+            const int64_t id = ids[i];
+            int64_t at = i;
+            for (; at >= gap && ids[at - gap] > id; at -= gap) ids[at] = ids[at - gap];
+            ids[at] = id;
+        }
+    return XD_OK;
+}
+
+XD_API xd_row_kernels xd_row_kernels_cpu(void) {
+    xd_row_kernels kernels;
+    kernels.count = xdi_cpu_rows_count;
+    kernels.denominator = xdi_cpu_rows_denominator;
+    kernels.ratio = xdi_cpu_rows_ratio;
+    kernels.scales = xdi_cpu_rows_scales;
+    kernels.sum = xdi_cpu_rows_sum;
+    kernels.finish = xdi_cpu_rows_finish;
+    kernels.column_maxima = xdi_cpu_rows_column_maxima;
+    kernels.sort_ids = xdi_cpu_rows_sort_ids;
+    return kernels;
+}
+
+/* >>kernel/softmax_cpu.c */
+
+#include <math.h>
+
+static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    const int64_t columns = a->end - a->begin;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *part = a->parts + r * XD_SOFTMAX_PARTS;
+        int64_t arg;
+        part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
+        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->begin);
+        part[XD_SOFTMAX_SUM] = 0.0;
+        for (int64_t c = 0; c < columns && part[XD_SOFTMAX_MAX] > -INFINITY; c++)
+            part[XD_SOFTMAX_SUM] +=
+                exp((xdi_loss_load(&a->logits, r, c) - part[XD_SOFTMAX_MAX]) / a->temperature);
+    }
+    return XD_OK;
+}
+
+/* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
+static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
+    whole[XD_SOFTMAX_MAX] = -INFINITY;
+    whole[XD_SOFTMAX_ARG] = -1.0;
+    whole[XD_SOFTMAX_SUM] = 0.0;
+    for (int i = 0; i < a->shards; i++) {
+        const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
+        const bool first = whole[XD_SOFTMAX_ARG] < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
+        if (!first && !(part[XD_SOFTMAX_MAX] > whole[XD_SOFTMAX_MAX])) continue;
+        whole[XD_SOFTMAX_MAX] = part[XD_SOFTMAX_MAX];
+        whole[XD_SOFTMAX_ARG] = part[XD_SOFTMAX_ARG];
+    }
+    for (int i = 0; i < a->shards; i++) {
+        const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
+        if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = NAN;
+        if (part[XD_SOFTMAX_MAX] > -INFINITY)
+            whole[XD_SOFTMAX_SUM] +=
+                part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - whole[XD_SOFTMAX_MAX]) / a->temperature);
+    }
+}
+
+static xd_result xdi_cpu_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double whole[XD_SOFTMAX_PARTS];
+        xdi_softmax_join(a, r, whole);
+        if (a->log_sum_exp)
+            a->log_sum_exp[r] = whole[XD_SOFTMAX_MAX] / a->temperature + log(whole[XD_SOFTMAX_SUM]);
+        if (a->argmax) a->argmax[r] = (int64_t)whole[XD_SOFTMAX_ARG];
+    }
+    return XD_OK;
+}
+
+static double xdi_softmax_log_prob(const xd_softmax_args *a, int64_t r, int64_t c) {
+    return xdi_loss_load(&a->logits, r, c) / a->temperature - a->log_sum_exp[r];
+}
+
+static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++)
+        for (int64_t c = 0; c < a->end - a->begin; c++)
+            xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->weights.rows; r++) {
+        a->parts[r] = 0.0;
+        for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    const int64_t columns = a->end - a->begin;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double sum = 0.0;
+        for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
+        for (int64_t c = 0; c < columns; c++) {
+            const double p = exp(xdi_softmax_log_prob(a, r, c));
+            xdi_loss_store(&a->out, r, c, (xdi_loss_load(&a->weights, r, c) - p * sum) / a->temperature);
+        }
+        for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++)
+        for (int64_t j = 0; j < a->ids_count; j++) {
+            const int64_t id = a->ids[r * a->ids_stride + j];
+            const bool owned = id >= a->begin && id < a->end;
+            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++)
+        for (int64_t j = 0; j < a->ids_count; j++) {
+            const int64_t id = a->ids[r * a->ids_stride + j], at = r * a->ids_count + j;
+            int owner = 0;
+            if (id < 0 || id >= a->size) {
+                a->values[at] = (double)NAN;
+                continue;
+            }
+            while (id >= a->offsets[owner + 1]) owner++;
+            a->values[at] = a->all[owner * a->all_stride + at];
+            if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        const int64_t id = a->ids[r];
+        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
+        const int64_t columns = counts ? a->end - a->begin : 0;
+        for (int64_t c = 0; c < columns; c++) {
+            const double p = exp(xdi_softmax_log_prob(a, r, c)), target = c + a->begin == id ? 1.0 : 0.0;
+            xdi_loss_store(&a->out, r, c, (target - p) * (double)a->weight[r] / a->temperature);
+        }
+        for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+                                      const uint8_t *mask, int64_t rows, uint8_t *hits) {
+    (void)launch;
+    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    return XD_OK;
+}
+
+XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void) {
+    xd_softmax_kernels kernels;
+    kernels.stats = xdi_cpu_softmax_stats;
+    kernels.merge = xdi_cpu_softmax_merge;
+    kernels.write = xdi_cpu_softmax_write;
+    kernels.row_sums = xdi_cpu_softmax_row_sums;
+    kernels.write_backward = xdi_cpu_softmax_write_backward;
+    kernels.pick = xdi_cpu_softmax_pick;
+    kernels.take = xdi_cpu_softmax_take;
+    kernels.write_target_backward = xdi_cpu_softmax_write_target_backward;
+    kernels.hits = xdi_cpu_softmax_hits;
+    return kernels;
+}
+
+/* >>kernel/optimizer_cpu.c */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE float xdi_span_rounded(float product) {
 #if defined(__GNUC__) && defined(__x86_64__)
     __asm__("" : "+x"(product));
     return product;
@@ -5638,55 +8387,25 @@ static float xdi_update_rounded(float product) {
 #endif
 }
 
-static bool xdi_update_takes(xd_dtype dtype) {
-    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
-}
-
-/* Elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with widened copies. */
-static const float *xdi_update_widen(const void *data, xd_dtype dtype, int64_t at, int64_t n, float *buffer) {
-    if (dtype == XD_DTYPE_F32) return (const float *)data + at;
-    const uint16_t *half = (const uint16_t *)data + at;
-    if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) buffer[i] = xd_f32_from_bf16(half[i]);
-    else
-        for (int64_t i = 0; i < n; i++) buffer[i] = xd_f32_from_f16(half[i]);
-    return buffer;
-}
-
-static void xdi_update_narrow(const float *values, void *data, xd_dtype dtype, int64_t at, int64_t n) {
-    if (dtype == XD_DTYPE_F32) {
-        memcpy((float *)data + at, values, (size_t)n * sizeof *values);
-        return;
-    }
-    uint16_t *half = (uint16_t *)data + at;
-    if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) half[i] = xd_bf16_from_f32(values[i]);
-    else
-        for (int64_t i = 0; i < n; i++) half[i] = xd_f16_from_f32(values[i]);
-}
-
-static int64_t xdi_update_chunk(int64_t count, int64_t at) {
-    const int64_t room = XDI_UPDATE_CHUNK;
-    return count - at < room ? count - at : room;
-}
-
-static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_update_takes(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->gradient_dtype));
-        XDI_REQUIRE(launch->ctx, !a->value || xdi_update_takes(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->value_dtype));
-    }
-    return XD_OK;
-}
-
-/* The gradient an update works with: scaled and turned as asked. */
-static float xdi_update_gradient(const xd_update_args *args, float gradient) {
-    if (args->gradient_scale) gradient = xdi_update_rounded(gradient * *args->gradient_scale);
+XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient) {
+    if (args->gradient_scale) gradient = xdi_span_rounded(gradient * *args->gradient_scale);
     return args->maximize ? -gradient : gradient;
+}
+
+/* ---- the plain spans ---- */
+
+static void xdi_plain_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+}
+
+static void xdi_plain_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bf16_from_f32(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
 }
 
 /* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
@@ -5696,12 +8415,12 @@ static float xdi_update_gradient(const xd_update_args *args, float gradient) {
  *   m   = fma(1 - beta1, g - m, m)
  *   v   = fma(1 - beta2, g * g, beta2 * v)
  *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
-static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                               int64_t at, int64_t n) {
+static void xdi_plain_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                           int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_update_gradient(args, gradient[i]);
+        float g = xdi_span_gradient(args, gradient[i]);
         if (args->couple_decay) g = fmaf(a->weight_decay, p, g);
         const float kept = args->couple_decay ? p : p * a->decay;
         m = fmaf(args->one_minus_beta1, g - m, m);
@@ -5717,42 +8436,15 @@ static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array
  *   g      = gradient * scale,  then fma(weight_decay, p, g)
  *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
  *   p      = fma(-step_size, buffer, p) */
-static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                              int64_t at, int64_t n) {
+static void xdi_plain_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                          int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
-        const float g = fmaf(a->weight_decay, p, xdi_update_gradient(args, gradient[i]));
+        const float g = fmaf(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
         const float buffer = a->fresh ? g : fmaf(args->momentum, a->first[at + i], g);
         a->first[at + i] = buffer;
         a->master[at + i] = fmaf(-a->step_size, buffer, p);
     }
-}
-
-typedef void (*xdi_update_chunk_function)(const xd_update_args *, const xd_update_array *, const float *,
-                                          int64_t, int64_t);
-
-/* Runs a chunk function over every array and writes the narrow copies. */
-static xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
-                                xdi_update_chunk_function run) {
-    float widened[XDI_UPDATE_CHUNK];
-    XDI_TRY(xdi_update_check(launch, args));
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array *a = &args->arrays[k];
-        for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
-            const int64_t n = xdi_update_chunk(a->count, at);
-            run(args, a, xdi_update_widen(a->gradient, a->gradient_dtype, at, n, widened), at, n);
-            if (a->value) xdi_update_narrow(a->master + at, a->value, a->value_dtype, at, n);
-        }
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_cpu_adam(const xd_launch *launch, const xd_update_args *args) {
-    return xdi_update_run(launch, args, xdi_cpu_adam_chunk);
-}
-
-static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args) {
-    return xdi_update_run(launch, args, xdi_cpu_sgd_chunk);
 }
 
 /* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
@@ -5762,78 +8454,264 @@ static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args
  *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
  *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
  * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
-static float xdi_cpu_lerp_f32(const xd_lerp_args *args, float target, float source) {
-    const float weight = (float)(1.0 - args->keep);
-    if (args->weighted_sum) return fmaf(weight, source, (float)args->keep * target);
-    const float difference = source - target;
-    return fabsf(weight) < 0.5f ? fmaf(weight, difference, target) : fmaf(weight - 1.0f, difference, source);
+static void xdi_plain_lerp(const xdi_span_average *average, float *target, const float *source, int64_t n) {
+    const float weight = average->weight;
+    for (int64_t i = 0; i < n; i++) {
+        const float difference = source[i] - target[i];
+        if (average->weighted_sum)
+            target[i] = fmaf(weight, source[i], average->keep * target[i]);
+        else if (fabsf(weight) < 0.5f)
+            target[i] = fmaf(weight, difference, target[i]);
+        else
+            target[i] = fmaf(weight - 1.0f, difference, source[i]);
+    }
 }
 
-static double xdi_cpu_lerp_f64(const xd_lerp_args *args, double target, double source) {
-    const double weight = 1.0 - args->keep;
-    if (args->weighted_sum) return fma(weight, source, args->keep * target);
+/* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
+static void xdi_plain_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void xdi_plain_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+/* The square of an f32 is exact in double and can neither overflow nor vanish there, so the sum needs no
+ * scaling, and it is finite when the elements are. */
+static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double magnitude = fabs(xd_load_f64(data, dtype, i));
+        if (type != XD_NORM_MAX)
+            sum += type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
+        else if (!(magnitude <= sum)) /* NaN too, and then for good */
+            sum = isnan(sum) ? sum : magnitude;
+    }
+    return sum;
+}
+
+static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double source) {
+    const double weight = 1.0 - keep;
+    if (weighted_sum) return fma(weight, source, keep * target);
     const double difference = source - target;
     return fabs(weight) < 0.5 ? fma(weight, difference, target) : fma(weight - 1.0, difference, source);
 }
 
-/* The source as the target's dtype would hold it, widened again. */
-static float xdi_cpu_lerp_source(const xd_lerp_array *a, int64_t index) {
-    const float value = (float)xd_load_f64(a->source, a->source_dtype, index);
-    if (a->target_dtype == XD_DTYPE_BF16) return xd_f32_from_bf16(xd_bf16_from_f32(value));
-    if (a->target_dtype == XD_DTYPE_F16) return xd_f32_from_f16(xd_f16_from_f32(value));
-    return value;
+static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
+                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
+                                                  xdi_plain_add,   xdi_plain_power_sum, false };
+
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void) {
+    return &xdi_plain_spans;
 }
 
-static void xdi_cpu_lerp_array(const xd_lerp_args *args, const xd_lerp_array *a) {
-    float values[XDI_UPDATE_CHUNK];
+/* ---- walks over arrays ---- */
+
+static bool xdi_span_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at) {
+    const int64_t room = XDI_SPAN;
+    return count - at < room ? count - at : room;
+}
+
+/* Where the span of a step begins. A processor fetches several streams of addresses further ahead than
+ * one, so the faster levels cut a long array into `ways` regions and visit them by turns. */
+static int64_t xdi_span_at(const xdi_span_kernels *spans, int64_t ways, int64_t step, int64_t count) {
+    const int64_t total = (count + XDI_SPAN - 1) / XDI_SPAN, region = step % ways, longer = total % ways;
+    if (!spans->fast || count < XDI_SPAN_LONG) return step * XDI_SPAN;
+    return (region * (total / ways) + (region < longer ? region : longer) + step / ways) * XDI_SPAN;
+}
+
+XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
+                                       int64_t at, int64_t n, float *buffer) {
+    if (dtype == XD_DTYPE_F32) return (const float *)data + at;
+    spans->widen((const uint16_t *)data + at, dtype, buffer, n);
+    return buffer;
+}
+
+XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
+                                xd_dtype dtype, int64_t at, int64_t n) {
+    if (dtype == XD_DTYPE_F32)
+        memcpy((float *)data + at, values, (size_t)n * sizeof *values);
+    else
+        spans->narrow(values, (uint16_t *)data + at, dtype, n);
+}
+
+/* The source of an average as the target's dtype would hold it, widened again. */
+static const float *xdi_lerp_source(const xdi_span_kernels *spans, const xd_lerp_array *a, int64_t at,
+                                    int64_t n, float *buffer) {
+    uint16_t rounded[XDI_SPAN];
+    const float *source = buffer;
+    if (a->source_dtype == XD_DTYPE_F64)
+        for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    else
+        source = xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    if (a->target_dtype == XD_DTYPE_F32 || a->target_dtype == a->source_dtype) return source;
+    spans->narrow(source, rounded, a->target_dtype, n);
+    spans->widen(rounded, a->target_dtype, buffer, n);
+    return buffer;
+}
+
+static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weighted_sum,
+                          const xd_lerp_array *a, int64_t at, int64_t n) {
+    float source_room[XDI_SPAN], target_room[XDI_SPAN];
+    xdi_span_average average;
     if (a->target_dtype == XD_DTYPE_F64) {
         double *target = (double *)a->target;
-        for (int64_t i = 0; i < a->count; i++)
-            target[i] = xdi_cpu_lerp_f64(args, target[i], xd_load_f64(a->source, a->source_dtype, i));
+        for (int64_t i = at; i < at + n; i++)
+            target[i] =
+                xdi_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
         return;
     }
-    for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
-        const int64_t n = xdi_update_chunk(a->count, at);
-        const float *target = xdi_update_widen(a->target, a->target_dtype, at, n, values);
-        for (int64_t i = 0; i < n; i++)
-            values[i] = xdi_cpu_lerp_f32(args, target[i], xdi_cpu_lerp_source(a, at + i));
-        xdi_update_narrow(values, a->target, a->target_dtype, at, n);
+    average.weight = (float)(1.0 - keep);
+    average.keep = (float)keep;
+    average.weighted_sum = weighted_sum;
+    const float *source = xdi_lerp_source(spans, a, at, n, source_room);
+    if (a->target_dtype == XD_DTYPE_F32) {
+        spans->lerp(&average, (float *)a->target + at, source, n);
+        return;
     }
+    spans->widen((const uint16_t *)a->target + at, a->target_dtype, target_room, n);
+    spans->lerp(&average, target_room, source, n);
+    spans->narrow(target_room, (uint16_t *)a->target + at, a->target_dtype, n);
 }
 
-static xd_result xdi_cpu_lerp(const xd_launch *launch, const xd_lerp_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_lerp_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx,
-                    (xdi_update_takes(a->target_dtype) || a->target_dtype == XD_DTYPE_F64) &&
-                        (xdi_update_takes(a->source_dtype) || a->source_dtype == XD_DTYPE_F64),
-                    XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
-                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
-    }
-    for (int64_t k = 0; k < args->array_count; k++) xdi_cpu_lerp_array(args, &args->arrays[k]);
+static bool xdi_lerp_takes(xd_dtype dtype) {
+    return xdi_span_takes(dtype) || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dtype source, int64_t k) {
+    XDI_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
+                "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
+                xd_dtype_name(target));
     return XD_OK;
 }
 
-static bool xdi_cpu_cast_takes(xd_dtype dtype) {
-    return xdi_update_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 ||
-           dtype == XD_DTYPE_I64 || dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+XD_PRIVATE bool xdi_status_refuses(const xd_status *status) {
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
+}
+
+XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
+                                  const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        XDI_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_lerp_array *a = &args->arrays[k];
+        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
+            const int64_t at = xdi_span_at(spans, 2, step, a->count);
+            xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
+        XDI_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
+        if (a->average) XDI_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+    }
+    return XD_OK;
+}
+
+/* base^exponent by products in a fixed order, so that a device forms the same bits. */
+static double xdi_update_power(double base, int64_t exponent) {
+    double power = 1.0;
+    for (; exponent > 0; exponent >>= 1, base *= base)
+        if (exponent & 1) power *= base;
+    return power;
+}
+
+/* 1 - beta^t, rounded after the power and after the difference. */
+static double xdi_update_correction(double beta, int64_t t) {
+    volatile double power = xdi_update_power(beta, t);
+    return 1.0 - power;
+}
+
+/* The array with the scalars of its next step, t, formed in double and rounded once. */
+static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
+    xd_update_array a = *array;
+    if (!a.steps) return a;
+    const int64_t t = *a.steps + 1;
+    a.fresh = t == 1;
+    a.step_size = (float)a.learning_rate;
+    if (!adam) return a;
+    a.step_size = (float)(a.learning_rate / xdi_update_correction(args->beta1_exact, t));
+    a.root_correction = (float)sqrt(xdi_update_correction(args->beta2_exact, t));
+    return a;
+}
+
+/* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
+XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                    const xdi_span_kernels *spans, xdi_span_update update) {
+    float widened[XDI_SPAN];
+    XDI_TRY(xdi_update_check(launch, args));
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
+                              *a = &next;
+        xd_lerp_array average;
+        average.target = a->average;
+        average.target_dtype = a->average_dtype;
+        average.source = a->value ? a->value : a->master;
+        average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
+        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
+            const int64_t at = xdi_span_at(spans, a->value ? 1 : 2, step, a->count);
+            const int64_t n = xdi_span_length(a->count, at);
+            update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
+            if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
+            if (a->average) xdi_lerp_span(spans, args->keep, args->weighted_sum, &average, at, n);
+        }
+        if (a->steps) ++*a->steps;
+    }
+    return XD_OK;
+}
+
+static bool xdi_cast_takes(xd_dtype dtype) {
+    return xdi_span_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
+           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+}
+
+static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
+    float widened[XDI_SPAN];
+    for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
+        const int64_t at = xdi_span_at(spans, 2, step, a->count), n = xdi_span_length(a->count, at);
+        if (a->target_dtype == XD_DTYPE_F32)
+            spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
+        else
+            spans->narrow(xdi_span_widen(spans, a->source, a->source_dtype, at, n, widened),
+                          (uint16_t *)a->target + at, a->target_dtype, n);
+    }
 }
 
 /* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
-static xd_result xdi_cpu_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count) {
+XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count,
+                                  const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
         XDI_REQUIRE(launch->ctx,
                     a->target_dtype == a->source_dtype ||
-                        (xdi_cpu_cast_takes(a->target_dtype) && xdi_cpu_cast_takes(a->source_dtype)),
+                        (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
                     XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                     xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
+    if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
         if (a->count == 0) continue; /* an empty array may be NULL */
         if (a->target_dtype == a->source_dtype)
             memcpy(a->target, a->source, (size_t)a->count * xd_dtype_size(a->target_dtype));
+        else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
+            xdi_cast_spans(spans, a);
         else
             for (int64_t i = 0; i < a->count; i++)
                 xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
@@ -5841,19 +8719,26 @@ static xd_result xdi_cpu_cast(const xd_launch *launch, const xd_cast_array *arra
     return XD_OK;
 }
 
-/* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
-static xd_result xdi_cpu_scale(const xd_launch *launch, const xd_scale_args *args) {
-    float values[XDI_UPDATE_CHUNK];
-    XDI_REQUIRE(launch->ctx, xdi_update_takes(args->dtype), XD_ERROR_DTYPE,
+XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
+                                   const xdi_span_kernels *spans) {
+    float values[XDI_SPAN];
+    XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
                 "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
-    for (int64_t at = 0; at < args->count; at += XDI_UPDATE_CHUNK) {
-        const int64_t n = xdi_update_chunk(args->count, at);
-        const float *x = xdi_update_widen(args->data, args->dtype, at, n, values);
-        for (int64_t i = 0; i < n; i++) values[i] = x[i] * args->factor;
-        xdi_update_narrow(values, args->data, args->dtype, at, n);
+    for (int64_t step = 0; step * XDI_SPAN < args->count; step++) {
+        const int64_t at = xdi_span_at(spans, 2, step, args->count), n = xdi_span_length(args->count, at);
+        float *x = (float *)args->data + at;
+        if (args->dtype == XD_DTYPE_F32) {
+            spans->scale(x, args->factor, n);
+            continue;
+        }
+        spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
+        spans->scale(values, args->factor, n);
+        spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
     }
     return XD_OK;
 }
+
+/* ---- norms ---- */
 
 /* Adds mantissa * 2^(bit - 320) to the limbs. mantissa < 2^48, so a limb grows by less than 2^33 a call. */
 static void xdi_norm_add(int64_t *limbs, uint64_t mantissa, int bit) {
@@ -5885,10 +8770,42 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* A chunk of finite and other values. The square of an f32 is exact in double and can neither overflow nor
- * vanish there, so the plain sum needs no scaling. */
-static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n, bool replica,
-                             xd_norm_sum *sum) {
+/* Exact sums of many elements gather integers by exponent first: one addition an element, and limbs only once
+ * a block. Four sets take turns, because neighbours often have one exponent and would wait for each other's
+ * sum. A mantissa's square is below 2^48, so a set has room for 2^16 of them. */
+enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
+
+typedef struct xdi_norm_bins {
+    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
+} xdi_norm_bins;
+
+static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        const uint32_t exponent = (bits >> 23) & 0xffu;
+        const uint64_t mantissa = (bits & 0x7fffffu) | (exponent ? 0x800000u : 0u);
+        bins->sum[i % XDI_NORM_SETS][exponent] += square ? mantissa * mantissa : mantissa;
+    }
+}
+
+/* Moves the bins of finite elements to the limbs. */
+static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
+    for (int e = 0; e < XDI_NORM_EXPONENTS - 1; e++) {
+        const int exponent = (e ? e : 1) - 150, bit = (square ? 2 * exponent : exponent) + 320;
+        for (int set = 0; set < XDI_NORM_SETS; set++) {
+            const uint64_t sum = bins->sum[set][e];
+            if (sum == 0) continue;
+            xdi_norm_add(limbs, sum & 0xffffffffu, bit);
+            xdi_norm_add(limbs, sum >> 32, bit + 32);
+        }
+    }
+    xdi_norm_carry(limbs);
+}
+
+/* A span that may have infinities and NaNs: they are counted, the others added, one by one. */
+static void xdi_norm_one_by_one(const xd_norm_args *args, const float *x, int64_t n, bool replica,
+                                xd_norm_sum *sum) {
     double subtotal = 0.0;
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(x[i])) {
@@ -5904,24 +8821,70 @@ static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n
                 subtotal += args->type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
         }
     }
-    return subtotal;
+    sum->sum += subtotal;
+    if (args->exact) xdi_norm_carry(sum->limbs);
+}
+
+static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
+                          int64_t at, int64_t n, xd_norm_sum *sum) {
+    float widened[XDI_SPAN];
+    const char *x = (const char *)a->data + (size_t)at * xd_dtype_size(a->dtype);
+    const double subtotal = spans->power_sum(x, a->dtype, args->type, n);
+    const bool finite = subtotal <= DBL_MAX;
+    if (!finite || (args->exact && args->type != XD_NORM_MAX && !a->replica)) {
+        xdi_norm_one_by_one(args, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, a->replica,
+                            sum);
+    } else if (!a->replica) {
+        if (args->type == XD_NORM_MAX)
+            sum->largest = subtotal > sum->largest ? subtotal : sum->largest;
+        else
+            sum->sum += subtotal;
+    }
+}
+
+/* Elements [begin, end), at most a block, into the limbs by way of bins. */
+static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
+                           int64_t begin, int64_t end, xd_norm_sum *sum) {
+    const bool square = args->type == XD_NORM_L2;
+    float widened[XDI_SPAN];
+    xdi_norm_bins bins;
+    bool finite = true;
+    memset(&bins, 0, sizeof bins);
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        xdi_norm_bins_add(&bins, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, square);
+    }
+    for (int set = 0; set < XDI_NORM_SETS; set++)
+        finite = finite && bins.sum[set][XDI_NORM_EXPONENTS - 1] == 0;
+    if (finite)
+        xdi_norm_bins_flush(&bins, sum->limbs, square);
+    else
+        for (int64_t at = begin; at < end; at += XDI_SPAN) {
+            const int64_t n = xdi_span_length(end, at);
+            xdi_norm_one_by_one(args, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, false,
+                                sum);
+        }
 }
 
 /* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
  * order, which depends on how arrays are cut, or an exact one, which does not. */
-static xd_result xdi_cpu_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
-    float widened[XDI_UPDATE_CHUNK];
+XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
+                                  const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_REQUIRE(launch->ctx, xdi_update_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
+        XDI_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
                     "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(args->arrays[k].dtype));
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_norm_array *a = &args->arrays[k];
-        for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
-            const int64_t n = xdi_update_chunk(a->count, at);
-            const float *x = xdi_update_widen(a->data, a->dtype, at, n, widened);
-            sum->sum += xdi_norm_chunk(args, x, n, a->replica, sum);
-            xdi_norm_carry(sum->limbs);
+        /* Bins pay from a few spans on: emptying them costs as much as adding one. */
+        const bool binned = spans->fast && args->exact && args->type != XD_NORM_MAX && !a->replica &&
+                            a->count >= 4 * XDI_SPAN;
+        for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
+            xdi_norm_block(args, spans, a, at,
+                           a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
+        for (int64_t step = 0; !binned && step * XDI_SPAN < a->count; step++) {
+            const int64_t at = xdi_span_at(spans, 4, step, a->count);
+            xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
         }
     }
     return XD_OK;
@@ -5947,12 +8910,647 @@ XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
     return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
 }
 
-static const xd_optimizer_kernels xdi_cpu_optimizer_table = {
-    xdi_cpu_adam, xdi_cpu_sgd, xdi_cpu_lerp, xdi_cpu_cast, xdi_cpu_scale, xdi_cpu_norm,
-};
+XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
 
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
-    return &xdi_cpu_optimizer_table;
+    return &xdi_plain_optimizer;
+}
+
+/* >>kernel/clip_cpu.c */
+
+#include <math.h>
+
+static double xdi_clip_norm(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
+    if (sum->nan > 0) return (double)NAN;
+    if (sum->not_finite > 0) return (double)INFINITY;
+    if (type == XD_NORM_MAX) return sum->largest;
+    const double total = exact ? xd_norm_limbs_value(sum->limbs) : sum->sum;
+    return type == XD_NORM_L2 ? sqrt(total) : total;
+}
+
+XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
+    const double c = max_norm / (norm + 1e-6);
+    if (form == XD_CLIP_ALWAYS) return isnan(c) ? NAN : (float)(c < 1.0 ? c : 1.0);
+    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
+    return c < 1.0 ? (float)c : 1.0f;
+}
+
+/* clip: the norm, the factor, the finding, from the sum of all ranks. */
+XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args) {
+    (void)launch;
+    *args->norm = xdi_clip_norm(args->sum, args->type, args->exact);
+    *args->not_finite = args->sum->not_finite;
+    *args->coefficient =
+        args->max_norm > 0.0 ? xd_clip_coefficient(args->form, args->max_norm, *args->norm) : 1.0f;
+    if (args->status) args->status->not_finite += args->sum->not_finite;
+    return XD_OK;
+}
+
+/* >>kernel/span_portable.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Spans for any processor. They differ from the plain ones where those wait for calls: fmaf is a function
+ * of the math library where the compiler may not use the instruction, and so are the conversions of
+ * halves. */
+
+#if defined(__FP_FAST_FMAF)
+static inline float xdi_portable_fma(float a, float b, float c) {
+    return fmaf(a, b, c);
+}
+#else
+/* a * b is exact in double, so only the sum is rounded, to double and then to float. Rounding twice
+ * differs from rounding once only if the double lies halfway between two floats: then its 29 lowest bits
+ * are 1000... Results in the range of subnormal floats, which end at another bit, are left to fmaf too. */
+static inline float xdi_portable_fma(float a, float b, float c) {
+    const double sum = (double)a * (double)b + (double)c;
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    const bool halfway = (bits & 0x1fffffffu) == 0x10000000u;
+    const bool tiny = fabs(sum) < 1.1754943508222875e-38 && sum != 0.0;
+    return halfway || tiny ? fmaf(a, b, c) : (float)sum;
+}
+#endif
+
+static inline float xdi_portable_from_bf16(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint16_t xdi_portable_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+static void xdi_portable_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_from_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+}
+
+static void xdi_portable_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_to_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+}
+
+static void xdi_portable_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                              int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float p = a->master[at + i];
+        float m = a->first[at + i], v = a->second[at + i];
+        float g = xdi_span_gradient(args, gradient[i]);
+        if (args->couple_decay) g = xdi_portable_fma(a->weight_decay, p, g);
+        const float kept = args->couple_decay ? p : p * a->decay;
+        m = xdi_portable_fma(args->one_minus_beta1, g - m, m);
+        v = xdi_portable_fma(args->one_minus_beta2, g * g, args->beta2 * v);
+        const float denominator = sqrtf(v) / a->root_correction + args->eps;
+        a->master[at + i] = xdi_portable_fma(-a->step_size, m / denominator, kept);
+        a->first[at + i] = m;
+        a->second[at + i] = v;
+    }
+}
+
+static void xdi_portable_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                             int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float p = a->master[at + i];
+        const float g = xdi_portable_fma(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
+        const float buffer = a->fresh ? g : xdi_portable_fma(args->momentum, a->first[at + i], g);
+        a->first[at + i] = buffer;
+        a->master[at + i] = xdi_portable_fma(-a->step_size, buffer, p);
+    }
+}
+
+static void xdi_portable_lerp(const xdi_span_average *average, float *target, const float *source,
+                              int64_t n) {
+    const float weight = average->weight;
+    if (average->weighted_sum)
+        for (int64_t i = 0; i < n; i++)
+            target[i] = xdi_portable_fma(weight, source[i], average->keep * target[i]);
+    else if (fabsf(weight) < 0.5f)
+        for (int64_t i = 0; i < n; i++)
+            target[i] = xdi_portable_fma(weight, source[i] - target[i], target[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            target[i] = xdi_portable_fma(weight - 1.0f, source[i] - target[i], source[i]);
+}
+
+static void xdi_portable_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void xdi_portable_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+/* Four sums take turns, so that an addition need not wait for the one before. */
+static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    float widened[XDI_SPAN];
+    const float *x = (const float *)data;
+    double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+    if (type == XD_NORM_MAX) return xdi_span_kernels_plain()->power_sum(data, dtype, type, n);
+    if (dtype != XD_DTYPE_F32) {
+        xdi_portable_widen((const uint16_t *)data, dtype, widened, n);
+        x = widened;
+    }
+    for (int64_t i = 0; i < n; i++)
+        sum[i % 4] += type == XD_NORM_L2 ? (double)x[i] * (double)x[i] : fabs((double)x[i]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+static const xdi_span_kernels xdi_portable_spans = {
+    xdi_portable_widen, xdi_portable_narrow,    xdi_portable_adam,
+    xdi_portable_sgd,   xdi_portable_lerp,      xdi_portable_scale,
+    xdi_portable_add,   xdi_portable_power_sum, true,
+};
+
+XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
+
+/* >>kernel/span_avx2.c */
+
+#if defined(XDI_X86)
+#    include <immintrin.h>
+
+/* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every
+ * processor with AVX2 converts halves (F16C) too. */
+
+#    define XDI_AVX2 __attribute__((target("avx2,fma,f16c")))
+
+/* See xdi_span_rounded. */
+XDI_AVX2 static inline __m256 xdi_avx2_rounded(__m256 product) {
+    __asm__("" : "+x"(product));
+    return product;
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_abs(__m256 x) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_from_half(__m128i half, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+XDI_AVX2 static inline __m128i xdi_avx2_to_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+    const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i half = _mm256_blendv_epi8(rounded, quiet, nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+XDI_AVX2 static void xdi_avx2_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(
+            to + i, xdi_avx2_from_half(_mm_loadu_si128((const __m128i *)(const void *)(from + i)), dtype));
+    xdi_span_kernels_plain()->widen(from + i, dtype, to + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = _mm256_loadu_ps(from + i);
+        const __m128i half =
+            dtype == XD_DTYPE_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : xdi_avx2_to_bf16(x);
+        _mm_storeu_si128((__m128i *)(void *)(to + i), half);
+    }
+    xdi_span_kernels_plain()->narrow(from + i, to + i, dtype, n - i);
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_gradient(const xd_update_args *args, __m256 g) {
+    if (args->gradient_scale) g = xdi_avx2_rounded(_mm256_mul_ps(g, _mm256_set1_ps(*args->gradient_scale)));
+    return args->maximize ? _mm256_xor_ps(g, _mm256_set1_ps(-0.0f)) : g;
+}
+
+XDI_AVX2 static void xdi_avx2_adam(const xd_update_args *args, const xd_update_array *a,
+                                   const float *gradient, int64_t at, int64_t n) {
+    const __m256 rise1 = _mm256_set1_ps(args->one_minus_beta1), rise2 = _mm256_set1_ps(args->one_minus_beta2);
+    const __m256 beta2 = _mm256_set1_ps(args->beta2), eps = _mm256_set1_ps(args->eps);
+    const __m256 step = _mm256_set1_ps(-a->step_size), correction = _mm256_set1_ps(a->root_correction);
+    const __m256 decay = _mm256_set1_ps(a->decay), coupled = _mm256_set1_ps(a->weight_decay);
+    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 p = _mm256_loadu_ps(master + i);
+        __m256 m = _mm256_loadu_ps(first + i), v = _mm256_loadu_ps(second + i);
+        __m256 g = xdi_avx2_gradient(args, _mm256_loadu_ps(gradient + i));
+        if (args->couple_decay) g = _mm256_fmadd_ps(coupled, p, g);
+        const __m256 kept = args->couple_decay ? p : _mm256_mul_ps(p, decay);
+        m = _mm256_fmadd_ps(rise1, _mm256_sub_ps(g, m), m);
+        v = _mm256_fmadd_ps(rise2, _mm256_mul_ps(g, g), _mm256_mul_ps(beta2, v));
+        const __m256 denominator = _mm256_add_ps(_mm256_div_ps(_mm256_sqrt_ps(v), correction), eps);
+        _mm256_storeu_ps(master + i, _mm256_fmadd_ps(step, _mm256_div_ps(m, denominator), kept));
+        _mm256_storeu_ps(first + i, m);
+        _mm256_storeu_ps(second + i, v);
+    }
+    xdi_span_kernels_plain()->adam(args, a, gradient + i, at + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                                  int64_t at, int64_t n) {
+    const __m256 decay = _mm256_set1_ps(a->weight_decay), momentum = _mm256_set1_ps(args->momentum);
+    const __m256 step = _mm256_set1_ps(-a->step_size);
+    float *master = a->master + at, *first = a->first + at;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 p = _mm256_loadu_ps(master + i);
+        __m256 buffer = xdi_avx2_gradient(args, _mm256_loadu_ps(gradient + i));
+        buffer = _mm256_fmadd_ps(decay, p, buffer);
+        if (!a->fresh) buffer = _mm256_fmadd_ps(momentum, _mm256_loadu_ps(first + i), buffer);
+        _mm256_storeu_ps(first + i, buffer);
+        _mm256_storeu_ps(master + i, _mm256_fmadd_ps(step, buffer, p));
+    }
+    xdi_span_kernels_plain()->sgd(args, a, gradient + i, at + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_lerp(const xdi_span_average *average, float *target, const float *source,
+                                   int64_t n) {
+    const bool from_target =
+        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in optimizer_cpu.c */
+    const __m256 weight = _mm256_set1_ps(average->weight), keep = _mm256_set1_ps(average->keep);
+    const __m256 factor = _mm256_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = _mm256_loadu_ps(source + i), t = _mm256_loadu_ps(target + i);
+        const __m256 moved = average->weighted_sum
+                                 ? _mm256_fmadd_ps(weight, x, _mm256_mul_ps(keep, t))
+                                 : _mm256_fmadd_ps(factor, _mm256_sub_ps(x, t), from_target ? t : x);
+        _mm256_storeu_ps(target + i, moved);
+    }
+    xdi_span_kernels_plain()->lerp(average, target + i, source + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_scale(float *x, float factor, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(factor)));
+    xdi_span_kernels_plain()->scale(x + i, factor, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_add(float *sum, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i), _mm256_loadu_ps(x + i)));
+    xdi_span_kernels_plain()->add(sum + i, x + i, n - i);
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_load(const void *data, xd_dtype dtype, int64_t i) {
+    if (dtype == XD_DTYPE_F32) return _mm256_loadu_ps((const float *)data + i);
+    return xdi_avx2_from_half(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + i)),
+                              dtype);
+}
+
+XDI_AVX2 static double xdi_avx2_sum(__m256d x) {
+    double lanes[4];
+    _mm256_storeu_pd(lanes, x);
+    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+/* What the vectors of a span leave over: a few elements from `i` on. */
+static double xdi_avx2_rest(const void *data, xd_dtype dtype, xd_norm_type type, int64_t i, int64_t n) {
+    const char *rest = (const char *)data + (size_t)i * xd_dtype_size(dtype);
+    return xdi_span_kernels_plain()->power_sum(rest, dtype, type, n - i);
+}
+
+/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
+XDI_AVX2 static double xdi_avx2_largest(const void *data, xd_dtype dtype, int64_t n) {
+    __m256i largest = _mm256_setzero_si256();
+    uint32_t lanes[8], top = 0;
+    float value;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        largest = _mm256_max_epu32(largest, _mm256_castps_si256(xdi_avx2_abs(xdi_avx2_load(data, dtype, i))));
+    _mm256_storeu_si256((__m256i *)(void *)lanes, largest);
+    for (int k = 0; k < 8; k++) top = lanes[k] > top ? lanes[k] : top;
+    memcpy(&value, &top, sizeof value);
+    const double rest = xdi_avx2_rest(data, dtype, XD_NORM_MAX, i, n);
+    return (double)value <= rest || rest != rest ? rest : (double)value; /* NaN stays */
+}
+
+/* See xdi_avx512_squares_bf16; here a lane adds 32 squares in each of two sums and loses at most 2^-19. */
+XDI_AVX2 static double xdi_avx2_squares_bf16(const uint16_t *x, int64_t n) {
+    const __m256i top = _mm256_set1_epi32((int32_t)0xffff0000);
+    __m256 even = _mm256_setzero_ps(), odd = even;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m256i pair = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
+        const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+        const __m256 high = _mm256_castsi256_ps(_mm256_and_si256(pair, top));
+        even = _mm256_fmadd_ps(low, low, even);
+        odd = _mm256_fmadd_ps(high, high, odd);
+    }
+    even = _mm256_add_ps(even, odd);
+    const double sum = xdi_avx2_sum(_mm256_cvtps_pd(_mm256_castps256_ps128(even))) +
+                       xdi_avx2_sum(_mm256_cvtps_pd(_mm256_extractf128_ps(even, 1))) +
+                       xdi_avx2_rest(x, XD_DTYPE_BF16, XD_NORM_L2, i, n);
+    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
+}
+
+XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    __m256d low = _mm256_setzero_pd(), high = low, low2 = low, high2 = low;
+    int64_t i = 0;
+    if (type == XD_NORM_MAX) return xdi_avx2_largest(data, dtype, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
+        const double sum = xdi_avx2_squares_bf16((const uint16_t *)data, n);
+        if (sum >= 0.0) return sum;
+    }
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = xdi_avx2_abs(xdi_avx2_load(data, dtype, i));
+        const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)),
+                      b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+        const __m256d a2 = type == XD_NORM_L2 ? _mm256_mul_pd(a, a) : a,
+                      b2 = type == XD_NORM_L2 ? _mm256_mul_pd(b, b) : b;
+        if (i & 8) {
+            low2 = _mm256_add_pd(low2, a2);
+            high2 = _mm256_add_pd(high2, b2);
+        } else {
+            low = _mm256_add_pd(low, a2);
+            high = _mm256_add_pd(high, b2);
+        }
+    }
+    const double sum = xdi_avx2_sum(_mm256_add_pd(_mm256_add_pd(low, low2), _mm256_add_pd(high, high2)));
+    return sum + xdi_avx2_rest(data, dtype, type, i, n);
+}
+
+static const xdi_span_kernels xdi_avx2_spans = {
+    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, true,
+};
+
+XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
+#endif
+
+/* >>kernel/span_avx512.c */
+
+#if defined(XDI_X86)
+#    include <immintrin.h>
+
+/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask. */
+
+#    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
+}
+
+/* See xdi_span_rounded. */
+XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
+    __asm__("" : "+v"(product));
+    return product;
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_abs(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* To nearest even in integers: the instruction for it flushes subnormals. */
+XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
+}
+
+XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m256i half = _mm256_maskz_loadu_epi16(lanes, from + i);
+        _mm512_mask_storeu_ps(to + i, lanes, xdi_avx512_from_half(half, dtype));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 x = _mm512_maskz_loadu_ps(lanes, from + i);
+        const __m256i half = dtype == XD_DTYPE_F16
+                                 ? _mm512_maskz_cvtps_ph(lanes, x, _MM_FROUND_TO_NEAREST_INT)
+                                 : xdi_avx512_to_bf16(x);
+        _mm256_mask_storeu_epi16(to + i, lanes, half);
+    }
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_gradient(const xd_update_args *args, __m512 g) {
+    if (args->gradient_scale) g = xdi_avx512_rounded(_mm512_mul_ps(g, _mm512_set1_ps(*args->gradient_scale)));
+    return args->maximize ? _mm512_xor_ps(g, _mm512_set1_ps(-0.0f)) : g;
+}
+
+XDI_AVX512 static void xdi_avx512_adam(const xd_update_args *args, const xd_update_array *a,
+                                       const float *gradient, int64_t at, int64_t n) {
+    const __m512 rise1 = _mm512_set1_ps(args->one_minus_beta1), rise2 = _mm512_set1_ps(args->one_minus_beta2);
+    const __m512 beta2 = _mm512_set1_ps(args->beta2), eps = _mm512_set1_ps(args->eps);
+    const __m512 step = _mm512_set1_ps(-a->step_size), correction = _mm512_set1_ps(a->root_correction);
+    const __m512 decay = _mm512_set1_ps(a->decay), coupled = _mm512_set1_ps(a->weight_decay);
+    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 p = _mm512_maskz_loadu_ps(lanes, master + i);
+        __m512 m = _mm512_maskz_loadu_ps(lanes, first + i), v = _mm512_maskz_loadu_ps(lanes, second + i);
+        __m512 g = xdi_avx512_gradient(args, _mm512_maskz_loadu_ps(lanes, gradient + i));
+        if (args->couple_decay) g = _mm512_fmadd_ps(coupled, p, g);
+        const __m512 kept = args->couple_decay ? p : _mm512_mul_ps(p, decay);
+        m = _mm512_fmadd_ps(rise1, _mm512_sub_ps(g, m), m);
+        v = _mm512_fmadd_ps(rise2, _mm512_mul_ps(g, g), _mm512_mul_ps(beta2, v));
+        const __m512 denominator = _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), correction), eps);
+        _mm512_mask_storeu_ps(master + i, lanes, _mm512_fmadd_ps(step, _mm512_div_ps(m, denominator), kept));
+        _mm512_mask_storeu_ps(first + i, lanes, m);
+        _mm512_mask_storeu_ps(second + i, lanes, v);
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_update_array *a,
+                                      const float *gradient, int64_t at, int64_t n) {
+    const __m512 decay = _mm512_set1_ps(a->weight_decay), momentum = _mm512_set1_ps(args->momentum);
+    const __m512 step = _mm512_set1_ps(-a->step_size);
+    float *master = a->master + at, *first = a->first + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 p = _mm512_maskz_loadu_ps(lanes, master + i);
+        __m512 buffer = xdi_avx512_gradient(args, _mm512_maskz_loadu_ps(lanes, gradient + i));
+        buffer = _mm512_fmadd_ps(decay, p, buffer);
+        if (!a->fresh) buffer = _mm512_fmadd_ps(momentum, _mm512_maskz_loadu_ps(lanes, first + i), buffer);
+        _mm512_mask_storeu_ps(first + i, lanes, buffer);
+        _mm512_mask_storeu_ps(master + i, lanes, _mm512_fmadd_ps(step, buffer, p));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
+                                       int64_t n) {
+    const bool from_target =
+        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in optimizer_cpu.c */
+    const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
+    const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 x = _mm512_maskz_loadu_ps(lanes, source + i),
+                     t = _mm512_maskz_loadu_ps(lanes, target + i);
+        const __m512 moved = average->weighted_sum
+                                 ? _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t))
+                                 : _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
+        _mm512_mask_storeu_ps(target + i, lanes, moved);
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        _mm512_mask_storeu_ps(x + i, lanes,
+                              _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), _mm512_set1_ps(factor)));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        _mm512_mask_storeu_ps(
+            sum + i, lanes,
+            _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sum + i), _mm512_maskz_loadu_ps(lanes, x + i)));
+    }
+}
+
+/* Sixteen elements from `i` on, zeros past the end. */
+XDI_AVX512 static inline __m512 xdi_avx512_load(const void *data, xd_dtype dtype, int64_t i, int64_t n) {
+    const __mmask16 lanes = xdi_avx512_lanes(n - i);
+    if (dtype == XD_DTYPE_F32) return _mm512_maskz_loadu_ps(lanes, (const float *)data + i);
+    return xdi_avx512_from_half(_mm256_maskz_loadu_epi16(lanes, (const uint16_t *)data + i), dtype);
+}
+
+XDI_AVX512 static double xdi_avx512_sum(__m512d x) {
+    double lanes[8];
+    _mm512_storeu_pd(lanes, x);
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
+XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, int64_t n) {
+    __m512i largest = _mm512_setzero_si512();
+    uint32_t lanes[16], top = 0;
+    for (int64_t i = 0; i < n; i += 16)
+        largest = _mm512_max_epu32(largest,
+                                   _mm512_castps_si512(xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n))));
+    _mm512_storeu_si512(lanes, largest);
+    for (int k = 0; k < 16; k++) top = lanes[k] > top ? lanes[k] : top;
+    float value;
+    memcpy(&value, &top, sizeof value);
+    return (double)value;
+}
+
+/* Squares of bf16 are exact in f32, so f32 lanes add up to sixteen of them and lose at most 2^-20 of the
+ * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
+XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
+    const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    double lanes[16], sum = 0.0;
+    for (int64_t i = 0; i < n; i += 32) {
+        const int64_t left = n - i;
+        const __mmask32 in = left >= 32 ? (__mmask32)0xffffffffu : (__mmask32)((1u << left) - 1u);
+        const __m512i pair = _mm512_maskz_loadu_epi16(in, x + i);
+        const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+        const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
+        even = _mm512_fmadd_ps(low, low, even);
+        odd = _mm512_fmadd_ps(high, high, odd);
+    }
+    even = _mm512_add_ps(even, odd);
+    _mm512_storeu_pd(lanes, _mm512_cvtps_pd(_mm512_castps512_ps256(even)));
+    _mm512_storeu_pd(lanes + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(even, 1)));
+    for (int k = 0; k < 16; k++) sum += lanes[k];
+    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
+}
+
+XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, xd_norm_type type,
+                                              int64_t n) {
+    __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;
+    if (type == XD_NORM_MAX) return xdi_avx512_largest(data, dtype, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
+        const double sum = xdi_avx512_squares_bf16((const uint16_t *)data, n);
+        if (sum >= 0.0) return sum;
+    }
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m512 x = xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n));
+        const __m512 y =
+            i + 16 < n ? xdi_avx512_abs(xdi_avx512_load(data, dtype, i + 16, n)) : _mm512_setzero_ps();
+        const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                      b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+        const __m512d c = _mm512_cvtps_pd(_mm512_castps512_ps256(y)),
+                      d = _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1));
+        const bool square = type == XD_NORM_L2;
+        low = square ? _mm512_fmadd_pd(a, a, low) : _mm512_add_pd(a, low);
+        high = square ? _mm512_fmadd_pd(b, b, high) : _mm512_add_pd(b, high);
+        low2 = square ? _mm512_fmadd_pd(c, c, low2) : _mm512_add_pd(c, low2);
+        high2 = square ? _mm512_fmadd_pd(d, d, high2) : _mm512_add_pd(d, high2);
+    }
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_add_pd(low, low2), _mm512_add_pd(high, high2)));
+}
+
+static const xdi_span_kernels xdi_avx512_spans = {
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd, xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, true,
+};
+
+XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
+#endif
+
+/* >>kernel/optimizer_simd.c */
+
+/* A machine without a level never runs it; see xd_kernels_cpu. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level) {
+    if (level == XD_CPU_PLAIN) return xdi_span_kernels_plain();
+#if defined(XDI_X86)
+    if (level >= XD_CPU_AVX512) return &xdi_avx512_spans;
+    if (level == XD_CPU_AVX2) return &xdi_avx2_spans;
+#endif
+    return &xdi_portable_spans;
+}
+
+XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level) {
+    if (level == XD_CPU_PLAIN) return *xd_optimizer_kernels_cpu();
+#if defined(XDI_X86)
+    if (level >= XD_CPU_AVX512) return xdi_avx512_optimizer;
+    if (level == XD_CPU_AVX2) return xdi_avx2_optimizer;
+#endif
+    return xdi_portable_optimizer;
+}
+
+/* >>kernel/reduce_simd.c */
+
+#include <string.h>
+
+XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op) {
+    return (op == XD_SUM || op == XD_AVG) &&
+           (dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16);
+}
+
+XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
+                                 int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    float sum[XDI_SPAN], widened[XDI_SPAN];
+    for (int64_t at = 0; at < count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(count, at);
+        const float *first = xdi_span_widen(spans, pieces[0], dtype, at, n, sum);
+        if (first != sum) memcpy(sum, first, (size_t)n * sizeof *sum);
+        for (int r = 1; r < ranks; r++)
+            spans->add(sum, xdi_span_widen(spans, pieces[r], dtype, at, n, widened), n);
+        if (op == XD_AVG) spans->scale(sum, 1.0f / (float)ranks, n);
+        xdi_span_narrow(spans, sum, out, dtype, at, n);
+    }
 }
 
 /* >>kernel/matmul_cpu.c */
@@ -6397,14 +9995,79 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
 
 /* >>kernel/kernels.c */
 
+#include <string.h>
+
+static xd_result xdi_cpu_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
+                              xd_copy_kind kind) {
+    (void)launch, (void)kind;
+    if (bytes > 0 && to != from) memcpy(to, from, bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
+    (void)launch;
+    if (bytes > 0) memset(to, value, bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_synchronize(const xd_launch *launch) {
+    (void)launch;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_copies(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
+                                void *dst, size_t size) {
+    (void)launch;
+    for (int64_t i = 0; i < count; i++) xd_copy_run(&copies[i], src, dst, size);
+    return XD_OK;
+}
+
+static bool xdi_cpu_owns(xd_ctx *ctx, const void *memory) {
+    (void)ctx, (void)memory;
+    return true;
+}
+
+static void *xdi_cpu_event_create(xd_ctx *ctx) {
+    (void)ctx;
+    return NULL;
+}
+
+static void xdi_cpu_event_destroy(void *event) {
+    (void)event;
+}
+
+static xd_result xdi_cpu_event_pass(const xd_launch *launch, void *event) {
+    (void)launch, (void)event;
+    return XD_OK;
+}
+
 /* A level overrides what it does better and leaves the rest as the level below has it. */
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     xd_kernels kernels;
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     kernels.name = xd_cpu_level_name(level);
     kernels.device = XD_DEVICE_CPU;
+    kernels.memory.allocate = xd_allocate;
+    kernels.memory.release = xd_release;
+    kernels.memory.copy = xdi_cpu_copy;
+    kernels.memory.fill = xdi_cpu_fill;
+    kernels.memory.synchronize = xdi_cpu_synchronize;
+    kernels.memory.owns = xdi_cpu_owns;
+    kernels.memory.event_create = xdi_cpu_event_create;
+    kernels.memory.event_destroy = xdi_cpu_event_destroy;
+    kernels.memory.event_record = xdi_cpu_event_pass;
+    kernels.memory.event_wait = xdi_cpu_event_pass;
+    kernels.rows = xd_row_kernels_cpu();
+    kernels.softmax = xd_softmax_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
-    kernels.optimizer = *xd_optimizer_kernels_cpu();
+    if (level != XD_CPU_PLAIN) {
+        xdi_fast_loss_fill(&kernels.loss);
+        xdi_fast_topk_fill(&kernels.loss);
+    }
+    kernels.optimizer = xdi_optimizer_kernels_level(level);
+    kernels.clip = xd_clip_cpu;
+    kernels.reduce = xd_reduce_kernels_cpu();
+    kernels.copies = xdi_cpu_copies;
     kernels.matmul = xdi_matmul_cpu;
     return kernels;
 }
@@ -6412,6 +10075,41 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
 XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx) {
     const xd_ctx_desc *settings = xd_ctx_settings(ctx);
     return settings->kernels ? *settings->kernels : xd_kernels_cpu(settings->cpu);
+}
+
+XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
+    xd_launch launch;
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    launch.stream = xd_ctx_settings(ctx)->stream;
+    return launch;
+}
+
+XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
+    return memory.synchronize(&launch);
+}
+
+XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
+                                  xd_dtype dtype, xd_reduce_op op) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
+                op == XD_AVG ? "average" : "arithmetic");
+    return xd_ctx_kernels(ctx).reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
+}
+
+XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
+                                  int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_REQUIRE(
+        ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
+        "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
+        xd_dtype_name(dtype));
+    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+                "leaves go with SUM and AVG, not operation %d", (int)op);
+    return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
 
@@ -6429,6 +10127,10 @@ XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin
 
 /* collective.c: elements behind a record's `send` on this rank when pieces lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
+
+/* collective.c: xd_all_gather of `count` elements from every rank. */
+XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
+                                               xd_dtype dtype);
 
 /* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
@@ -6449,6 +10151,7 @@ struct xd_comm {
     xd_control *all;  /* [size], the records of the call in progress */
     uint64_t *values; /* [size], scratch of the comparison */
     int *members;     /* [size], scratch of split */
+    int64_t *counts;  /* [size], scratch of gathers of equal pieces */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, send and recv not among them */
     bool is_world;     /* its first collective has the longer deadline */
@@ -6946,13 +10649,27 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                             xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. */
+/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
+ * other one by a record of no dtype, when there is another one. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
-    XDI_TRY(xdi_comm_validate(comm, c));
+    xd_collective record = *c;
+    const xd_result mine = xdi_comm_validate(comm, c);
+    if (mine != XD_OK) {
+        if (c->root < 0 || c->root >= comm->transport->size || c->root == comm->transport->rank) return mine;
+        record.count = 0;
+        record.dtype = XD_DTYPE_NONE;
+    }
     const double deadline = xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
-    const xd_result result = comm->transport->ops->execute(comm->transport, c, deadline);
-    if (result == XD_OK) xdi_comm_count(comm, c);
-    return result == XD_ERROR_MISMATCH ? result : xdi_comm_break(comm, result);
+    const xd_result result = comm->transport->ops->execute(comm->transport, &record, deadline);
+    if (result == XD_ERROR_ARGUMENT) {
+        const int culprit = comm->transport->world_ranks[c->root];
+        return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d refused its own arguments",
+                                xdi_comm_kind((uint64_t)c->kind), culprit);
+    }
+    if (result == XD_ERROR_MISMATCH) return result;
+    XDI_TRY(xdi_comm_break(comm, result));
+    if (mine == XD_OK) xdi_comm_count(comm, c);
+    return mine;
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
@@ -6968,6 +10685,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
+    if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XDI_TRY(xdi_comm_whole(comm, &c));
     if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
     double deadline;
@@ -7026,6 +10744,12 @@ XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, cons
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
+}
+
+XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
+                                               xd_dtype dtype) {
+    for (int i = 0; i < comm->transport->size; i++) comm->counts[i] = count;
+    return xd_all_gather(comm, send, recv, comm->counts, dtype);
 }
 
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
@@ -7111,7 +10835,8 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
-    if (!comm->all || !comm->values || !comm->members) {
+    comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
+    if (!comm->all || !comm->values || !comm->members || !comm->counts) {
         xd_comm_destroy(comm);
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
@@ -7122,6 +10847,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     comm->transport->ops->destroy(comm->transport);
+    xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
     xd_release(comm->ctx, comm->values);
     xd_release(comm->ctx, comm->all);
@@ -7208,9 +10934,16 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     if (count == 0) return XD_OK;
     const void *send = (const char *)c->send + from;
     void *recv = (char *)c->recv + to;
+    const xd_kernels kernels = xd_ctx_kernels(transport->ctx);
+    const bool theirs = kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
+    const xd_reduce_kernels reduce = theirs ? kernels.reduce : xd_reduce_kernels_cpu();
+    xd_launch launch = xd_ctx_launch(transport->ctx);
+    if (c->stream) launch.stream = c->stream;
     if (c->leaves.total)
-        return xd_reduce_leaves(transport->ctx, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
-    if (send != recv) memcpy(recv, send, (size_t)count * size);
+        return reduce.leaves(&launch, recv, &send, &c->leaves, 1, count, count, c->dtype, c->op);
+    if (send == recv) return XD_OK;
+    if (theirs) return kernels.memory.copy(&launch, recv, send, (size_t)count * size, XD_COPY_ON_DEVICE);
+    memcpy(recv, send, (size_t)count * size);
     return XD_OK;
 }
 
@@ -7257,7 +10990,6 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
@@ -7274,11 +11006,11 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
  * not busy. Copying never waits for anything, so that is soon. */
 
 enum {
-    XDI_THREADS_INLINE = 4096,     /* bytes of a payload that travels in the page */
-    XDI_THREADS_SPIN = 2000,       /* looks before giving up the core, when every rank can have one */
-    XDI_THREADS_SPIN_CROWDED = 64, /* the same with more ranks than cores */
-    XDI_THREADS_YIELD = 20000,     /* yields before short sleeps */
-    XDI_THREADS_NAP = 50000        /* nanoseconds */
+    XDI_THREADS_INLINE = 4096, /* bytes of a payload that travels in the page */
+    XDI_THREADS_SPIN = 100,    /* looks before giving up the core */
+    XDI_THREADS_REST = 100,    /* waits without looks after looks in vain */
+    XDI_THREADS_YIELD = 20000, /* yields before short sleeps */
+    XDI_THREADS_NAP = 50000    /* nanoseconds */
 };
 
 typedef struct xdi_threads_page {
@@ -7287,6 +11019,7 @@ typedef struct xdi_threads_page {
     const void *data; /* record.send, or payload below */
     int64_t *offsets; /* [size], where the piece for each rank begins in data */
     bool is_short;
+    bool on_device;
     uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
 } xdi_threads_page;
 
@@ -7299,6 +11032,10 @@ typedef struct xdi_threads_slot {
     uint32_t joined;          /* world group: the rank has come; atomic */
     uint64_t child_round;     /* the round whose split produced `child`; atomic */
     xdi_threads_group *child; /* NULL: no memory */
+    /* Events of this rank once it has moved memory of a device: what it sends is complete, what it does to the memory of
+     * peers is done. They live as long as the group, because peers wait for them after this rank has gone on. */
+    void *ready, *done;
+    void (*event_destroy)(void *event);
     xdi_threads_page page[2];
 } xdi_threads_slot;
 
@@ -7308,6 +11045,7 @@ typedef struct xdi_threads_mail {
     uint64_t done;   /* messages looked at so far; atomic, written by the receiver */
     const void *data;
     int64_t count, wanted; /* the sender's and the receiver's */
+    bool on_device;
     xd_dtype dtype, wanted_dtype;
 } xdi_threads_mail;
 
@@ -7325,7 +11063,6 @@ struct xdi_threads_group {
 struct xd_thread_world {
     xd_allocator allocator;
     uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
-    int spin;         /* looks before a yield */
     pthread_mutex_t lock;
     xdi_threads_group *groups; /* all that exist, the world's own last; under lock */
     xdi_threads_group *root;
@@ -7337,6 +11074,8 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
+    int rest;            /* waits to come that give up the core at once */
+    bool on_device;      /* the collective in progress moves memory of a device */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -7355,6 +11094,11 @@ static void xdi_threads_free(xd_thread_world *world, void *memory) {
 
 static void xdi_threads_group_free(xdi_threads_group *group) {
     xd_thread_world *world = group->world;
+    for (int r = 0; group->slots && r < group->size; r++) {
+        const xdi_threads_slot *slot = &group->slots[r];
+        if (slot->ready) slot->event_destroy(slot->ready);
+        if (slot->done) slot->event_destroy(slot->done);
+    }
     xdi_threads_free(world, group->mail);
     xdi_threads_free(world, group->offsets);
     xdi_threads_free(world, group->slots);
@@ -7458,13 +11202,23 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at
- * every turn of the spin, always after giving up the core. */
-static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
-    if (turn < world->spin) {
+/* Where a wait begins. Looking again and again pays only while the other rank runs at the same moment. The number of
+ * cores does not tell: the system may keep two threads on one of many. So a rank whose looks were in vain goes without
+ * them for a while, then tries again. */
+static int xdi_threads_patience(xdi_threads *t) {
+    if (t->rest == 0) return 0;
+    t->rest--;
+    return XDI_THREADS_SPIN;
+}
+
+/* Look while both may be running, then yield, then nap. True when the caller should look at the clock: not after a
+ * mere look, always after giving up the core. */
+static bool xdi_threads_pause(xdi_threads *t, int turn) {
+    if (turn < XDI_THREADS_SPIN) {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
 #endif
+        if (turn == XDI_THREADS_SPIN - 1) t->rest = XDI_THREADS_REST;
         return false;
     }
     if (turn < XDI_THREADS_YIELD) {
@@ -7477,10 +11231,11 @@ static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
 }
 
 /* Waits until *counter, which `rank` raises, reaches `target`. */
-static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
+static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
-    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
+    for (int turn = xdi_threads_patience(t); __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
          turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
         /* Its last act may have been to arrive: look again after seeing it gone. */
@@ -7488,7 +11243,7 @@ static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter,
             xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
             return xdi_threads_report(t, true);
         }
-        if (!xdi_threads_pause(group->world, turn) || xd_now(t->base.ctx) < deadline) continue;
+        if (!xdi_threads_pause(t, turn) || xd_now(t->base.ctx) < deadline) continue;
         if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) break;
         xdi_threads_break(group->world, XD_ERROR_TIMEOUT, group->world_ranks[rank]);
         return xdi_threads_report(t, true);
@@ -7509,19 +11264,64 @@ static xdi_threads_page *xdi_threads_page_of(const xdi_threads *t, int rank) {
     return &t->group->slots[rank].page[t->round & 1];
 }
 
+/* ---- memory of a device ----
+ *
+ * The ranks' threads meet in rounds as ever, while the data moves later, on their streams: a rank records `ready`
+ * before it shows its memory, streams of peers wait for that; each records `done` behind its work, and no stream goes on
+ * before all are. Nobody waits on the host for a device. */
+
+static bool xdi_threads_sees_device(const xdi_threads *t, const xd_collective *c) {
+    const xd_kernels *kernels = xd_ctx_settings(t->base.ctx)->kernels; /* NULL: the CPU's */
+    const void *memory = c->send ? c->send : c->recv;
+    return kernels && kernels->device != XD_DEVICE_CPU && memory && kernels->memory.owns(t->base.ctx, memory);
+}
+
+static xd_launch xdi_threads_launch(const xdi_threads *t, const xd_collective *c) {
+    xd_launch launch = xd_ctx_launch(t->base.ctx);
+    if (c->stream) launch.stream = c->stream;
+    return launch;
+}
+
+/* Records that what c sends is complete at this point of the stream. */
+static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c) {
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    xdi_threads_slot *slot = t->slot;
+    slot->event_destroy = memory.event_destroy;
+    if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
+    if (!slot->done) slot->done = memory.event_create(t->base.ctx);
+    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE, "the device has no events for a group of ranks");
+    return memory.event_record(&launch, slot->ready);
+}
+
+/* Copies between this rank's memory and a peer's. */
+static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c, void *to, const void *from,
+                                   size_t bytes) {
+    if (bytes == 0 || to == from) return XD_OK;
+    if (t->on_device) {
+        const xd_launch launch = xdi_threads_launch(t, c);
+        return xd_ctx_kernels(t->base.ctx).memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+    }
+    memcpy(to, from, bytes);
+    return XD_OK;
+}
+
 /* ---- the vtable ---- */
 
-static void xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, const xd_collective *c) {
+static xd_result xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, const xd_collective *c) {
     const int n = t->base.size;
     page->record = *c;
     page->data = c->send;
     for (int r = 0; c->send_counts && r < n; r++)
         page->offsets[r] = xdi_comm_offset(c->send_counts, c->send_displacements, r);
     const size_t bytes = (size_t)xdi_comm_send_elements(c, t->base.rank, n) * xd_dtype_size(c->dtype);
-    page->is_short = bytes <= sizeof page->payload && !c->send_displacements;
-    if (!page->is_short) return;
+    page->on_device = xdi_threads_sees_device(t, c);
+    page->is_short = bytes <= sizeof page->payload && !c->send_displacements && !page->on_device;
+    if (page->on_device) return xdi_threads_ready(t, c);
+    if (!page->is_short) return XD_OK;
     if (bytes) memcpy(page->payload, c->send, bytes);
     page->data = page->payload;
+    return XD_OK;
 }
 
 static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine,
@@ -7530,19 +11330,19 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
     page->control = *mine;
-    if (next) xdi_threads_publish(t, page, next);
+    if (next) XDI_TRY(xdi_threads_publish(t, page, next));
     XDI_TRY(xdi_threads_round(t, deadline));
     for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
     return XD_OK;
 }
 
 /* Copies `count` elements from element `from` of a peer's data to element `to` of recv. */
-static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threads_page *page, int64_t from,
-                             int64_t count) {
+static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, int64_t to,
+                                  const xdi_threads_page *page, int64_t from, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
     char *target = (char *)c->recv + (size_t)to * size;
     const char *source = (const char *)page->data + (size_t)from * size;
-    if (count > 0 && target != source) memcpy(target, source, (size_t)count * size);
+    return xdi_threads_bytes(t, c, target, source, count > 0 ? (size_t)count * size : 0);
 }
 
 /* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
@@ -7550,6 +11350,8 @@ static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threa
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
+    const xd_reduce_kernels reduce = t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
+    const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
@@ -7558,38 +11360,38 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
-                                c->op);
-    return xd_reduce_pieces(t->base.ctx, out, t->pieces, t->base.size, count, c->dtype, c->op);
+        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+    return reduce.pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
 /* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
  * else reads that share. Short ones are reduced whole by everybody. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
-    const int64_t tile = 4096;
     const size_t size = xd_dtype_size(c->dtype);
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
+    const int64_t tile = t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums,
-                       (size_t)n * size);
+                XDI_TRY(xdi_threads_bytes(t, c, (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
+                                          sums, (size_t)n * size));
     }
     return XD_OK;
 }
 
-static void xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
+static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
-                         c->recv_counts[r]);
+        XDI_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
+                                 c->recv_counts[r]));
     }
+    return XD_OK;
 }
 
 static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, bool is_short) {
@@ -7601,15 +11403,11 @@ static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, 
         return xdi_threads_reduce(t, c, c->recv, 0, true, xdi_comm_total(c->send_counts, t->base.size),
                                   c->send_counts[rank]);
     case XD_COLLECTIVE_BROADCAST:
-        if (rank != c->root) xdi_threads_copy(c, 0, root, 0, c->count);
-        return XD_OK;
+        return rank != c->root ? xdi_threads_copy(t, c, 0, root, 0, c->count) : XD_OK;
     case XD_COLLECTIVE_SCATTER:
-        xdi_threads_copy(c, 0, root, root->offsets[rank], c->send_counts[rank]);
-        return XD_OK;
-    case XD_COLLECTIVE_GATHER:
-        if (rank == c->root) xdi_threads_collect(t, c);
-        return XD_OK;
-    default: xdi_threads_collect(t, c); return XD_OK;
+        return xdi_threads_copy(t, c, 0, root, root->offsets[rank], c->send_counts[rank]);
+    case XD_COLLECTIVE_GATHER: return rank == c->root ? xdi_threads_collect(t, c) : XD_OK;
+    default: return xdi_threads_collect(t, c);
     }
 }
 
@@ -7625,6 +11423,27 @@ static void xdi_threads_exit(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
+/* This rank's part on its stream, behind what peers have made ready. */
+static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    for (int r = 0; r < t->base.size; r++)
+        if (r != t->base.rank && xdi_threads_page_of(t, r)->on_device)
+            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
+    XDI_TRY(xdi_threads_move(t, c, false));
+    return t->slot->done ? memory.event_record(&launch, t->slot->done) : XD_OK;
+}
+
+/* The stream goes on when every peer has done its part. */
+static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    for (int r = 0; r < t->base.size; r++)
+        if (r != t->base.rank && t->group->slots[r].done)
+            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].done));
+    return XD_OK;
+}
+
 static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline);
 
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
@@ -7632,13 +11451,18 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
     if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV)
         return xdi_threads_pair(t, c, deadline);
     bool is_short = true;
-    for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_threads_page_of(t, r)->is_short;
+    t->on_device = false;
+    for (int r = 0; r < t->base.size; r++) {
+        is_short = is_short && xdi_threads_page_of(t, r)->is_short;
+        t->on_device = t->on_device || xdi_threads_page_of(t, r)->on_device;
+    }
     if (is_short) return xdi_threads_move(t, c, true);
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
-    const xd_result moved = xdi_threads_move(t, c, false);
+    const xd_result moved = t->on_device ? xdi_threads_move_device(t, c) : xdi_threads_move(t, c, false);
     xdi_threads_exit(t);
     XDI_TRY(moved);
-    return xdi_threads_round(t, deadline);
+    XDI_TRY(xdi_threads_round(t, deadline));
+    return t->on_device ? xdi_threads_follow(t, c) : XD_OK;
 }
 
 /* ---- two ranks ---- */
@@ -7646,6 +11470,11 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
 static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender,
                                    int receiver) {
     const int *world = t->group->world_ranks;
+    const bool sends = t->base.rank == sender;
+    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
+                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
     XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
                 "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
                 world[receiver], xd_dtype_name(mail->wanted_dtype));
@@ -7655,27 +11484,44 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
     return XD_OK;
 }
 
-static xd_result xdi_threads_send(const xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
+static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
                                   double deadline) {
     mail->data = c->send;
     mail->count = c->count;
     mail->dtype = c->dtype;
+    mail->on_device = xdi_threads_sees_device(t, c);
+    if (mail->on_device) XDI_TRY(xdi_threads_ready(t, c));
     const uint64_t number = mail->posted + 1; /* nobody else writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
-    return xdi_threads_judge(t, mail, t->base.rank, c->root);
+    const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
+    if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    return xd_ctx_kernels(t->base.ctx).memory.event_wait(&launch, t->group->slots[c->root].done);
 }
 
-static xd_result xdi_threads_receive(const xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
+/* The receiver's copy. */
+static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, const xd_collective *c) {
+    const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
+    t->on_device = mail->on_device;
+    if (!t->on_device) return xdi_threads_bytes(t, c, c->recv, mail->data, bytes);
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    XDI_TRY(xdi_threads_ready(t, c));
+    XDI_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
+    XDI_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
+    return memory.event_record(&launch, t->slot->done);
+}
+
+static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
                                      double deadline) {
     const uint64_t number = mail->done + 1;
     XDI_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
     mail->wanted = c->count;
     mail->wanted_dtype = c->dtype;
-    const xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
-    if (verdict == XD_OK && c->count > 0)
-        memcpy(c->recv, mail->data, (size_t)c->count * xd_dtype_size(c->dtype));
+    xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
+    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_take(t, mail, c);
     __atomic_store_n(&mail->done, number, __ATOMIC_RELEASE);
     xdi_threads_exit(t);
     return verdict;
@@ -7769,7 +11615,6 @@ XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world 
         xd_release(ctx, world);
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
     }
-    world->spin = sysconf(_SC_NPROCESSORS_ONLN) >= ranks ? XDI_THREADS_SPIN : XDI_THREADS_SPIN_CROWDED;
     world->gone = (uint32_t *)xd_allocate(ctx, (size_t)ranks * sizeof *world->gone);
     world->root = xdi_threads_group_create(world, ranks);
     if (!world->gone || !world->root) {
@@ -8491,34 +12336,49 @@ static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     return ranks != NULL;
 }
 
+/* The first rank of the group over `mask` that a rank is in, and its place there; leader -1 -> no member. */
+static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, int *leader, int *place) {
+    int coordinate[XD_MESH_AXES_MAX];
+    *leader = -1;
+    *place = 0;
+    if (!xd_topology_coordinate(topology, rank, coordinate)) return;
+    for (int i = 0; i < topology->axis_count; i++) {
+        if (!(mask >> i & 1u)) continue;
+        *place = *place * topology->size[i] + coordinate[i];
+        coordinate[i] = 0;
+    }
+    *leader = xd_topology_rank(topology, coordinate);
+}
+
+/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
+ * what one rank alone runs out of. */
+static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
+    const int world_size = xd_comm_size(table->world);
+    for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next) {
+        int rank = 0;
+        for (int leader, place; rank < world_size; rank++) {
+            xdi_mesh_seat(topology, mask, rank, &leader, &place);
+            if (entry->leader[rank] != leader || entry->place[rank] != place) break;
+        }
+        if (rank == world_size) return entry;
+    }
+    return NULL;
+}
+
 /* An entry for the groups over `mask`, without its communicator. NULL without memory. */
 static xdi_mesh_entry *xdi_mesh_partition(xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
     xd_ctx *ctx = table->ctx;
     const int world_size = xd_comm_size(table->world);
     xdi_mesh_entry *entry = (xdi_mesh_entry *)xd_allocate(ctx, sizeof *entry);
-    int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
     if (entry) entry->leader = (int *)xd_allocate(ctx, 2 * (size_t)world_size * sizeof *entry->leader);
-    if (!entry || !ranks || !entry->leader) {
+    if (!entry || !entry->leader) {
         xdi_mesh_entry_destroy(ctx, entry);
-        xd_release(ctx, ranks);
         return NULL;
     }
     entry->place = entry->leader + world_size;
-    for (int i = 0; i < world_size; i++) entry->leader[i] = -1;
-    const int size = xd_topology_groups_of(topology, mask, ranks);
-    for (int i = 0; i < topology->rank_count; i++) {
-        entry->leader[ranks[i]] = ranks[i - i % size];
-        entry->place[ranks[i]] = i % size;
-    }
-    xd_release(ctx, ranks);
+    for (int i = 0; i < world_size; i++)
+        xdi_mesh_seat(topology, mask, i, &entry->leader[i], &entry->place[i]);
     return entry;
-}
-
-static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xdi_mesh_entry *like) {
-    const size_t bytes = 2 * (size_t)xd_comm_size(table->world) * sizeof *like->leader;
-    for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next)
-        if (memcmp(entry->leader, like->leader, bytes) == 0) return entry;
-    return NULL;
 }
 
 static bool xdi_mesh_is_identity(const xdi_mesh_entry *entry, int world_size) {
@@ -8551,13 +12411,12 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
         *out = root->groups[mask];
         return XD_OK;
     }
-    xdi_mesh_entry *entry = xdi_mesh_partition(table, &root->topology, mask);
-    xdi_mesh_entry *known = entry ? xdi_mesh_find(table, entry) : NULL;
-    if (known) {
-        xdi_mesh_entry_destroy(table->ctx, entry);
-        *out = root->groups[mask] = known;
+    xdi_mesh_entry *entry = xdi_mesh_find(table, &root->topology, mask);
+    if (entry) {
+        *out = root->groups[mask] = entry;
         return XD_OK;
     }
+    entry = xdi_mesh_partition(table, &root->topology, mask);
     xd_result result = XD_OK;
     if (!entry)
         result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
@@ -8579,16 +12438,16 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders take part in the
- * first. */
-static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
+/* The members' communicator first, then every single axis from left to right. Outsiders of `comm` take part in the
+ * first, and learn how it ended. */
+static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
     XDI_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
     xd_result result = XD_OK;
     for (int i = 0; root->member && result == XD_OK && i < root->topology.axis_count; i++)
         result = xdi_mesh_entry_for(root, 1u << i, members->comm, &entry);
-    return result;
+    return root->topology.rank_count < xd_comm_size(comm) ? xd_agree(comm, result) : result;
 }
 
 /* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
@@ -8704,7 +12563,7 @@ static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, 
         const uint64_t number = ++mesh->root->table->created;
         result = xd_agree_same(comm, xd_hash(hash, &number, sizeof number), "mesh");
     }
-    if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root);
+    if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root, comm);
     if (result != XD_OK) {
         xd_mesh_destroy(mesh);
         return result;
@@ -8880,11 +12739,18 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
                 "the mesh already has %d flattened names, the most there can be", root->flat_count);
     XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
-    XDI_TRY(xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, out));
+    xd_mesh *made = NULL;
+    xd_result result = xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, &made);
+    if (!known) result = xd_agree(root->groups[(1u << root->topology.axis_count) - 1u]->comm, result);
+    if (result != XD_OK) {
+        xd_mesh_destroy(made);
+        return result;
+    }
     if (!known) {
         memcpy(root->flat_name[root->flat_count], flat[0], XD_AXIS_NAME_MAX);
         root->flat_axes[root->flat_count++] = mask;
     }
+    *out = made;
     return XD_OK;
 }
 
@@ -9191,28 +13057,6 @@ XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride,
     return total;
 }
 
-XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size) {
-    const int last = copy->ndim - 1;
-    const bool dense = copy->src_stride[last] == 1 && copy->dst_stride[last] == 1;
-    const int64_t inner = dense ? 1 : copy->extent[last];
-    const size_t block = dense ? (size_t)copy->extent[last] * size : size;
-    int64_t at[XD_DIMS_MAX] = { 0 }, s = copy->src_offset, d = copy->dst_offset;
-    int dim;
-    do {
-        for (int64_t i = 0; i < inner; i++)
-            memcpy((char *)dst + (size_t)(d + i * copy->dst_stride[last]) * size,
-                   (const char *)src + (size_t)(s + i * copy->src_stride[last]) * size, block);
-        for (dim = last - 1; dim >= 0; dim--) {
-            s += copy->src_stride[dim];
-            d += copy->dst_stride[dim];
-            if (++at[dim] < copy->extent[dim]) break;
-            s -= copy->src_stride[dim] * copy->extent[dim];
-            d -= copy->dst_stride[dim] * copy->extent[dim];
-            at[dim] = 0;
-        }
-    } while (dim >= 0);
-}
-
 /* >>tensor/layout.c */
 
 #include <string.h>
@@ -9322,7 +13166,10 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
  * given; an axis that would make too many intervals is returned with extent -1. */
 static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
                             int64_t *extent) {
-    *region = xd_region_whole(d->ndim, d->shape);
+    region->ndim = d->ndim; /* a region is some KiB: fill in what counts, not all of it */
+    memset(region->count, 0, sizeof region->count);
+    for (int k = 0; k < d->ndim; k++)
+        region->count[k] = xdi_interval_append(region->interval[k], 0, 0, d->shape[k]);
     for (int i = 0; i < d->topology->axis_count; i++) {
         const int axis = d->order[i];
         const xd_placement *p = &d->placement[axis];
@@ -9331,7 +13178,7 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
             old[XD_REGION_INTERVALS_MAX];
         const int old_count = region->count[p->dim];
         int count = 0;
-        memcpy(old, region->interval[p->dim], sizeof old);
+        memcpy(old, region->interval[p->dim], (size_t)old_count * sizeof *old);
         *extent = xd_intervals_extent(old, old_count);
         const int n = xdi_layout_pieces(p, d->topology->size[axis], coordinate[axis], *extent, pieces);
         if (n < 0) return axis;
@@ -9346,7 +13193,7 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
         }
         if (count < 0) *extent = -1;
         if (count < 0) return axis;
-        memcpy(region->interval[p->dim], all, sizeof all);
+        memcpy(region->interval[p->dim], all, (size_t)count * sizeof *all);
         region->count[p->dim] = count;
     }
     return -1;
@@ -9447,9 +13294,11 @@ XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout) {
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) {
     int coordinate[XD_MESH_AXES_MAX];
     int64_t extent;
-    memset(out, 0, sizeof *out);
-    out->ndim = layout->desc.ndim;
-    if (!xd_topology_coordinate(&layout->topology, rank, coordinate)) return false;
+    if (!xd_topology_coordinate(&layout->topology, rank, coordinate)) {
+        memset(out, 0, sizeof *out);
+        out->ndim = layout->desc.ndim;
+        return false;
+    }
     xdi_layout_split(&layout->desc, coordinate, out, &extent); /* fits: checked for every rank at creation */
     return true;
 }
@@ -9578,7 +13427,8 @@ struct xd_plan {
     int step_count;
     xdi_plan_exchange step[2];
     xd_layout *middle; /* between two steps */
-    void *middle_data, *send, *recv;
+    void *middle_data, *send, *recv; /* in memory of the context's device, like the next */
+    void *zero;                      /* eight bytes */
 };
 
 static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
@@ -9634,14 +13484,12 @@ static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int
                             bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
-    xd_region whole;
     *zero = false;
-    if (!xd_layout_region(x->to, rank, &whole)) {
-        *wanted = whole;
-        return false;
+    if (!xd_layout_region(x->to, rank, wanted)) return false;
+    if (plan->desc.window) {
+        const xd_region whole = *wanted;
+        xd_region_intersect(&whole, &plan->window, wanted);
     }
-    *wanted = whole;
-    if (plan->desc.window) xd_region_intersect(&whole, &plan->window, wanted);
     xd_topology_coordinate(t, rank, coordinate);
     *zero = xdi_plan_linear(t, x->added, coordinate, &ignored) != 0;
     return !*zero && xd_region_numel(wanted) > 0;
@@ -9884,9 +13732,11 @@ XD_API void xd_plan_destroy(xd_plan *plan) {
     if (!plan) return;
     for (int i = 0; i < 2; i++) xdi_plan_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
-    xd_release(plan->ctx, plan->middle_data);
-    xd_release(plan->ctx, plan->send);
-    xd_release(plan->ctx, plan->recv);
+    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
+    memory.release(plan->ctx, plan->middle_data);
+    memory.release(plan->ctx, plan->send);
+    memory.release(plan->ctx, plan->recv);
+    memory.release(plan->ctx, plan->zero);
     xd_release(plan->ctx, plan);
 }
 
@@ -9924,12 +13774,16 @@ static bool xdi_plan_take_buffers(xd_plan *plan) {
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
-    plan->send = xd_allocate(plan->ctx, (size_t)send * size);
-    plan->recv = xd_allocate(plan->ctx, (size_t)recv * size);
+    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
+    const xd_launch launch = xd_ctx_launch(plan->ctx);
+    plan->send = memory.allocate(plan->ctx, (size_t)send * size);
+    plan->recv = memory.allocate(plan->ctx, (size_t)recv * size);
+    plan->zero = memory.allocate(plan->ctx, sizeof(uint64_t));
+    if (plan->zero && memory.fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
         plan->middle_data =
-            xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
-    return plan->send && plan->recv && (!plan->middle || plan->middle_data);
+            memory.allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+    return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
 XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out) {
@@ -10005,11 +13859,18 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
     return xd_agree_same(world, hash, "redistribution");
 }
 
-XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
+/* Copies [begin, end) of an exchange, by the context's kernels. */
+static xd_result xdi_plan_copy(const xd_plan *plan, const xdi_plan_exchange *x, int64_t begin, int64_t end,
+                               const void *src, void *dst) {
+    const xd_launch launch = xd_ctx_launch(plan->ctx);
+    if (begin == end) return XD_OK;
+    return xd_ctx_kernels(plan->ctx).copies(&launch, x->copies + begin, end - begin, src, dst,
+                                            xd_dtype_size(plan->desc.dtype));
+}
+
+XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
     const xdi_plan_exchange *x = &plan->step[step];
-    const void *src = step ? plan->middle_data : source;
-    for (int64_t i = 0; i < x->pack_end; i++)
-        xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
+    return xdi_plan_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
 /* Combines the pieces of every cell into the first of them. */
@@ -10040,17 +13901,14 @@ XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *sourc
     if (x->zero) {
         /* One element read again and again, by strides of 0: all bits zero is zero in every dtype. */
         const int64_t none[XD_DIMS_MAX] = { 0 };
-        const uint64_t zero = 0;
+        const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
-        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1))
-            xd_copy_run(&copy, &zero, dst, size);
-        return XD_OK;
+        if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
+        return xd_ctx_kernels(plan->ctx).copies(&launch, &copy, 1, plan->zero, dst, size);
     }
-    for (int64_t i = x->pack_end; i < x->local_end; i++)
-        xd_copy_run(&x->copies[i], src, x->pieces > 1 ? recv : dst, size);
+    XDI_TRY(xdi_plan_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
     if (x->pieces > 1) XDI_TRY(xdi_plan_reduce(plan, x, recv));
-    for (int64_t i = x->local_end; i < x->copy_end; i++) xd_copy_run(&x->copies[i], recv, dst, size);
-    return XD_OK;
+    return xdi_plan_copy(plan, x, x->local_end, x->copy_end, recv, dst);
 }
 
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination) {
@@ -10066,7 +13924,7 @@ XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *sour
         c.recv_counts = x->recv_counts;
         c.recv_displacements = x->recv_displacements;
         c.dtype = plan->desc.dtype;
-        xd_plan_pack(plan, i, source, plan->send);
+        XDI_TRY(xd_plan_pack(plan, i, source, plan->send));
         if (x->total_count) XDI_TRY(xd_collective_run(world, &c));
         XDI_TRY(xd_plan_unpack(plan, i, source, plan->recv, destination));
     }
@@ -10177,14 +14035,34 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 /* >>train/internal */
 
 /* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL
- * is fine. */
-XD_PRIVATE bool xdi_train_refused(const xd_status *status);
+ * is fine. On a device the host cannot know: always false, and the kernels see the status of the launch below. */
+XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
-/* optimizer.c: a launch on the CPU without workspace. */
-XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx);
+/* optimizer.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
+XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
+
+/* optimizer.c: where the tensors of a context are. */
+XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
 /* optimizer.c: a parameter's gradient dtype with its default filled in. */
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
+
+/* optimizer.c: true for parameters that a step changes: neither frozen nor a buffer, and with a gradient. */
+XD_PRIVATE bool xdi_train_steps(const xd_param *param);
+
+/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this very list,
+ * so that a step over the list can take the average along. Fills what args say about averages. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
+
+/* ema.c: what xd_ema_update would refuse. */
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
+
+/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow follows the
+ * last of its parameters' steps. Then the update after the step must pass it over. */
+XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
+
+/* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
+XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
 /* optimizer.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
@@ -10199,20 +14077,23 @@ struct xd_optimizer {
     xd_optimizer_desc desc;
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
-    int64_t *steps;             /* [desc.param_count] */
+    int64_t *steps;             /* [desc.param_count], in memory of the device */
+    void *device_memory;        /* what the states point to when that is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
     xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
 };
 
-XD_PRIVATE bool xdi_train_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
+XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
+    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
 }
 
-XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx) {
-    xd_launch launch;
-    memset(&launch, 0, sizeof launch);
-    launch.ctx = ctx;
+XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
+    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
+}
+
+XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
+    xd_launch launch = xd_ctx_launch(ctx);
+    launch.status = (xd_status *)status; /* kernels only read it */
     return launch;
 }
 
@@ -10226,6 +14107,10 @@ XD_PRIVATE bool xdi_train_takes(xd_dtype dtype) {
 
 static bool xdi_optimizer_owns(const xd_param *param) {
     return !param->frozen && !param->buffer;
+}
+
+XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
+    return param->gradient && xdi_optimizer_owns(param);
 }
 
 static void xdi_optimizer_defaults(xd_optimizer_desc *d) {
@@ -10305,13 +14190,14 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
     if (state) *state = taken;
 }
 
-/* Lays everything out behind the optimizer itself. Run once without memory for the size, once with it. */
-static void xdi_optimizer_lay_out(xd_arena *arena, const xd_optimizer_desc *d, xd_optimizer *o) {
+/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory for the
+ * sizes, once with it. */
+static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d, xd_optimizer *o) {
     const size_t n = (size_t)d->param_count, groups = d->group_count > 0 ? (size_t)d->group_count : 1;
     void *self = xd_arena_take_pointer(arena, sizeof *o);
     void *group = xd_arena_take_pointer(arena, groups * sizeof *o->groups);
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
-    void *steps = xd_arena_take_pointer(arena, n * sizeof *o->steps);
+    void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
     if (o) {
@@ -10324,7 +14210,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, const xd_optimizer_desc *d, x
         o->updates = (xd_update_array *)updates;
     }
     for (int64_t i = 0; i < d->param_count; i++)
-        xdi_optimizer_take_state(arena, d, &d->params[i], o ? &o->states[i] : NULL);
+        xdi_optimizer_take_state(memory, d, &d->params[i], o ? &o->states[i] : NULL);
 }
 
 static void xdi_optimizer_fill(xd_optimizer *o) {
@@ -10339,36 +14225,74 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     if (d->group_count == 0) o->desc.group_count = 1;
     o->desc.groups = o->groups;
     for (int64_t i = 0; i < d->param_count; i++) {
-        const xd_param *p = &d->params[i];
-        o->created[i] = *p;
+        o->created[i] = d->params[i];
         o->states[i].step = &o->steps[i];
-        if (o->states[i].master)
-            for (int64_t k = 0; k < p->count; k++)
-                o->states[i].master[k] = (float)xd_load_f64(p->value, p->dtype, k);
     }
 }
 
+/* Masters take the present values. */
+static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
+    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
+    const xd_kernels kernels = xd_ctx_kernels(o->ctx);
+    for (int64_t i = 0; i < o->desc.param_count; i++) {
+        const xd_param *p = &o->desc.params[i];
+        xd_cast_array cast;
+        cast.target = o->states[i].master;
+        cast.target_dtype = XD_DTYPE_F32;
+        cast.source = p->value;
+        cast.source_dtype = p->dtype;
+        cast.count = p->count;
+        if (cast.target) XDI_TRY(kernels.optimizer.cast(&launch, &cast, 1));
+    }
+    return XD_OK;
+}
+
+/* The state on a device: all zero. */
+static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
+    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
+    const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
+    o->device_memory = memory.allocate(o->ctx, bytes);
+    XDI_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
+                "no room for the state of %lld parameters: %zu bytes of the device", (long long)o->desc.param_count,
+                bytes);
+    return memory.fill(&launch, o->device_memory, 0, bytes);
+}
+
+static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t device_bytes) {
+    xd_arena arena = xd_arena_over(o, host_bytes);
+    if (device_bytes) XDI_TRY(xdi_optimizer_allocate_device(o, device_bytes));
+    xd_arena device = xd_arena_over(o->device_memory, device_bytes);
+    xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
+    xdi_optimizer_fill(o);
+    return xdi_optimizer_copy_values(o);
+}
+
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
+    const bool on_device = xdi_train_on_device(ctx);
     xd_optimizer_desc d = *desc;
     xdi_optimizer_defaults(&d);
     XDI_TRY(xdi_optimizer_validate(ctx, &d));
-    xd_arena plan = xd_arena_over(NULL, 0);
-    xdi_optimizer_lay_out(&plan, &d, NULL);
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
     if (!o)
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
                         (long long)d.param_count, plan.peak);
-    xd_arena arena = xd_arena_over(o, plan.peak);
-    xdi_optimizer_lay_out(&arena, &d, o);
     o->ctx = ctx;
     o->desc = d;
-    xdi_optimizer_fill(o);
-    *out = o;
-    return XD_OK;
+    const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
+    if (result == XD_OK)
+        *out = o;
+    else
+        xd_optimizer_destroy(o);
+    return result;
 }
 
 XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
-    if (optimizer) xd_release(optimizer->ctx, optimizer);
+    if (!optimizer) return;
+    if (optimizer->device_memory)
+        xd_ctx_kernels(optimizer->ctx).memory.release(optimizer->ctx, optimizer->device_memory);
+    xd_release(optimizer->ctx, optimizer);
 }
 
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer) {
@@ -10399,7 +14323,7 @@ static float xdi_optimizer_decay(double learning_rate, double weight_decay) {
     return (float)(1.0 - product);
 }
 
-/* The update of parameter `index` for its next step, t. Scalars are formed in double and rounded once. */
+/* The update of parameter `index` for its next step. */
 static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index) {
     const xd_optimizer_desc *d = &o->desc;
     const xd_param *p = &d->params[index];
@@ -10407,7 +14331,6 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     const xd_optimizer_group *group = &o->groups[p->group];
     const double learning_rate = d->learning_rate * group->learning_rate_scale;
     const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
-    const double t = (double)(*state->step + 1);
     xd_update_array u;
     memset(&u, 0, sizeof u);
     u.master = state->master ? state->master : (float *)p->value;
@@ -10420,12 +14343,8 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     u.count = p->count;
     u.decay = xdi_optimizer_decay(learning_rate, weight_decay);
     u.weight_decay = (float)weight_decay;
-    u.fresh = *state->step == 0;
-    u.step_size = (float)learning_rate;
-    if (d->kind != XD_OPTIMIZER_SGD) {
-        u.step_size = (float)(learning_rate / (1.0 - pow(d->beta1, t)));
-        u.root_correction = (float)sqrt(1.0 - pow(d->beta2, t));
-    }
+    u.steps = state->step;
+    u.learning_rate = learning_rate;
     return u;
 }
 
@@ -10434,7 +14353,10 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     xd_update_args args;
     memset(&args, 0, sizeof args);
     args.arrays = o->updates;
-    args.gradient_scale = gradient_scale && *gradient_scale != 1.0f ? gradient_scale : NULL;
+    args.gradient_scale = gradient_scale;
+    if (gradient_scale && !o->device_memory && *gradient_scale == 1.0f) args.gradient_scale = NULL;
+    args.beta1_exact = d->beta1;
+    args.beta2_exact = d->beta2;
     args.one_minus_beta1 = (float)(1.0 - d->beta1);
     args.one_minus_beta2 = (float)(1.0 - d->beta2);
     args.beta2 = (float)d->beta2;
@@ -10445,29 +14367,40 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
+/* Lists the updates of a step, with the shadows that they take along when there is an `average`. */
+static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
+    const xd_optimizer_desc *d = &o->desc;
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const xd_param *p = &d->params[i];
+        XDI_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
+                    "%s: value, dtype, count or flags changed since creation", p->name ? p->name : "(unnamed)");
+        if (!xdi_train_steps(p)) continue;
+        xd_update_array *update = &o->updates[args->array_count++];
+        *update = xdi_optimizer_update(o, i);
+        if (average) xdi_ema_join(average, i, update);
+    }
+    return XD_OK;
+}
+
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
     const xd_optimizer_desc *d = &optimizer->desc;
-    const xd_launch launch = xdi_train_launch(optimizer->ctx);
+    const xd_status *status = desc ? desc->status : NULL;
+    const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(optimizer->ctx).optimizer;
-    if (desc && xdi_train_refused(desc->status)) {
+    xd_ema *ema = desc ? desc->ema : NULL;
+    if (xdi_train_refused(optimizer->ctx, status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
     xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    for (int64_t i = 0; i < d->param_count; i++) {
-        const xd_param *p = &d->params[i];
-        XDI_REQUIRE(optimizer->ctx, xdi_optimizer_same(p, &optimizer->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation",
-                    p->name ? p->name : "(unnamed)");
-        if (p->gradient && xdi_optimizer_owns(p))
-            optimizer->updates[args.array_count++] = xdi_optimizer_update(optimizer, i);
-    }
+    if (ema) XDI_TRY(xdi_ema_unchanged(ema));
+    const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
+    XDI_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
     XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
-    for (int64_t i = 0; i < d->param_count; i++)
-        if (d->params[i].gradient && xdi_optimizer_owns(&d->params[i])) optimizer->steps[i]++;
     if (skipped) *skipped = false;
-    return XD_OK;
+    if (!ema) return XD_OK;
+    return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
 }
 
 /* >>train/clip.c */
@@ -10476,7 +14409,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
-enum { XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
+enum { XDI_CLIP_BATCH = 64, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
     return p->gradient && !p->frozen && !p->buffer && p->count > 0;
@@ -10494,27 +14427,30 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
     return XD_OK;
 }
 
-/* This rank's part. One array at a time, so that the list needs no memory of its own. */
+/* This rank's part, a few arrays at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
-    const xd_launch launch = xdi_train_launch(ctx);
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    xd_norm_array arrays[XDI_CLIP_BATCH];
+    xd_norm_args args;
     XDI_TRY(xdi_clip_validate(ctx, d));
+    args.arrays = arrays;
+    args.array_count = 0;
+    args.type = d->type;
+    args.exact = exact;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         if (!xdi_clip_has_gradient(p)) continue;
-        xd_norm_array array;
-        array.data = p->gradient;
-        array.count = p->count;
-        array.dtype = xdi_train_gradient_dtype(p);
-        array.replica = p->replica;
-        xd_norm_args args;
-        args.arrays = &array;
-        args.array_count = 1;
-        args.type = d->type;
-        args.exact = exact;
+        xd_norm_array *array = &arrays[args.array_count++];
+        array->data = p->gradient;
+        array->count = p->count;
+        array->dtype = xdi_train_gradient_dtype(p);
+        array->replica = p->replica;
+        if (args.array_count < XDI_CLIP_BATCH) continue;
         XDI_TRY(kernels.norm(&launch, &args, sum));
+        args.array_count = 0;
     }
-    return XD_OK;
+    return kernels.norm(&launch, &args, sum);
 }
 
 /* Counts stay exact in double up to 2^53. */
@@ -10563,39 +14499,57 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     return XD_OK;
 }
 
-static double xdi_clip_norm(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return (double)NAN;
-    if (sum->not_finite > 0) return (double)INFINITY;
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xd_norm_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? sqrt(total) : total;
+/* The sums of all ranks where they lie; nothing of them comes to the host. */
+static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
+    /* not_finite, nan and the limbs stand side by side. */
+    const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
+    XDI_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
+    if (type == XD_NORM_MAX)
+        return xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX);
+    return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
+}
+
+/* On a device the sum lies behind the result, and ranks agree on refusals before any of them adds. */
+static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
+                                    xd_gradient_norm *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_result mine = xd_ctx_kernels(ctx).memory.fill(&launch, &out->sum, 0, sizeof out->sum);
+    if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
+    if (!comm) return mine;
+    XDI_TRY(xd_agree(comm, mine));
+    return xdi_clip_exchange_device(comm, d->type, exact, &out->sum);
 }
 
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_clip_args args;
     xd_norm_sum sum;
-    memset(&sum, 0, sizeof sum);
-    const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
-    XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
-    out->norm = xdi_clip_norm(&sum, desc->type, exact);
-    out->not_finite = sum.not_finite;
-    out->coefficient =
-        desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
-    if (desc->status) desc->status->not_finite += sum.not_finite;
-    return XD_OK;
-}
-
-XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = max_norm / (norm + 1e-6);
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? NAN : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
+    args.sum = &sum;
+    if (kernels.device == XD_DEVICE_CPU) {
+        memset(&sum, 0, sizeof sum);
+        const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
+        XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
+    } else {
+        XDI_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
+        args.sum = &out->sum;
+    }
+    args.type = desc->type;
+    args.exact = exact;
+    args.form = desc->form;
+    args.max_norm = desc->max_norm;
+    args.norm = &out->norm;
+    args.not_finite = &out->not_finite;
+    args.coefficient = &out->coefficient;
+    args.status = desc->status;
+    return kernels.clip(&launch, &args);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
-    const xd_launch launch = xdi_train_launch(ctx);
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     for (int64_t i = 0; i < param_count; i++)
         XDI_REQUIRE(
@@ -10627,6 +14581,7 @@ typedef struct xdi_ema_shadow {
     const char *name; /* stripped */
     int64_t source;   /* index into the caller's list */
     xd_dtype dtype;
+    bool tied; /* several entries of the list */
 } xdi_ema_shadow;
 
 /* One name of the caller's list; tied entries point to one shadow. */
@@ -10650,6 +14605,7 @@ struct xd_ema {
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
+    void *device_memory; /* that of the shadows when it is not this block itself */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -10791,9 +14747,10 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
     return p->buffer || d->live_dtype ? p->dtype : d->dtype;
 }
 
-/* Lays everything out behind the object itself. Run once without memory for the size, once with it. */
-static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count,
-                            xd_ema *ema) {
+/* Lays everything out behind the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
+ * without memory for the sizes, once with it. */
+static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc *d, const xd_param *params,
+                            int64_t count, xd_ema *ema) {
     const size_t n = (size_t)count;
     size_t slots = 2;
     while (slots < 2 * n) slots *= 2;
@@ -10815,7 +14772,7 @@ static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_para
         int64_t *shape = NULL;
         if (p->shape) shape = (int64_t *)xd_arena_take_pointer(arena, (size_t)p->dims * sizeof *shape);
         void *value = NULL;
-        if (tie == i) value = xd_arena_take_pointer(arena, (size_t)p->count * xd_dtype_size(dtype));
+        if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
         if (shape) memcpy(shape, p->shape, (size_t)p->dims * sizeof *shape);
@@ -10823,12 +14780,16 @@ static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_para
         laid.created[i].shape = shape;
         laid.names[i].text = text;
         laid.names[i].shadow = tie == i ? laid.shadow_count : laid.names[tie].shadow;
-        if (tie != i) continue;
+        if (tie != i) {
+            laid.shadows[laid.names[i].shadow].tied = true;
+            continue;
+        }
         xdi_ema_shadow *shadow = &laid.shadows[laid.shadow_count++];
         shadow->value = value;
         shadow->name = text;
         shadow->source = i;
         shadow->dtype = dtype;
+        shadow->tied = false;
     }
     if (ema) *ema = laid;
 }
@@ -10845,8 +14806,8 @@ static xd_result xdi_ema_index(xd_ema *ema) {
 }
 
 /* shadow <- live, parameters too when `all`, else buffers only. */
-static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
-    const xd_launch launch = xdi_train_launch(ema->ctx);
+static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
     int64_t n = 0;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
@@ -10862,6 +14823,27 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
     return xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, ema->casts, n);
 }
 
+/* Fills the block that the object stands at the head of. */
+static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params, int64_t count,
+                               size_t host_bytes, size_t device_bytes) {
+    xd_arena arena = xd_arena_over(ema, host_bytes);
+    void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
+    xd_arena device = xd_arena_over(shadows, device_bytes);
+    ema->ctx = ctx;
+    if (device_bytes && !shadows)
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes of the device",
+                        (long long)count, device_bytes);
+    xdi_ema_lay_out(&arena, shadows ? &device : &arena, d, params, count, ema);
+    ema->ctx = ctx;
+    ema->device_memory = shadows;
+    ema->desc = *d;
+    ema->params = params;
+    ema->param_count = count;
+    ema->initialized = d->init_from_current;
+    XDI_TRY(xdi_ema_index(ema));
+    return xdi_ema_copy(ema, true, NULL);
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
@@ -10870,21 +14852,13 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xdi_ema_defaults(&d);
     XDI_TRY(xdi_ema_validate(ctx, &d));
     XDI_TRY(xdi_ema_validate_params(ctx, params, count));
-    xd_arena plan = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(&plan, &d, params, count, NULL);
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
     if (!ema)
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
                         (long long)count, plan.peak);
-    xd_arena arena = xd_arena_over(ema, plan.peak);
-    xdi_ema_lay_out(&arena, &d, params, count, ema);
-    ema->ctx = ctx;
-    ema->desc = d;
-    ema->params = params;
-    ema->param_count = count;
-    ema->initialized = d.init_from_current;
-    xd_result result = xdi_ema_index(ema);
-    if (result == XD_OK) result = xdi_ema_copy(ema, true);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
     if (result == XD_OK)
         *out = ema;
     else
@@ -10893,13 +14867,21 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 }
 
 XD_API void xd_ema_destroy(xd_ema *ema) {
-    if (ema) xd_release(ema->ctx, ema);
+    if (!ema) return;
+    if (ema->device_memory) xd_ctx_kernels(ema->ctx).memory.release(ema->ctx, ema->device_memory);
+    xd_release(ema->ctx, ema);
 }
 
 /* ---- updates ---- */
 
-static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
-    const xd_launch launch = xdi_train_launch(ema->ctx);
+/* A step of this shadow's parameter can take it along. */
+static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
+    return !s->tied && xdi_train_steps(&ema->params[s->source]);
+}
+
+/* `joined`: the step before has averaged the shadows that could join it. */
+static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
     args.array_count = 0;
@@ -10908,7 +14890,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (p->buffer) continue;
+        if (p->buffer || (joined && xdi_ema_can_join(ema, s))) continue;
         xd_lerp_array *lerp = &ema->lerps[args.array_count++];
         lerp->target = s->value;
         lerp->target_dtype = s->dtype;
@@ -10917,10 +14899,10 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
         lerp->count = p->count;
     }
     XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
-    return xdi_ema_copy(ema, false);
+    return xdi_ema_copy(ema, false, status);
 }
 
-static xd_result xdi_ema_unchanged(const xd_ema *ema) {
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
         XDI_REQUIRE(ema->ctx,
@@ -10936,15 +14918,37 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                 (long long)iteration);
     XDI_TRY(xdi_ema_unchanged(ema));
-    if (xdi_train_refused(status)) return XD_OK;
+    if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
     /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
-    if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i);
-    XDI_TRY(xdi_ema_copy(ema, true));
+    if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
+    XDI_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
+}
+
+/* Under the conditions of xd_ema_update for an average: neither before the start, nor the copy at it. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
+    const int64_t i = ema->iteration + 1;
+    if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
+    args->keep = xdi_ema_decay_at(&ema->desc, i);
+    args->weighted_sum = ema->desc.compat_credit;
+    return true;
+}
+
+XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update) {
+    if (index >= ema->param_count) return;
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    if (!xdi_ema_can_join(ema, s)) return;
+    update->average = s->value;
+    update->average_dtype = s->dtype;
+}
+
+XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
+    ema->iteration++;
+    return xdi_ema_average(ema, ema->iteration, true, status);
 }
 
 /* ---- in and out ---- */
@@ -11035,7 +15039,7 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
 
 static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading,
                               bool write) {
-    const xd_launch launch = xdi_train_launch(ema->ctx);
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     char room[XDI_EMA_NAME_ROOM];
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
@@ -11105,17 +15109,18 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
  * does. */
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
 
-/* denominator.c: does position i count? */
-XD_PRIVATE bool xdi_denominator_counts(const int64_t *labels, int64_t ignore_index, const uint8_t *mask,
-                                       int64_t i);
+/* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
+ * several ranks for those of all shards. */
+typedef struct xdi_topk_candidates {
+    int64_t *mine, *all;
+} xdi_topk_candidates;
+/* topk.c: the best of every shard, and the best of those. */
+XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                     const xdi_topk_candidates *c, double *values, int64_t *ids);
 
 /* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
 typedef struct xdi_reduction {
-    int64_t rows;
-    const int64_t *labels;
-    int64_t ignore_index;
-    const uint8_t *mask;
-    const float *row_weight;
+    xd_positions positions; /* the rows, with their weights */
     const double *scale;
     const xd_denominator *denominator;
     double denominator_value;
@@ -11124,34 +15129,53 @@ typedef struct xdi_reduction {
     double hard_weight, soft_weight; /* soft_weight includes tau^2 */
 } xdi_reduction;
 
-/* One row's contribution. */
-typedef struct xdi_row_value {
-    double hard, soft;
-    int finding;  /* xd_row_finding */
-    double value; /* what the status shows of it */
-} xdi_row_value;
-typedef xdi_row_value (*xdi_row_reader)(const void *rows, int64_t row);
-
 XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
-/* Fills row_scale[rows] = w scale / D, 0 for rows that do not count, and gives scale / D. */
-XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
-                                          double *factor);
-XD_PRIVATE int64_t
-xdi_reduction_words(const xdi_reduction *in); /* int64 words of workspace that finish wants */
-XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, const double *row_scale,
-                                          double factor, xdi_row_reader read, const void *rows,
-                                          int64_t *words, xd_loss_values *out);
+/* int64 words of workspace that begin and end share */
+XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in);
+/* Fills row_scale[rows] = w scale / D, 0 for rows that do not count. args go to end, with the rows of a loss
+ * and the outputs per row added. */
+XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale, int64_t *words,
+                                         xd_row_args *args);
+XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
+                                       xd_loss_values *out);
+
+/* compat.c: the generalised JSD of one entry from its logarithms, and A = d loss / d ln student. */
+XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope);
+
+/* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
+typedef struct xdi_loss_plan {
+    xd_loss_desc d;
+    xdi_reduction reduction;
+    xd_kernels kernels;
+    xd_loss_args args;    /* of the rows at hand */
+    double *row_scale;    /* [all rows] */
+    xd_loss_row *rows;    /* [all rows] */
+    double *all_partials; /* other shards' references and sums, of the rows at hand */
+    void *all_mixtures;
+    int64_t *words;
+} xdi_loss_plan;
+
+/* The desc with every default filled in, its reduction, and the checks of both. */
+XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc);
+XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d);
+XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in);
+/* plan->args from plan->d, but for the blocks of the workspace. */
+XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
+/* Takes every block from the arena, for all rows and for `rows_at_once` of them; with a planning arena this is
+ * the size query. False when it does not fit. */
+XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
+/* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
 
 /* >>distill/vocab.c */
-
-#include <string.h>
 
 struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    int64_t *counts;  /* [ranks] scratch for gathers: the same count for every rank */
-    int64_t *offsets; /* [ranks + 1] */
+    xd_device_ops memory; /* that device_offsets are from */
+    int64_t *offsets;     /* [ranks + 1] */
+    int64_t *device_offsets;
 };
 
 static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, int64_t size) {
@@ -11180,6 +15204,12 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     return XD_OK;
 }
 
+/* Words behind device_offsets: three from this rank and three from each while they are agreed on, then the
+ * offsets. */
+static size_t xdi_vocab_words(int ranks) {
+    return 3 * ((size_t)ranks + 1);
+}
+
 static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     xd_vocab *vocab = (xd_vocab *)xd_allocate(ctx, sizeof *vocab);
     if (!vocab) return NULL;
@@ -11187,23 +15217,35 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
     vocab->rank = vocab->tp ? xd_comm_rank(tp) : 0;
     vocab->ranks = vocab->tp ? xd_comm_size(tp) : 1;
-    vocab->counts = (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof *vocab->counts);
+    vocab->memory = xd_ctx_kernels(ctx).memory;
     vocab->offsets = (int64_t *)xd_allocate(ctx, (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets);
-    if (vocab->counts && vocab->offsets) return vocab;
+    vocab->device_offsets =
+        (int64_t *)vocab->memory.allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
+    if (vocab->offsets && vocab->device_offsets) return vocab;
     xd_vocab_destroy(vocab);
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks and checks them; every rank sees the same list and the same
- * error. */
-static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+/* Gathers {begin, end, size} of all ranks, by way of the device, where the group's transport works. */
+static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+    const xd_launch launch = xd_ctx_launch(vocab->ctx);
+    int64_t *send = vocab->device_offsets, *recv = send + 3;
     const void *result;
-    XDI_TRY(xdi_vocab_gather(vocab, mine, all, 3, XD_DTYPE_I64, &result));
-    if (result != (const void *)all) memcpy(all, result, 3 * sizeof *all);
+    XDI_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XDI_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
+    return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
+}
+
+/* Checks what all ranks gave; every rank sees the same list and the same error. */
+static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+    const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
+    const xd_launch launch = xd_ctx_launch(vocab->ctx);
+    XDI_TRY(xdi_vocab_exchange(vocab, mine, all));
     XDI_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
     for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
     vocab->offsets[vocab->ranks] = mine[2];
-    return XD_OK;
+    XDI_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    return vocab->memory.synchronize(&launch);
 }
 
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
@@ -11232,7 +15274,7 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
     if (!vocab) return;
-    xd_release(vocab->ctx, vocab->counts);
+    vocab->memory.release(vocab->ctx, vocab->device_offsets);
     xd_release(vocab->ctx, vocab->offsets);
     xd_release(vocab->ctx, vocab);
 }
@@ -11246,6 +15288,7 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     info.end = vocab->offsets[vocab->rank + 1];
     info.size = vocab->offsets[vocab->ranks];
     info.offsets = vocab->offsets;
+    info.device_offsets = vocab->device_offsets;
     return info;
 }
 
@@ -11259,6 +15302,12 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
         (long long)status->first_row, status->first_value);
     return XD_OK;
+}
+
+XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
+    xd_status host;
+    XDI_TRY(xd_read(ctx, &host, status, sizeof host));
+    return xd_status_check(ctx, &host);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
@@ -11295,8 +15344,7 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
                                       xd_dtype dtype, const void **result) {
     *result = vocab->tp ? all : mine;
     if (!vocab->tp) return XD_OK;
-    for (int i = 0; i < vocab->ranks; i++) vocab->counts[i] = count;
-    return xd_all_gather(vocab->tp, mine, all, vocab->counts, dtype);
+    return xdi_comm_all_gather_equal(vocab->tp, mine, all, count, dtype);
 }
 
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine) {
@@ -11307,52 +15355,30 @@ XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine)
 
 /* >>distill/denominator.c */
 
-#include <math.h>
-
-/* What one rank adds to the count; five integers, so that the sum over ranks is exact. */
-typedef struct xdi_denominator_part {
-    int64_t positions;
-    xd_fixed weight;
-    int64_t refused; /* weights that cannot be */
-    int64_t reserved;
-} xdi_denominator_part;
-
-XD_PRIVATE bool xdi_denominator_counts(const int64_t *labels, int64_t ignore_index, const uint8_t *mask,
-                                       int64_t i) {
-    if (mask && !mask[i]) return false;
-    return !labels || labels[i] != (ignore_index ? ignore_index : XD_IGNORE_INDEX);
-}
-
-static void xdi_denominator_batch(const xd_positions *batch, xdi_denominator_part *part) {
-    for (int64_t i = 0; i < batch->count; i++) {
-        if (!xdi_denominator_counts(batch->labels, batch->ignore_index, batch->mask, i)) continue;
-        part->positions++;
-        if (!batch->weights)
-            part->weight.high += (int64_t)1 << 30;
-        else if (!(batch->weights[i] >= 0.0f) || !xd_fixed_add(&part->weight, (double)batch->weights[i]))
-            part->refused++;
-    }
+/* Adds up all batches in part[XD_COUNT_WORDS], over all ranks. */
+static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
+                                     int64_t batch_count, int64_t *part) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_TRY(kernels.memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    for (int64_t b = 0; b < batch_count; b++) XDI_TRY(kernels.rows.count(&launch, &batches[b], part));
+    if (comm && xd_comm_size(comm) > 1)
+        XDI_TRY(xd_all_reduce(comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+    return XD_OK;
 }
 
 XD_API xd_result xd_denominator_count(xd_ctx *ctx, xd_comm *comm, const xd_positions *batches,
                                       int64_t batch_count, xd_denominator *out) {
-    xdi_denominator_part part = { 0, { 0, 0 }, 0, 0 };
-    for (int64_t b = 0; b < batch_count; b++) {
-        if (batches[b].count < 0)
-            part.refused++;
-        else
-            xdi_denominator_batch(&batches[b], &part);
-    }
-    if (comm && xd_comm_size(comm) > 1)
-        XDI_TRY(xd_all_reduce(comm, &part, &part, (int64_t)(sizeof part / sizeof(int64_t)), XD_DTYPE_I64,
-                              XD_SUM));
-    XDI_REQUIRE(ctx, part.refused == 0, XD_ERROR_ARGUMENT,
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int64_t words[XD_COUNT_WORDS];
+    const bool host = kernels.device == XD_DEVICE_CPU;
+    int64_t *part = host ? words : (int64_t *)(void *)out; /* a GPU counts where the result will be */
+    XDI_TRY(xdi_denominator_add(ctx, comm, batches, batch_count, part));
+    XDI_REQUIRE(ctx, !host || part[XD_COUNT_REFUSED] == 0, XD_ERROR_ARGUMENT,
                 "%lld weights of positions are negative, not finite or too large (or counts negative)",
-                (long long)part.refused);
-    out->positions = part.positions;
-    out->value = xd_fixed_value(part.weight);
-    out->inverse = out->value > 0.0 ? 1.0 / out->value : 0.0;
-    return XD_OK;
+                (long long)words[XD_COUNT_REFUSED]);
+    return kernels.rows.denominator(&launch, part, out);
 }
 
 /* >>distill/shift.c */
@@ -11456,231 +15482,182 @@ XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int ran
 #include <math.h>
 #include <string.h>
 
-/* Partials of a row: largest element, its lowest id, sum of exponentials relative to it. */
-enum { XDI_SOFTMAX_MAX, XDI_SOFTMAX_ARG, XDI_SOFTMAX_SUM, XDI_SOFTMAX_WORDS };
-
-/* Memory of one call: mine[rows * words] and, on several ranks, everyone's. */
+/* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
 typedef struct xdi_softmax_exchange {
-    double *mine, *all;
-    const double *parts; /* [ranks, rows * words] after the exchange */
+    xd_kernels kernels;
+    xd_launch launch;
+    xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
+    double *everyones;
     int64_t words;
 } xdi_softmax_exchange;
 
-/* Checks and memory on this rank alone, then agreed: all ranks go on or none does. */
-static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                  double temperature, int64_t words, xdi_softmax_exchange *x) {
+static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, double temperature,
+                                  xd_softmax_args *a) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1);
+    memset(a, 0, sizeof *a);
+    a->logits = *logits;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
+    a->offsets = info.device_offsets;
+    a->shards = info.ranks;
+    a->temperature = temperature == 0.0 ? 1.0 : temperature;
+}
+
+/* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
+ * are of. */
+static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
+                                  int64_t words, xdi_softmax_exchange *x) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
     memset(x, 0, sizeof *x);
-    x->words = result == XD_OK ? logits->rows * words : 0;
+    x->kernels = xd_ctx_kernels(ctx);
+    x->launch = xd_ctx_launch(ctx);
+    x->words = result == XD_OK ? rows->rows * words : 0;
+    xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
     if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
         result = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
     if (result == XD_OK) {
-        const size_t bytes = (size_t)x->words * sizeof(double);
-        x->mine = (double *)xd_allocate(ctx, bytes ? bytes : 1);
-        x->all = info.ranks > 1 ? (double *)xd_allocate(ctx, bytes ? bytes * (size_t)info.ranks : 1) : NULL;
-        if (!x->mine || (info.ranks > 1 && !x->all))
+        const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
+        x->args.parts = (double *)x->kernels.memory.allocate(ctx, bytes);
+        x->everyones =
+            info.ranks > 1 ? (double *)x->kernels.memory.allocate(ctx, bytes * (size_t)info.ranks) : NULL;
+        if (!x->args.parts || (info.ranks > 1 && !x->everyones))
             result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
     }
     return xdi_vocab_agree(info.tp, NULL, result);
 }
 
 static xd_result xdi_softmax_swap(const xd_vocab *vocab, xdi_softmax_exchange *x) {
-    const void *parts;
-    XDI_TRY(xdi_vocab_gather(vocab, x->mine, x->all, x->words, XD_DTYPE_F64, &parts));
-    x->parts = (const double *)parts;
+    const void *all;
+    XDI_TRY(xdi_vocab_gather(vocab, x->args.parts, x->everyones, x->words, XD_DTYPE_F64, &all));
+    x->args.all = (const double *)all;
+    x->args.all_stride = x->words;
     return XD_OK;
 }
 
 static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
-    xd_release(ctx, x->mine);
-    xd_release(ctx, x->all);
-}
-
-static double xdi_softmax_tau(double temperature) {
-    return temperature == 0.0 ? 1.0 : temperature;
-}
-
-static void xdi_softmax_part(const xd_vocab_info *info, const xd_rows *logits, int64_t r, double tau,
-                             double *part) {
-    const int64_t columns = info->end - info->begin;
-    int64_t arg;
-    part[XDI_SOFTMAX_MAX] = xdi_loss_row_max(logits, r, columns, &arg);
-    part[XDI_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + info->begin);
-    part[XDI_SOFTMAX_SUM] = 0.0;
-    for (int64_t c = 0; c < columns && part[XDI_SOFTMAX_MAX] > -INFINITY; c++)
-        part[XDI_SOFTMAX_SUM] += exp((xdi_loss_load(logits, r, c) - part[XDI_SOFTMAX_MAX]) / tau);
-}
-
-/* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
-static void xdi_softmax_join(const xdi_softmax_exchange *x, int ranks, int64_t row, double tau,
-                             double *whole) {
-    whole[XDI_SOFTMAX_MAX] = -INFINITY;
-    whole[XDI_SOFTMAX_ARG] = -1.0;
-    whole[XDI_SOFTMAX_SUM] = 0.0;
-    for (int i = 0; i < ranks; i++) {
-        const double *part = x->parts + i * x->words + row * XDI_SOFTMAX_WORDS;
-        const bool first = whole[XDI_SOFTMAX_ARG] < 0.0 && part[XDI_SOFTMAX_ARG] >= 0.0;
-        if (!first && !(part[XDI_SOFTMAX_MAX] > whole[XDI_SOFTMAX_MAX])) continue;
-        whole[XDI_SOFTMAX_MAX] = part[XDI_SOFTMAX_MAX];
-        whole[XDI_SOFTMAX_ARG] = part[XDI_SOFTMAX_ARG];
-    }
-    for (int i = 0; i < ranks; i++) {
-        const double *part = x->parts + i * x->words + row * XDI_SOFTMAX_WORDS;
-        if (isnan(part[XDI_SOFTMAX_MAX])) whole[XDI_SOFTMAX_SUM] = NAN;
-        if (part[XDI_SOFTMAX_MAX] > -INFINITY)
-            whole[XDI_SOFTMAX_SUM] +=
-                part[XDI_SOFTMAX_SUM] * exp((part[XDI_SOFTMAX_MAX] - whole[XDI_SOFTMAX_MAX]) / tau);
-    }
+    x->kernels.memory.release(ctx, x->args.parts);
+    x->kernels.memory.release(ctx, x->everyones);
 }
 
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const double tau = xdi_softmax_tau(temperature);
     xdi_softmax_exchange x;
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XDI_SOFTMAX_WORDS, &x);
-    if (result == XD_OK) {
-        for (int64_t r = 0; r < logits.rows; r++)
-            xdi_softmax_part(&info, &logits, r, tau, x.mine + r * XDI_SOFTMAX_WORDS);
-        result = xdi_softmax_swap(vocab, &x);
-    }
-    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++) {
-        double whole[XDI_SOFTMAX_WORDS];
-        xdi_softmax_join(&x, info.ranks, r, tau, whole);
-        if (log_sum_exp) log_sum_exp[r] = whole[XDI_SOFTMAX_MAX] / tau + log(whole[XDI_SOFTMAX_SUM]);
-        if (argmax) argmax[r] = (int64_t)whole[XDI_SOFTMAX_ARG];
-    }
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
+    x.args.log_sum_exp = log_sum_exp;
+    x.args.argmax = argmax;
+    if (result == XD_OK) result = x.kernels.softmax.stats(&x.launch, &x.args);
+    if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
+    if (result == XD_OK) result = x.kernels.softmax.merge(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
     return result;
 }
 
-/* log_sum_exp of every row in memory of the context, agreed. */
+/* log_sum_exp of every row in memory of the device, agreed. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
-    *lse = result == XD_OK ? (double *)xd_allocate(ctx, rows * sizeof **lse) : NULL;
+    *lse = result == XD_OK ? (double *)memory.allocate(ctx, rows * sizeof **lse) : NULL;
     if (result == XD_OK && !*lse) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
-    xd_release(ctx, *lse);
+    memory.release(ctx, *lse);
     *lse = NULL;
     return result;
 }
 
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const double tau = xdi_softmax_tau(temperature);
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_softmax_args args;
     double *lse;
     XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
-    for (int64_t r = 0; r < logits.rows; r++)
-        for (int64_t c = 0; c < info.end - info.begin; c++)
-            xdi_loss_store(&out, r, c, xdi_loss_load(&logits, r, c) / tau - lse[r]);
-    xd_release(ctx, lse);
-    return XD_OK;
+    xdi_softmax_fill_args(vocab, &logits, temperature, &args);
+    args.log_sum_exp = lse;
+    args.out = out;
+    const xd_result result = kernels.softmax.write(&launch, &args);
+    kernels.memory.release(ctx, lse);
+    return result;
 }
 
 XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                          double temperature, xd_rows weight, xd_rows gradient) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const int64_t columns = info.end - info.begin;
-    const double tau = xdi_softmax_tau(temperature);
     xdi_softmax_exchange x;
     double *lse;
     XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
-    for (int64_t r = 0; r < weight.rows && result == XD_OK; r++) {
-        x.mine[r] = 0.0;
-        for (int64_t c = 0; c < columns; c++) x.mine[r] += xdi_loss_load(&weight, r, c);
-    }
+    x.args.weights = weight;
+    x.args.logits = logits;
+    x.args.log_sum_exp = lse;
+    x.args.out = gradient;
+    if (result == XD_OK) result = x.kernels.softmax.row_sums(&x.launch, &x.args);
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
-    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++) {
-        double sum = 0.0;
-        for (int i = 0; i < info.ranks; i++) sum += x.parts[i * x.words + r];
-        for (int64_t c = 0; c < columns; c++) {
-            const double p = exp(xdi_loss_load(&logits, r, c) / tau - lse[r]);
-            xdi_loss_store(&gradient, r, c, (xdi_loss_load(&weight, r, c) - p * sum) / tau);
-        }
-        for (int64_t c = columns; c < gradient.cols; c++) xdi_loss_store(&gradient, r, c, 0.0);
-    }
+    if (result == XD_OK) result = x.kernels.softmax.write_backward(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
-    xd_release(ctx, lse);
+    x.kernels.memory.release(ctx, lse);
     return result;
 }
 
-/* values[r, j] of this shard's ids, 0 elsewhere, then each taken from the rank that owns it. */
-static void xdi_softmax_pick(const xd_vocab_info *info, const xd_rows *logits, const int64_t *ids, int64_t n,
-                             int64_t stride, double *mine) {
-    for (int64_t r = 0; r < logits->rows; r++)
-        for (int64_t j = 0; j < n; j++) {
-            const int64_t id = ids[r * stride + j];
-            const bool owned = id >= info->begin && id < info->end;
-            mine[r * n + j] = owned ? xdi_loss_load(logits, r, id - info->begin) : 0.0;
-        }
-}
-
-static int xdi_softmax_owner(const xd_vocab_info *info, int64_t id) {
-    int owner = 0;
-    if (id < 0 || id >= info->size) return -1;
-    while (id >= info->offsets[owner + 1]) owner++;
-    return owner;
+/* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
+static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                     double temperature, double *lse, const int64_t *ids, int64_t n,
+                                     int64_t stride, double *values) {
+    xdi_softmax_exchange x;
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &x);
+    x.args.log_sum_exp = lse;
+    x.args.ids = ids;
+    x.args.ids_count = n;
+    x.args.ids_stride = stride;
+    x.args.values = values;
+    if (result == XD_OK) result = x.kernels.softmax.pick(&x.launch, &x.args);
+    if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
+    if (result == XD_OK) result = x.kernels.softmax.take(&x.launch, &x.args);
+    xdi_softmax_close(ctx, &x);
+    return result;
 }
 
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
                                    int64_t n, int64_t ids_stride, double *values) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    xdi_softmax_exchange x;
+    const int64_t size = xd_vocab_describe(vocab).size;
+    const bool readable = xd_ctx_kernels(ctx).device == XD_DEVICE_CPU;
     XDI_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
                 "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
-    for (int64_t j = 0; j < n && ids_stride == 0; j++)
-        XDI_REQUIRE(ctx, xdi_softmax_owner(&info, ids[j]) >= 0, XD_ERROR_ARGUMENT,
-                    "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)info.size);
-    xd_result result = xdi_softmax_open(ctx, vocab, &logits, 0.0, n, &x);
-    if (result == XD_OK) {
-        xdi_softmax_pick(&info, &logits, ids, n, ids_stride, x.mine);
-        result = xdi_softmax_swap(vocab, &x);
-    }
-    for (int64_t i = 0; i < x.words && result == XD_OK; i++) {
-        const int owner = xdi_softmax_owner(&info, ids[i / n * ids_stride + i % n]);
-        values[i] = owner < 0 ? (double)NAN : x.parts[owner * x.words + i];
-    }
-    xdi_softmax_close(ctx, &x);
-    return result;
+    for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
+        XDI_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
+                    "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
 }
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                      const int64_t *ids, double *log_probs) {
     double *lse;
     XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
-    const xd_result result = xd_gather_columns(ctx, vocab, logits, ids, 1, 1, log_probs);
-    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++)
-        log_probs[r] = log_probs[r] / xdi_softmax_tau(temperature) - lse[r];
-    xd_release(ctx, lse);
+    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
+    xd_ctx_kernels(ctx).memory.release(ctx, lse);
     return result;
 }
 
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                               double temperature, const int64_t *ids, const float *weight,
                                               xd_rows gradient) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const double tau = xdi_softmax_tau(temperature);
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_softmax_args args;
     double *lse;
     XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
-    for (int64_t r = 0; r < logits.rows; r++) {
-        const bool counts = weight[r] != 0.0f && xdi_softmax_owner(&info, ids[r]) >= 0;
-        const int64_t columns = counts ? info.end - info.begin : 0;
-        for (int64_t c = 0; c < columns; c++) {
-            const double p = exp(xdi_loss_load(&logits, r, c) / tau - lse[r]);
-            xdi_loss_store(&gradient, r, c,
-                           ((c + info.begin == ids[r] ? 1.0 : 0.0) - p) * (double)weight[r] / tau);
-        }
-        for (int64_t c = columns; c < gradient.cols; c++) xdi_loss_store(&gradient, r, c, 0.0);
-    }
-    xd_release(ctx, lse);
-    return XD_OK;
+    xdi_softmax_fill_args(vocab, &logits, temperature, &args);
+    args.log_sum_exp = lse;
+    args.ids = ids;
+    args.weight = weight;
+    args.out = gradient;
+    const xd_result result = kernels.softmax.write_target_backward(&launch, &args);
+    kernels.memory.release(ctx, lse);
+    return result;
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
@@ -11690,28 +15667,38 @@ static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *po
     return XD_OK;
 }
 
+/* What accuracy needs: two denominators, then argmax and hits of every row. */
+static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                      const xd_positions *positions, xd_comm *comm, void *memory,
+                                      double *out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_denominator *counted = (xd_denominator *)memory, *hit = counted + 1;
+    int64_t *argmax = (int64_t *)(void *)(hit + 1);
+    uint8_t *hits = (uint8_t *)(argmax + logits->rows);
+    xd_positions right = *positions; /* those where the argmax is the label */
+    right.mask = hits;
+    xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
+    XDI_TRY(xdi_vocab_agree(NULL, comm, result));
+    XDI_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
+    XDI_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
+    XDI_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
+    return kernels.rows.ratio(&launch, hit, counted, out);
+}
+
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out) {
-    const size_t rows = logits.rows > 0 ? (size_t)logits.rows : 1;
-    xd_positions right = *positions; /* those where the argmax is the label */
-    xd_denominator counted, hit;
-    int64_t *argmax = NULL;
+    const xd_device_ops device = xd_ctx_kernels(ctx).memory;
+    void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
-    if (result == XD_OK) argmax = (int64_t *)xd_allocate(ctx, rows * (sizeof *argmax + 1));
-    if (result == XD_OK && !argmax) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
-    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
-    if (result == XD_OK) result = xd_row_stats(ctx, vocab, logits, 0.0, NULL, argmax);
-    result = xdi_vocab_agree(NULL, comm, result);
     if (result == XD_OK) {
-        uint8_t *mask = (uint8_t *)(argmax + rows);
-        for (int64_t r = 0; r < logits.rows; r++)
-            mask[r] = argmax[r] == positions->labels[r] && (!positions->mask || positions->mask[r]);
-        right.mask = mask;
-        result = xd_denominator_count(ctx, comm, positions, 1, &counted);
+        const size_t rows = (size_t)logits.rows;
+        memory = device.allocate(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
+        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     }
-    if (result == XD_OK) result = xd_denominator_count(ctx, comm, &right, 1, &hit);
-    if (result == XD_OK) *out = counted.value > 0.0 ? hit.value / counted.value : 0.0;
-    xd_release(ctx, argmax);
+    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
+    if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
+    device.release(ctx, memory);
     return result;
 }
 
@@ -11720,22 +15707,16 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
 #include <math.h>
 #include <string.h>
 
-/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+/* Where the pieces of a reduction lie in its words, after this rank's record and all ranks' records. */
 enum {
-    XDI_REDUCTION_HARD, /* a double's bits, or two limbs in INVARIANT mode */
-    XDI_REDUCTION_SOFT = 2,
-    XDI_REDUCTION_COUNTED = 4,
-    XDI_REDUCTION_LABEL,
-    XDI_REDUCTION_NOT_FINITE,
-    XDI_REDUCTION_OVERFLOW,
-    XDI_REDUCTION_FIRST_ROW,
-    XDI_REDUCTION_FIRST_VALUE,
-    XDI_REDUCTION_WORDS
+    XDI_REDUCTION_FACTOR,
+    XDI_REDUCTION_PART,
+    XDI_REDUCTION_DENOMINATOR = XDI_REDUCTION_PART + XD_COUNT_WORDS
 };
-
-static bool xdi_reduction_invariant(xd_ctx *ctx) {
-    return xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-}
+enum {
+    XDI_REDUCTION_DENOMINATOR_WORDS = (int)(sizeof(xd_denominator) / sizeof(int64_t)),
+    XDI_REDUCTION_EXTRA = XDI_REDUCTION_DENOMINATOR + XDI_REDUCTION_DENOMINATOR_WORDS
+};
 
 static int xdi_reduction_ranks(const xdi_reduction *in) {
     return in->comm ? xd_comm_size(in->comm) : 1;
@@ -11746,162 +15727,71 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                 "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XDI_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                 "denominator %g must be finite and not negative", in->denominator_value);
-    XDI_REQUIRE(ctx, !in->scale || isfinite(*in->scale), XD_ERROR_ARGUMENT, "scale %g must be finite",
-                *in->scale);
-    for (int64_t r = 0; in->row_weight && r < in->rows; r++)
-        XDI_REQUIRE(ctx, isfinite((double)in->row_weight[r]), XD_ERROR_ARGUMENT,
-                    "weight %g of row %lld must be finite", (double)in->row_weight[r], (long long)r);
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
-                                          double *factor) {
-    double inverse = 0.0;
-    if (in->denominator) {
-        inverse = in->denominator->inverse;
-    } else if (in->denominator_value > 0.0) {
-        inverse = 1.0 / in->denominator_value;
-    } else {
-        xd_positions batch;
-        xd_denominator counted;
-        batch.count = in->rows;
-        batch.labels = in->labels;
-        batch.ignore_index = in->ignore_index;
-        batch.mask = in->mask;
-        batch.weights = NULL;
-        XDI_TRY(xd_denominator_count(ctx, in->comm, &batch, 1, &counted));
-        inverse = counted.inverse;
-    }
-    *factor = (in->scale ? *in->scale : 1.0) * inverse;
-    for (int64_t r = 0; r < in->rows; r++) {
-        const bool counts = xdi_denominator_counts(in->labels, in->ignore_index, in->mask, r);
-        row_scale[r] = counts ? (in->row_weight ? (double)in->row_weight[r] : 1.0) * *factor : 0.0;
-    }
+    XDI_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
 }
 
 XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in) {
-    return (int64_t)XDI_REDUCTION_WORDS * (xdi_reduction_ranks(in) + 1) + xdi_reduction_ranks(in);
+    return (int64_t)XD_RECORD_WORDS * (xdi_reduction_ranks(in) + 1) + XDI_REDUCTION_EXTRA;
 }
 
-static void xdi_reduction_put(int64_t *word, double value) {
-    memcpy(word, &value, sizeof value);
+/* Counts the rows of this call over all ranks, where the caller gave no denominator. */
+static xd_result xdi_reduction_count(const xdi_reduction *in, const xd_kernels *kernels,
+                                     const xd_launch *launch, int64_t *part, xd_denominator *out) {
+    xd_positions rows = in->positions;
+    rows.weights = NULL;
+    XDI_TRY(kernels->memory.fill(launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    XDI_TRY(kernels->rows.count(launch, &rows, part));
+    if (xdi_reduction_ranks(in) > 1)
+        XDI_TRY(xd_all_reduce(in->comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+    return kernels->rows.denominator(launch, part, out);
 }
 
-static double xdi_reduction_get(const int64_t *word) {
-    double value;
-    memcpy(&value, word, sizeof value);
-    return value;
-}
-
-static void xdi_reduction_find(int64_t *mine, int64_t row, xdi_row_value value) {
-    const int which = value.finding == (int)XD_ROW_LABEL      ? XDI_REDUCTION_LABEL
-                      : value.finding == (int)XD_ROW_OVERFLOW ? XDI_REDUCTION_OVERFLOW
-                                                              : XDI_REDUCTION_NOT_FINITE;
-    if (mine[XDI_REDUCTION_LABEL] + mine[XDI_REDUCTION_NOT_FINITE] + mine[XDI_REDUCTION_OVERFLOW] == 0) {
-        mine[XDI_REDUCTION_FIRST_ROW] = row;
-        xdi_reduction_put(mine + XDI_REDUCTION_FIRST_VALUE, value.value);
+XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                         int64_t *words, xd_row_args *args) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int64_t *extra = words + XD_RECORD_WORDS * (xdi_reduction_ranks(in) + 1);
+    memset(args, 0, sizeof *args);
+    args->positions = in->positions;
+    args->scale = in->scale;
+    args->denominator = in->denominator;
+    args->denominator_value = in->denominator_value;
+    args->row_scale = row_scale;
+    args->factor = (double *)(void *)(extra + XDI_REDUCTION_FACTOR);
+    args->hard_weight = in->hard_weight;
+    args->soft_weight = in->soft_weight;
+    args->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    args->record = words;
+    args->ranks = xdi_reduction_ranks(in);
+    args->records = args->ranks > 1 ? words + XD_RECORD_WORDS : words;
+    if (!in->denominator && in->denominator_value == 0.0) {
+        xd_denominator *own = (xd_denominator *)(void *)(extra + XDI_REDUCTION_DENOMINATOR);
+        XDI_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
+        args->denominator = own;
     }
-    mine[which]++;
+    return kernels.rows.scales(&launch, args);
 }
 
-/* This rank's rows: weighted sums, findings, how many count. */
-static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, xdi_row_reader read,
-                              const void *rows, bool invariant, int64_t *mine) {
-    double hard = 0.0, soft = 0.0;
-    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
-    memset(mine, 0, XDI_REDUCTION_WORDS * sizeof *mine);
-    for (int64_t r = 0; r < in->rows; r++) {
-        const double weight = in->row_weight ? (double)in->row_weight[r] : 1.0;
-        if (xdi_denominator_counts(in->labels, in->ignore_index, in->mask, r)) mine[XDI_REDUCTION_COUNTED]++;
-        if (row_scale[r] == 0.0) continue;
-        xdi_row_value value = read(rows, r);
-        if (value.finding != (int)XD_ROW_FINE) {
-            xdi_reduction_find(mine, r, value);
-            continue;
-        }
-        hard += weight * value.hard;
-        soft += weight * value.soft;
-        if (!invariant) continue;
-        value.finding = (int)XD_ROW_OVERFLOW;
-        if (!xd_fixed_add(&fixed_hard, weight * value.hard) ||
-            !xd_fixed_add(&fixed_soft, weight * value.soft))
-            xdi_reduction_find(mine, r, value);
-    }
-    if (invariant) {
-        memcpy(mine + XDI_REDUCTION_HARD, &fixed_hard, sizeof fixed_hard);
-        memcpy(mine + XDI_REDUCTION_SOFT, &fixed_soft, sizeof fixed_soft);
-    } else {
-        xdi_reduction_put(mine + XDI_REDUCTION_HARD, hard);
-        xdi_reduction_put(mine + XDI_REDUCTION_SOFT, soft);
-    }
-}
-
-/* Sum of one loss over the ranks' records, in rank order or as limbs. */
-static double xdi_reduction_total(const int64_t *all, int ranks, int which, bool invariant) {
-    double sum = 0.0;
-    xd_fixed fixed = { 0, 0 };
-    for (int i = 0; i < ranks; i++) {
-        const int64_t *word = all + i * XDI_REDUCTION_WORDS + which;
-        if (invariant) {
-            fixed.high += word[0];
-            fixed.low += word[1];
-        } else {
-            sum += xdi_reduction_get(word);
-        }
-    }
-    return invariant ? xd_fixed_value(fixed) : sum;
-}
-
-static int64_t xdi_reduction_count(const int64_t *all, int ranks, int which) {
-    int64_t sum = 0;
-    for (int i = 0; i < ranks; i++) sum += all[i * XDI_REDUCTION_WORDS + which];
-    return sum;
-}
-
-/* Adds the findings of all ranks; the first one is that of the lowest rank. */
-static void xdi_reduction_status(const int64_t *all, int ranks, bool nothing, xd_status *status) {
-    const int64_t label = xdi_reduction_count(all, ranks, XDI_REDUCTION_LABEL);
-    const int64_t not_finite = xdi_reduction_count(all, ranks, XDI_REDUCTION_NOT_FINITE);
-    const int64_t overflow = xdi_reduction_count(all, ranks, XDI_REDUCTION_OVERFLOW);
-    const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
-    for (int i = 0; i < ranks && clean; i++) {
-        const int64_t *part = all + i * XDI_REDUCTION_WORDS;
-        if (part[XDI_REDUCTION_LABEL] + part[XDI_REDUCTION_NOT_FINITE] + part[XDI_REDUCTION_OVERFLOW] == 0)
-            continue;
-        status->first_row = part[XDI_REDUCTION_FIRST_ROW];
-        status->first_value = xdi_reduction_get(part + XDI_REDUCTION_FIRST_VALUE);
-        break;
-    }
-    status->label_out_of_range += label;
-    status->not_finite += not_finite;
-    status->overflow += overflow;
-    if (nothing) status->nothing_counted++;
-}
-
-XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, const double *row_scale,
-                                          double factor, xdi_row_reader read, const void *rows,
-                                          int64_t *words, xd_loss_values *out) {
-    const int ranks = xdi_reduction_ranks(in);
-    const bool invariant = xdi_reduction_invariant(ctx);
-    int64_t *mine = words, *counts = words + XDI_REDUCTION_WORDS, *all = counts + ranks;
+XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
+                                       xd_loss_values *out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const bool host = kernels.device == XD_DEVICE_CPU;
+    xd_launch launch = xd_ctx_launch(ctx);
+    xd_loss_values values;
     xd_status found;
     memset(&found, 0, sizeof found);
-    xdi_reduction_sum(in, row_scale, read, rows, invariant, mine);
-    if (ranks > 1) {
-        for (int i = 0; i < ranks; i++) counts[i] = (int64_t)XDI_REDUCTION_WORDS;
-        XDI_TRY(xd_all_gather(in->comm, mine, all, counts, XD_DTYPE_I64));
-    } else {
-        all = mine;
-    }
-    out->hard = xdi_reduction_total(all, ranks, XDI_REDUCTION_HARD, invariant) * factor;
-    out->soft = xdi_reduction_total(all, ranks, XDI_REDUCTION_SOFT, invariant) * factor;
-    out->loss = in->hard_weight * out->hard + in->soft_weight * out->soft;
-    out->counted = xdi_reduction_count(all, ranks, XDI_REDUCTION_COUNTED);
-    const bool nothing =
-        in->denominator ? in->denominator->inverse == 0.0 : out->counted == 0 && in->denominator_value == 0.0;
-    xdi_reduction_status(all, ranks, nothing, in->status ? in->status : &found);
-    return in->status ? XD_OK : xd_status_check(ctx, &found);
+    launch.status = in->status ? in->status : &found;
+    args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
+    XDI_TRY(kernels.rows.sum(&launch, args));
+    if (args->ranks > 1)
+        XDI_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
+                                          XD_RECORD_WORDS, XD_DTYPE_I64));
+    XDI_TRY(kernels.rows.finish(&launch, args));
+    if (!in->status) XDI_TRY(xd_status_check(ctx, &found));
+    if (host) *out = values;
+    return XD_OK;
 }
 
 /* >>distill/loss.c */
@@ -11909,19 +15799,7 @@ XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, 
 #include <math.h>
 #include <string.h>
 
-/* Where everything of one call lies in the workspace. */
-typedef struct xdi_loss_plan {
-    xd_loss_desc d;
-    xdi_reduction reduction;
-    xd_loss_kernels kernels;
-    xd_loss_args args;
-    double *row_scale;
-    double *all_partials; /* other shards' references and sums */
-    void *all_mixtures;
-    int64_t *words;
-} xdi_loss_plan;
-
-static xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
+XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
     xd_loss_desc d = *desc;
     if (d.hard_weight == 0.0 && d.soft_weight == 0.0) {
         d.hard_weight = d.labels ? 1.0 : 0.0;
@@ -11938,13 +15816,13 @@ static xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
     return d;
 }
 
-static xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
+XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
     xdi_reduction in;
-    in.rows = d->student.rows;
-    in.labels = d->labels;
-    in.ignore_index = d->ignore_index;
-    in.mask = d->mask;
-    in.row_weight = d->row_weight;
+    in.positions.count = d->student.rows;
+    in.positions.labels = d->labels;
+    in.positions.ignore_index = d->ignore_index;
+    in.positions.mask = d->mask;
+    in.positions.weights = d->row_weight;
     in.scale = d->scale;
     in.denominator = d->denominator;
     in.denominator_value = d->denominator_value;
@@ -11964,7 +15842,7 @@ static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
     return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
 }
 
-static xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
+XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
                 "the loss has neither labels nor a teacher");
@@ -11989,7 +15867,7 @@ static xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi
 }
 
 static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
-    const double size = (double)a->offsets[a->shards];
+    const double size = (double)a->size;
     const double mass = d->smoothing == XD_SMOOTHING_MEGATRON && d->label_smoothing > 0.0
                             ? d->label_smoothing * size / (size - 1.0)
                             : d->label_smoothing;
@@ -11997,7 +15875,7 @@ static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
     a->uniform_weight = mass / size;
 }
 
-static void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
+XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     const xd_loss_desc *d = &plan->d;
     const xd_vocab_info info = xd_vocab_describe(d->vocab);
     xd_loss_args *a = &plan->args;
@@ -12005,7 +15883,10 @@ static void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->student = d->student;
     a->teacher = d->teacher;
     a->labels = d->labels;
-    a->offsets = info.offsets;
+    a->offsets = info.device_offsets;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
     a->shard = info.rank;
     a->shards = info.ranks;
     a->temperature = d->temperature;
@@ -12018,20 +15899,20 @@ static void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     xdi_loss_smoothing(d, a);
 }
 
-/* Takes every block from the arena; with a planning arena this is the size query. False when it does not fit.
- * A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
+/* A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
  * for the wider. */
-static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
-    const size_t rows = (size_t)plan->d.student.rows, ranks = (size_t)plan->args.shards;
+XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
+    const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
+    const size_t ranks = (size_t)plan->args.shards;
     const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
     const size_t words = (size_t)xdi_reduction_words(&plan->reduction) * sizeof(int64_t);
-    const size_t sizes[7] = { rows * sizeof(double),
+    const size_t sizes[7] = { all * sizeof(double),
                               rows * partials,
                               rows * mixtures,
-                              rows * sizeof(xd_loss_row),
+                              all * sizeof(xd_loss_row),
                               gathered * partials,
                               gathered * mixtures,
                               words };
@@ -12044,7 +15925,8 @@ static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
     plan->args.references = (double *)(void *)(arena->base + at[1]);
     plan->args.sums = plan->args.references + rows * XD_LOSS_REFERENCES;
     plan->args.mixtures = arena->base + at[2];
-    plan->args.row = (xd_loss_row *)(void *)(arena->base + at[3]);
+    plan->rows = (xd_loss_row *)(void *)(arena->base + at[3]);
+    plan->args.row = plan->rows;
     plan->all_partials = (double *)(void *)(arena->base + at[4]);
     plan->all_mixtures = arena->base + at[5];
     plan->words = (int64_t *)(void *)(arena->base + at[6]);
@@ -12054,7 +15936,7 @@ static bool xdi_loss_layout(xdi_loss_plan *plan, xd_arena *arena) {
 /* One exchange: each shard's own references and, behind them, its sums. */
 static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = plan->d.student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
+    const int64_t rows = a->student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
     const void *all;
     XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
@@ -12068,67 +15950,59 @@ static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
  * mesh. */
 static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t rows = plan->d.student.rows, shards = a->shards;
+    const int64_t rows = a->student.rows, shards = a->shards;
     const void *all;
     XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
                              XD_DTYPE_F64, &all));
     a->all_references = (const double *)all;
     a->reference_stride = rows * XD_LOSS_REFERENCES;
     a->sums_stride = rows * XD_LOSS_SUMS;
-    XDI_TRY(plan->kernels.merge_references(launch, a));
-    XDI_TRY(plan->kernels.stats(launch, a));
+    XDI_TRY(plan->kernels.loss.merge_references(launch, a));
+    XDI_TRY(plan->kernels.loss.stats(launch, a));
     return xdi_vocab_gather(plan->d.vocab, a->sums, plan->all_partials + shards * a->reference_stride,
                             rows * XD_LOSS_SUMS * 2, XD_DTYPE_I64, &a->all_sums);
 }
 
 static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    const int64_t words = plan->d.student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
-    XDI_TRY(plan->kernels.mixture(launch, a));
+    const int64_t words = a->student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
+    XDI_TRY(plan->kernels.loss.mixture(launch, a));
     XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
                              a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
-    return plan->kernels.mixture_combine(launch, a);
+    return plan->kernels.loss.mixture_combine(launch, a);
 }
 
-/* Logits to the scalars of every row. */
+/* Logits to partials of this shard and, by the exchange, of all. */
 static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
     xd_loss_args *a = &plan->args;
-    XDI_TRY(plan->kernels.references(launch, a));
-    if (a->fixed) {
-        XDI_TRY(xdi_loss_gather_fixed(launch, plan));
-    } else {
-        XDI_TRY(plan->kernels.stats(launch, a));
-        XDI_TRY(xdi_loss_gather(plan));
+    if (!a->fixed && plan->kernels.loss.fused) {
+        XDI_TRY(plan->kernels.loss.fused(launch, a));
+        return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
     }
-    XDI_TRY(plan->kernels.combine(launch, a));
-    return a->teacher.data && a->divergence == XD_JSD ? xdi_loss_mixture(launch, plan) : XD_OK;
+    XDI_TRY(plan->kernels.loss.references(launch, a));
+    if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
+    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    return xdi_loss_gather(plan);
 }
 
-/* What the reduction reads of a row. */
-static xdi_row_value xdi_loss_read_row(const void *args, int64_t r) {
-    const xd_loss_args *a = (const xd_loss_args *)args;
-    xdi_row_value value;
-    value.hard = a->row[r].hard;
-    value.soft = a->row[r].soft;
-    value.finding = a->row[r].finding;
-    value.value = value.finding == (int)XD_ROW_LABEL ? (double)a->labels[r] : a->row[r].max;
-    return value;
+XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
+    xd_loss_args *a = &plan->args;
+    XDI_TRY(xdi_loss_partials(launch, plan));
+    if (!a->fixed && a->shards == 1 && plan->kernels.loss.fused) return XD_OK;
+    XDI_TRY(plan->kernels.loss.combine(launch, a));
+    if (a->teacher.data && a->divergence == XD_JSD) XDI_TRY(xdi_loss_mixture(launch, plan));
+    return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
 }
 
 static xd_result xdi_loss_run(xd_ctx *ctx, xdi_loss_plan *plan, xd_loss_values *out) {
     const xd_loss_desc *d = &plan->d;
-    double factor;
-    xd_launch launch;
-    memset(&launch, 0, sizeof launch);
-    launch.ctx = ctx;
-    XDI_TRY(xdi_reduction_scales(ctx, &plan->reduction, plan->row_scale, &factor));
-    XDI_TRY(xdi_loss_partials(&launch, plan));
-    if (d->gradient.data) XDI_TRY(plan->kernels.grad(&launch, &plan->args));
-    for (int64_t r = 0; d->row_loss && r < d->student.rows; r++)
-        d->row_loss[r] = (float)(plan->reduction.hard_weight * plan->args.row[r].hard +
-                                 plan->reduction.soft_weight * plan->args.row[r].soft);
-    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_loss_read_row,
-                                &plan->args, plan->words, out);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_row_args rows;
+    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
+    XDI_TRY(xdi_loss_rows(&launch, plan));
+    rows.loss_rows = plan->rows;
+    rows.row_loss = d->row_loss;
+    return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
 }
 
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
@@ -12138,18 +16012,18 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     size_t bytes = desc->workspace_bytes;
     plan->d = xdi_loss_defaults(desc);
     plan->reduction = xdi_loss_reduction(&plan->d);
-    plan->kernels = xd_ctx_kernels(ctx).loss;
+    plan->kernels = xd_ctx_kernels(ctx);
     XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
     xdi_loss_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, &planning), XD_ERROR_ARGUMENT,
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
                 "the workspace would not fit into memory");
     if (!memory) {
         bytes = planning.peak;
-        memory = *owned = xd_allocate(ctx, bytes);
+        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
         XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, &arena), XD_ERROR_ARGUMENT,
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
                 "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
 }
@@ -12161,175 +16035,845 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc) {
     plan.d = xdi_loss_defaults(desc);
     plan.reduction = xdi_loss_reduction(&plan.d);
     xdi_loss_fill_args(NULL, &plan);
-    return xdi_loss_layout(&plan, &arena) ? arena.peak : 0;
+    return xdi_loss_layout(&plan, plan.d.student.rows, &arena) ? arena.peak : 0;
 }
 
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xdi_loss_plan plan;
-    xd_loss_values values = { 0.0, 0.0, 0.0, 0 };
     void *owned = NULL;
     xd_result result = xdi_loss_prepare(ctx, desc, &plan, &owned);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
-    if (result == XD_OK) result = xdi_loss_run(ctx, &plan, &values);
-    if (result == XD_OK) *out = values;
-    xd_release(ctx, owned);
+    if (result == XD_OK) result = xdi_loss_run(ctx, &plan, out);
+    plan.kernels.memory.release(ctx, owned);
+    return result;
+}
+
+/* The loss as a float on the host, from wherever the context computes. */
+static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    xd_loss_values values, *there = &values;
+    if (kernels.device != XD_DEVICE_CPU) {
+        there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
+        xd_result room = there ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
+        XDI_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
+    }
+    xd_result result = xd_loss(ctx, desc, there);
+    if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);
+    if (result == XD_OK) *loss = (float)values.loss;
+    if (there != &values) kernels.memory.release(ctx, there);
     return result;
 }
 
 XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
     xd_loss_desc d = *desc;
-    xd_loss_values values;
     memset(&d.teacher, 0, sizeof d.teacher);
     d.soft_weight = 0.0;
-    XDI_TRY(xd_loss(ctx, &d, &values));
-    *loss = (float)values.loss;
-    return XD_OK;
+    return xdi_loss_on_host(ctx, &d, loss);
 }
 
 XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
     xd_loss_desc d = *desc;
-    xd_loss_values values;
     d.hard_weight = 0.0;
     if (d.soft_weight == 0.0) d.soft_weight = 1.0;
-    XDI_TRY(xd_loss(ctx, &d, &values));
-    *loss = (float)values.loss;
+    return xdi_loss_on_host(ctx, &d, loss);
+}
+
+/* >>distill/head.c */
+
+#include <string.h>
+
+enum { XDI_HEAD_CHUNK = 256 }; /* rows; the block of the matrix product, so that sums over rows do not see it */
+
+/* Everything of one call. */
+typedef struct xdi_head_plan {
+    const xd_head_loss_desc *d;
+    xdi_loss_plan loss;
+    int64_t rows, columns, width, chunk;
+    float *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
+    float *hidden;            /* [chunk, width] gradient */
+    float *tile;              /* INVARIANT: the same of one tile */
+    float *one;               /* the number 1, by which rows are repeated or added up */
+    void *product;            /* workspace of the matrix product */
+    xd_leaf_stack *leaves;    /* INVARIANT: hidden gradients of tiles */
+} xdi_head_plan;
+
+static const float xdi_head_one = 1.0f;
+
+static bool xdi_head_wants_gradient(const xd_head_loss_desc *d) {
+    return d->hidden_gradient.data || d->weight_gradient || d->bias_gradient;
+}
+
+/* ---- checks ---- */
+
+static xd_result xdi_head_validate_side(xd_ctx *ctx, const char *name, const xd_head *head, int64_t rows,
+                                        int64_t columns) {
+    const xd_rows *sides[2] = { &head->hidden, &head->weight };
+    for (int i = 0; i < 2; i++) {
+        const char *part = i ? "weight" : "hidden";
+        XDI_REQUIRE(ctx, sides[i]->dtype == XD_DTYPE_F32 || sides[i]->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                    "%s %s is %s: F32 or BF16 is needed", name, part, xd_dtype_name(sides[i]->dtype));
+        XDI_REQUIRE(ctx, sides[i]->stride == 0 || sides[i]->stride >= sides[i]->cols, XD_ERROR_SHAPE,
+                    "%s %s has rows of %lld elements %lld apart", name, part, (long long)sides[i]->cols,
+                    (long long)sides[i]->stride);
+        XDI_REQUIRE(ctx, sides[i]->data || sides[i]->rows == 0, XD_ERROR_ARGUMENT, "%s %s is NULL", name,
+                    part);
+    }
+    XDI_REQUIRE(ctx, head->hidden.rows == rows && rows >= 0, XD_ERROR_SHAPE,
+                "%s hidden has %lld rows, the student %lld", name, (long long)head->hidden.rows,
+                (long long)rows);
+    XDI_REQUIRE(ctx, head->weight.rows == columns, XD_ERROR_SHAPE,
+                "%s weight has %lld rows, this rank's part of the vocabulary %lld", name,
+                (long long)head->weight.rows, (long long)columns);
+    XDI_REQUIRE(ctx, head->hidden.cols == head->weight.cols && head->hidden.cols > 0, XD_ERROR_SHAPE,
+                "%s hidden is %lld wide, its weight %lld", name, (long long)head->hidden.cols,
+                (long long)head->weight.cols);
+    return XD_OK;
+}
+
+static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc *d) {
+    const xd_rows *g = &d->hidden_gradient, *x = &d->student.hidden;
+    if (!g->data) return XD_OK;
+    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
+                XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
+                (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
+static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_desc *d) {
+    const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
+    if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "the gradient of hidden in INVARIANT mode is not built for a GPU");
+    XDI_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
+                "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld", (int)XD_HEAD_TILE,
+                (long long)v.begin);
+    return XD_OK;
+}
+
+static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
+    XDI_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
+    const int64_t rows = d->student.hidden.rows;
+    XDI_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
+                "logits, their gradient and their workspace are the head's own here");
+    XDI_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
+                "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
+    XDI_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
+    XDI_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
+                "the teacher is given twice, by logits and by a head");
+    if (d->teacher.hidden.data)
+        XDI_TRY(xdi_head_validate_side(ctx, "teacher", &d->teacher, rows, v.end - v.begin));
+    XDI_TRY(xdi_head_validate_gradient(ctx, d));
+    return xdi_head_validate_invariant(ctx, d);
+}
+
+/* ---- memory ---- */
+
+/* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
+static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
+    static char somewhere;
+    xd_loss_desc d = h->loss;
+    d.student.data = &somewhere;
+    d.student.dtype = XD_DTYPE_F32;
+    d.student.rows = h->student.hidden.rows;
+    d.student.cols = h->student.weight.rows;
+    d.student.stride = 0;
+    if (h->teacher.hidden.data) d.teacher = d.student;
+    if (xdi_head_wants_gradient(h)) d.gradient = d.student;
+    return d;
+}
+
+static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
+    const xd_loss_desc d = xdi_head_loss_desc(desc);
+    memset(p, 0, sizeof *p);
+    p->d = desc;
+    p->rows = desc->student.hidden.rows;
+    p->columns = desc->student.weight.rows;
+    p->width = desc->student.hidden.cols;
+    p->chunk = desc->chunk_rows ? desc->chunk_rows : XDI_HEAD_CHUNK;
+    if (p->chunk > p->rows && p->rows > 0) p->chunk = p->rows;
+    p->loss.d = xdi_loss_defaults(&d);
+    p->loss.reduction = xdi_loss_reduction(&p->loss.d);
+}
+
+static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
+    const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
+    const size_t hidden = p->d->hidden_gradient.data ? chunk * (size_t)p->width * sizeof(float) : 0;
+    const size_t sizes[6] = { logits, p->d->teacher.hidden.data ? logits : 0, hidden, invariant ? hidden : 0,
+                              sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
+    void *at[6];
+    if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
+    for (int i = 0; i < 6; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        at[i] = arena->base ? arena->base + offset : NULL;
+    }
+    p->student = (float *)at[0];
+    p->teacher = (float *)at[1];
+    p->hidden = (float *)at[2];
+    p->tile = (float *)at[3];
+    p->one = (float *)at[4];
+    p->product = at[5];
+    return true;
+}
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p, void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    XDI_TRY(xdi_head_validate(ctx, desc));
+    xdi_head_begin(desc, p);
+    p->loss.kernels = xd_ctx_kernels(ctx);
+    XDI_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
+    xdi_loss_fill_args(ctx, &p->loss);
+    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = p->loss.kernels.memory.allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    if (!invariant || !desc->hidden_gradient.data) return XD_OK;
+    const xd_vocab_info v = xd_vocab_describe(desc->loss.vocab);
+    const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
+                              (p->columns + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
+                              (v.size + XD_HEAD_TILE - 1) / XD_HEAD_TILE };
+    return xd_leaf_stack_create(ctx, tiles, p->chunk * p->width, &p->leaves);
+}
+
+XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {
+    xdi_head_plan plan;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->chunk_rows < 0) return 0;
+    xdi_head_begin(desc, &plan);
+    xdi_loss_fill_args(NULL, &plan.loss);
+    return xdi_head_layout(&plan, true, &arena) ? arena.peak : 0; /* enough for any mode */
+}
+
+/* ---- one chunk ---- */
+
+/* Rows [row, row + rows) of a matrix. */
+static xd_rows xdi_head_rows(const xd_rows *x, int64_t row, int64_t rows) {
+    xd_rows part = *x;
+    const int64_t stride = x->stride ? x->stride : x->cols;
+    part.data = (char *)x->data + (size_t)(row * stride) * (size_t)xd_dtype_size(x->dtype);
+    part.rows = rows;
+    return part;
+}
+
+/* 1, repeated: a column of `rows` ones that takes four bytes. */
+static xd_matrix xdi_head_ones(const xdi_head_plan *p, int64_t rows) {
+    xd_matrix ones = { p->one, XD_DTYPE_F32, rows, 1, 0, 0 };
+    return ones;
+}
+
+static xd_result xdi_head_multiply(const xd_launch *launch, const xdi_head_plan *p, xd_matrix a, xd_matrix b,
+                                   float *out, bool accumulate) {
+    const xd_matmul_args args = { a, b, out, b.cols, accumulate, p->d->bf16 };
+    return p->loss.kernels.matmul(launch, &args);
+}
+
+/* logits = hidden weight^T + bias for some rows. */
+static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p, const xd_head *head,
+                                 int64_t row, int64_t rows, float *logits) {
+    const xd_rows hidden = xdi_head_rows(&head->hidden, row, rows);
+    const xd_matrix weight = xd_matrix_transposed(xd_matrix_of_rows(&head->weight));
+    if (head->bias) {
+        const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
+        const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
+        XDI_TRY(p->loss.kernels.matmul(launch, &args));
+    }
+    return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
+}
+
+static xd_matrix xdi_head_gradient(const xdi_head_plan *p, int64_t rows, int64_t begin, int64_t columns) {
+    xd_matrix g = { p->student + begin, XD_DTYPE_F32, rows, columns, p->columns, 1 };
+    return g;
+}
+
+/* INVARIANT: tile by tile, each a leaf of the canonical tree over the whole vocabulary. */
+static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p, int64_t rows) {
+    xd_leaf_stack_reset(p->leaves);
+    for (int64_t c = 0; c < p->columns; c += XD_HEAD_TILE) {
+        const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : XD_HEAD_TILE;
+        const xd_rows weight = xdi_head_rows(&p->d->student.weight, c, n);
+        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
+                                  p->tile, false));
+        XDI_TRY(xd_leaf_stack_push(p->leaves, p->tile));
+    }
+    return XD_OK;
+}
+
+/* Adds the ranks' tiles; one rank adds its own in the same tree. */
+static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vocab_info *v) {
+    const int64_t count = p->chunk * p->width;
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = xd_leaf_stack_forest(p->leaves);
+    c.recv = p->hidden;
+    c.count = count;
+    c.dtype = XD_DTYPE_F32;
+    c.op = XD_SUM;
+    c.leaves.first = (v->begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE;
+    c.leaves.count = (p->columns + XD_HEAD_TILE - 1) / XD_HEAD_TILE;
+    c.leaves.total = (v->size + XD_HEAD_TILE - 1) / XD_HEAD_TILE;
+    if (v->tp) return xd_collective_run(v->tp, &c);
+    return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
+}
+
+/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the wanted
+ * dtype. */
+static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
+    const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
+    const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
+    if (p->leaves) {
+        XDI_TRY(xdi_head_hidden_tiles(launch, p, rows));
+        XDI_TRY(xdi_head_hidden_tree(launch->ctx, p, &v));
+    } else {
+        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, 0, p->columns),
+                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
+        if (v.tp) XDI_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
+    }
+    const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
+    return p->loss.kernels.optimizer.cast(launch, &cast, 1);
+}
+
+static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
+    const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
+    const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
+    if (p->d->weight_gradient)
+        XDI_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
+    if (p->d->bias_gradient) {
+        const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
+        XDI_TRY(p->loss.kernels.matmul(launch, &sum));
+    }
+    return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
+}
+
+/* Points the loss at the chunk's rows. */
+static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
+    xd_loss_args *a = &p->loss.args;
+    a->student.data = p->student;
+    a->student.rows = rows;
+    if (p->d->teacher.hidden.data) {
+        a->teacher.data = p->teacher;
+        a->teacher.rows = rows;
+    } else if (p->loss.d.teacher.data) {
+        a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
+    }
+    if (p->loss.d.gradient.data) a->gradient = a->student;
+    a->labels = p->loss.d.labels ? p->loss.d.labels + row : NULL;
+    a->row_scale = p->loss.row_scale + row;
+    a->row = p->loss.rows + row;
+    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
+}
+
+static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
+    XDI_TRY(xdi_head_logits(launch, p, &p->d->student, row, rows, p->student));
+    if (p->d->teacher.hidden.data)
+        XDI_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
+    xdi_head_point(p, row, rows);
+    XDI_TRY(xdi_loss_rows(launch, &p->loss));
+    return p->loss.d.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
+}
+
+static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out) {
+    xd_launch launch = xd_ctx_launch(ctx);
+    xd_row_args rows;
+    launch.workspace = p->product;
+    launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
+    XDI_TRY(p->loss.kernels.memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one,
+                                        XD_COPY_TO_DEVICE));
+    if (p->leaves) memset(p->tile, 0, (size_t)(p->chunk * p->width) * sizeof *p->tile);
+    XDI_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
+    for (int64_t row = 0; row < p->rows; row += p->chunk)
+        XDI_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
+    rows.loss_rows = p->loss.rows;
+    rows.row_loss = p->loss.d.row_loss;
+    return xdi_reduction_end(ctx, &p->loss.reduction, &rows, out);
+}
+
+XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out) {
+    xdi_head_plan plan;
+    void *owned = NULL;
+    memset(&plan, 0, sizeof plan);
+    xd_result result = xdi_head_prepare(ctx, desc, &plan, &owned);
+    result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL, desc->loss.comm,
+                             result);
+    if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
+    xd_leaf_stack_destroy(plan.leaves);
+    if (owned) plan.loss.kernels.memory.release(ctx, owned);
+    return result;
+}
+
+/* >>distill/mft.c */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- what both losses share: the workspace, rows and reduction of xd_loss around own sums ---- */
+
+/* Sums that one shard makes of its columns of a row, gathered as a row of the loss's own. */
+enum { XDI_MFT_SUMS = XD_LOSS_SUMS };
+
+/* Fills rows: the losses of all rows and what their gradients need. */
+typedef xd_result (*xdi_mft_body)(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan);
+
+static xd_result xdi_mft_prepare(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan, void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    plan->d = xdi_loss_defaults(&desc->loss);
+    plan->reduction = xdi_loss_reduction(&plan->d);
+    plan->kernels = xd_ctx_kernels(ctx);
+    XDI_REQUIRE(ctx, plan->kernels.device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "this loss is not built for a GPU");
+    XDI_REQUIRE(ctx, xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT, XD_ERROR_UNSUPPORTED,
+                "this loss has no INVARIANT form");
+    XDI_REQUIRE(ctx, plan->d.teacher.data || plan->d.student.rows == 0, XD_ERROR_ARGUMENT,
+                "the loss has no teacher");
+    XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
+    xdi_loss_fill_args(ctx, plan);
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    *owned = xd_allocate(ctx, planning.peak);
+    XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    arena = xd_arena_over(*owned, planning.peak);
+    xdi_loss_layout(plan, plan->d.student.rows, &arena);
+    memset(plan->rows, 0, (size_t)plan->d.student.rows * sizeof *plan->rows);
+    return XD_OK;
+}
+
+static xd_result xdi_mft_run(xd_ctx *ctx, const xd_mft_desc *desc, xdi_mft_body body, xd_loss_values *out) {
+    xdi_loss_plan plan;
+    xd_row_args rows;
+    void *owned = NULL;
+    memset(&plan, 0, sizeof plan);
+    xd_result result = xdi_mft_prepare(ctx, desc, &plan, &owned);
+    result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL, desc->loss.comm,
+                             result);
+    if (result == XD_OK) result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
+    if (result == XD_OK) result = body(ctx, desc, &plan);
+    if (result == XD_OK) {
+        rows.loss_rows = plan.rows;
+        rows.row_loss = desc->loss.row_loss;
+        result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
+    }
+    xd_release(ctx, owned);
+    return result;
+}
+
+/* All shards' sums of one kind, one after the other: [shards][rows, XDI_MFT_SUMS]. */
+static xd_result xdi_mft_gather(xdi_loss_plan *plan, const double **all) {
+    const void *gathered;
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->args.sums, plan->all_partials,
+                             plan->d.student.rows * XDI_MFT_SUMS, XD_DTYPE_F64, &gathered));
+    *all = (const double *)gathered;
+    return XD_OK;
+}
+
+static double *xdi_mft_own(const xdi_loss_plan *plan, int64_t r) {
+    return (double *)plan->args.sums + r * XDI_MFT_SUMS;
+}
+
+static const double *xdi_mft_of(const xdi_loss_plan *plan, const double *all, int shard, int64_t r) {
+    return all + (shard * plan->d.student.rows + r) * XDI_MFT_SUMS;
+}
+
+static int64_t xdi_mft_columns(const xdi_loss_plan *plan) {
+    return plan->args.offsets[plan->args.shard + 1] - plan->args.offsets[plan->args.shard];
+}
+
+static bool xdi_mft_counts(const xdi_loss_plan *plan, int64_t r) {
+    return plan->row_scale[r] != 0.0;
+}
+
+/* A row whose sums are not finite has no loss and no gradient. */
+static void xdi_mft_judge(xd_loss_row *row) {
+    if (isfinite(row->soft)) return;
+    row->soft = 0.0;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+/* ---- cosine ---- */
+
+enum { XDI_COSINE_XX, XDI_COSINE_YY, XDI_COSINE_XY };
+
+static void xdi_cosine_sums(xdi_loss_plan *plan, int64_t r) {
+    double *sums = xdi_mft_own(plan, r);
+    const int64_t columns = xdi_mft_columns(plan);
+    memset(sums, 0, XDI_MFT_SUMS * sizeof *sums);
+    for (int64_t c = 0; c < columns && xdi_mft_counts(plan, r); c++) {
+        const double x = xdi_loss_load(&plan->d.student, r, c), y = xdi_loss_load(&plan->d.teacher, r, c);
+        sums[XDI_COSINE_XX] += x * x;
+        sums[XDI_COSINE_YY] += y * y;
+        sums[XDI_COSINE_XY] += x * y;
+    }
+}
+
+/* max and teacher_max hold the two lengths, mean the cosine. */
+static void xdi_cosine_row(xdi_loss_plan *plan, const double *all, int64_t r) {
+    xd_loss_row *row = plan->rows + r;
+    double xx = 0.0, yy = 0.0, xy = 0.0;
+    for (int i = 0; i < plan->args.shards; i++) {
+        const double *sums = xdi_mft_of(plan, all, i, r);
+        xx += sums[XDI_COSINE_XX];
+        yy += sums[XDI_COSINE_YY];
+        xy += sums[XDI_COSINE_XY];
+    }
+    row->max = sqrt(xx);
+    row->teacher_max = sqrt(yy);
+    row->mean = xy / (fmax(row->max, 1e-12) * fmax(row->teacher_max, 1e-12));
+    row->soft = 1.0 - row->mean;
+    xdi_mft_judge(row);
+}
+
+static double xdi_cosine_slope(const xd_loss_row *row, double x, double y) {
+    if (row->max < 1e-12) return 0.0;
+    return -(y / fmax(row->teacher_max, 1e-12) - row->mean * x / row->max) / row->max;
+}
+
+static xd_result xdi_cosine_body(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan) {
+    const double *all = NULL;
+    const int64_t columns = xdi_mft_columns(plan);
+    (void)ctx, (void)desc;
+    for (int64_t r = 0; r < plan->d.student.rows; r++) xdi_cosine_sums(plan, r);
+    XDI_TRY(xdi_mft_gather(plan, &all));
+    for (int64_t r = 0; r < plan->d.student.rows; r++) {
+        const xd_loss_row *row = plan->rows + r;
+        if (xdi_mft_counts(plan, r)) xdi_cosine_row(plan, all, r);
+        const bool fine = xdi_mft_counts(plan, r) && row->finding == (int)XD_ROW_FINE;
+        const double scale = fine ? plan->row_scale[r] * plan->reduction.soft_weight : 0.0;
+        for (int64_t c = 0; plan->d.gradient.data && c < plan->d.gradient.cols; c++) {
+            double g = 0.0;
+            if (fine && c < columns)
+                g = scale * xdi_cosine_slope(row, xdi_loss_load(&plan->d.student, r, c),
+                                             xdi_loss_load(&plan->d.teacher, r, c));
+            xdi_loss_store(&plan->d.gradient, r, c, g);
+        }
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    xd_mft_desc d;
+    memset(&d, 0, sizeof d);
+    d.loss = *desc;
+    d.loss.hard_weight = 0.0;
+    if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
+    d.loss.temperature = 1.0; /* a direction has none */
+    return xdi_mft_run(ctx, &d, xdi_cosine_body, out);
+}
+
+/* ---- minimal fine-tuning ---- */
+
+/* First exchange: maxima, the teacher's favourite, and the label's logits from the shard that has them.
+ * Second: sums relative to the maxima of the row, z = (x - max)/tau and u = (y - max)/tau. */
+enum { XDI_MFT_MAX, XDI_MFT_TEACHER_MAX, XDI_MFT_FAVOURITE, XDI_MFT_LABEL, XDI_MFT_TEACHER_LABEL };
+enum { XDI_MFT_S, XDI_MFT_T, XDI_MFT_TU, XDI_MFT_TZ };
+
+static void xdi_mft_maxima(xdi_loss_plan *plan, int64_t r) {
+    double *mine = xdi_mft_own(plan, r);
+    const int64_t columns = xdi_mft_columns(plan), begin = plan->args.offsets[plan->args.shard];
+    int64_t at = -1, favourite = -1;
+    memset(mine, 0, XDI_MFT_SUMS * sizeof *mine);
+    mine[XDI_MFT_FAVOURITE] = -1.0;
+    mine[XDI_MFT_MAX] = mine[XDI_MFT_TEACHER_MAX] = -INFINITY;
+    if (!xdi_mft_counts(plan, r)) return;
+    mine[XDI_MFT_MAX] = xdi_loss_row_max(&plan->d.student, r, columns, &at);
+    mine[XDI_MFT_TEACHER_MAX] = xdi_loss_row_max(&plan->d.teacher, r, columns, &favourite);
+    if (favourite >= 0) mine[XDI_MFT_FAVOURITE] = (double)(favourite + begin);
+    const int64_t label = plan->d.labels[r] - begin;
+    if (label < 0 || label >= columns) return;
+    mine[XDI_MFT_LABEL] = xdi_loss_load(&plan->d.student, r, label);
+    mine[XDI_MFT_TEACHER_LABEL] = xdi_loss_load(&plan->d.teacher, r, label);
+}
+
+/* What one row knows between the exchanges. hard_log and teacher_log become logarithms of the sums; mean is
+ * mu, top the label's share of the teacher; the label's logits wait in `hard` and `soft`. */
+static void xdi_mft_merge(xdi_loss_plan *plan, const double *all, int64_t r) {
+    xd_loss_row *row = plan->rows + r;
+    row->max = row->teacher_max = -INFINITY;
+    row->argmax = -1.0;
+    for (int i = 0; i < plan->args.shards; i++) {
+        const double *shard = xdi_mft_of(plan, all, i, r);
+        if (isnan(shard[XDI_MFT_MAX]) || isnan(shard[XDI_MFT_TEACHER_MAX])) row->finding = (int)XD_ROW_NOT_FINITE;
+        if (shard[XDI_MFT_MAX] > row->max) row->max = shard[XDI_MFT_MAX];
+        if (shard[XDI_MFT_TEACHER_MAX] > row->teacher_max) {
+            row->teacher_max = shard[XDI_MFT_TEACHER_MAX];
+            row->argmax = shard[XDI_MFT_FAVOURITE];
+        }
+        row->hard += shard[XDI_MFT_LABEL];
+        row->soft += shard[XDI_MFT_TEACHER_LABEL];
+    }
+    if (!isfinite(row->max) || !isfinite(row->teacher_max)) row->finding = (int)XD_ROW_NOT_FINITE;
+    if (plan->d.labels[r] < 0 || plan->d.labels[r] >= plan->args.offsets[plan->args.shards])
+        row->finding = (int)XD_ROW_LABEL;
+}
+
+static void xdi_mft_sums(xdi_loss_plan *plan, int64_t r) {
+    double *sums = xdi_mft_own(plan, r);
+    const xd_loss_row *row = plan->rows + r;
+    const int64_t columns = xdi_mft_columns(plan);
+    memset(sums, 0, XDI_MFT_SUMS * sizeof *sums);
+    if (!xdi_mft_counts(plan, r) || row->finding != (int)XD_ROW_FINE) return;
+    for (int64_t c = 0; c < columns; c++) {
+        const double z = (xdi_loss_load(&plan->d.student, r, c) - row->max) / plan->d.temperature;
+        const double u = (xdi_loss_load(&plan->d.teacher, r, c) - row->teacher_max) / plan->d.temperature;
+        const double t = exp(u);
+        sums[XDI_MFT_S] += exp(z);
+        sums[XDI_MFT_T] += t;
+        if (t == 0.0) continue; /* 0 times -infinity is 0 here */
+        sums[XDI_MFT_TU] += t * u;
+        sums[XDI_MFT_TZ] += t * z;
+    }
+}
+
+/* How far the teacher is moved towards the label. */
+static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
+    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
+    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
+    return (wanted - favourite) / (1.0 - favourite + 1e-7);
+}
+
+/* p ln p, 0 at 0. */
+static double xdi_mft_entropy(double p) {
+    return p > 0.0 ? p * log(p) : 0.0;
+}
+
+static void xdi_mft_row(xdi_loss_plan *plan, const double *all, int64_t r, double threshold) {
+    xd_loss_row *row = plan->rows + r;
+    const double tau = plan->d.temperature;
+    double total[4] = { 0.0, 0.0, 0.0, 0.0 };
+    for (int i = 0; i < plan->args.shards; i++)
+        for (int k = 0; k < 4; k++) total[k] += xdi_mft_of(plan, all, i, r)[k];
+    row->soft_log = log(total[XDI_MFT_S]);
+    row->teacher_log = log(total[XDI_MFT_T]);
+    const double s_label = (row->hard - row->max) / tau - row->soft_log;
+    const double label = exp((row->soft - row->teacher_max) / tau - row->teacher_log);
+    const double favourite = 1.0 / total[XDI_MFT_T];
+    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)plan->d.labels[r], threshold);
+    /* sums over the teacher alone: of q ln q and of q ln p; then with the label's entry replaced */
+    const double own = total[XDI_MFT_TU] / total[XDI_MFT_T] - row->teacher_log;
+    const double cross = total[XDI_MFT_TZ] / total[XDI_MFT_T] - row->soft_log;
+    const double rest = (1.0 - mu) * (own - xdi_mft_entropy(label)) + xdi_mft_entropy(1.0 - mu) * (1.0 - label);
+    row->mean = mu;
+    row->top = label;
+    row->hard = 0.0;
+    row->soft = rest + xdi_mft_entropy((1.0 - mu) * label + mu) - (1.0 - mu) * cross - mu * s_label;
+    xdi_mft_judge(row);
+}
+
+/* The corrected teacher's q, and p, at a column. */
+static double xdi_mft_target(const xdi_loss_plan *plan, int64_t r, int64_t c, double *log_p) {
+    const xd_loss_row *row = plan->rows + r;
+    const double tau = plan->d.temperature;
+    const double u = (xdi_loss_load(&plan->d.teacher, r, c) - row->teacher_max) / tau - row->teacher_log;
+    const bool label = c + plan->args.offsets[plan->args.shard] == plan->d.labels[r];
+    *log_p = (xdi_loss_load(&plan->d.student, r, c) - row->max) / tau - row->soft_log;
+    return (1.0 - row->mean) * exp(u) + (label ? row->mean : 0.0);
+}
+
+static void xdi_mft_write(xdi_loss_plan *plan, const xd_mft_desc *desc, int64_t r) {
+    const bool fine = xdi_mft_counts(plan, r) && plan->rows[r].finding == (int)XD_ROW_FINE;
+    const int64_t columns = fine ? xdi_mft_columns(plan) : 0;
+    const double weight = plan->reduction.soft_weight, slope = weight / plan->d.temperature;
+    double log_p = 0.0;
+    for (int64_t c = 0; desc->terms.data && c < desc->terms.cols; c++) {
+        const double q = c < columns ? xdi_mft_target(plan, r, c, &log_p) : 0.0;
+        xdi_loss_store(&desc->terms, r, c, q > 0.0 ? weight * q * (log(q) - log_p) : 0.0);
+    }
+    for (int64_t c = 0; plan->d.gradient.data && c < plan->d.gradient.cols; c++) {
+        const double q = c < columns ? xdi_mft_target(plan, r, c, &log_p) : 0.0;
+        xdi_loss_store(&plan->d.gradient, r, c, c < columns ? plan->row_scale[r] * slope * (exp(log_p) - q) : 0.0);
+    }
+}
+
+static xd_result xdi_mft_loss_body(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan) {
+    const int64_t rows = plan->d.student.rows;
+    const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
+    const double *all = NULL;
+    (void)ctx;
+    for (int64_t r = 0; r < rows; r++) xdi_mft_maxima(plan, r);
+    XDI_TRY(xdi_mft_gather(plan, &all));
+    for (int64_t r = 0; r < rows; r++)
+        if (xdi_mft_counts(plan, r)) xdi_mft_merge(plan, all, r);
+    for (int64_t r = 0; r < rows; r++) xdi_mft_sums(plan, r);
+    XDI_TRY(xdi_mft_gather(plan, &all));
+    for (int64_t r = 0; r < rows; r++) {
+        xd_loss_row *row = plan->rows + r;
+        if (xdi_mft_counts(plan, r) && row->finding == (int)XD_ROW_FINE)
+            xdi_mft_row(plan, all, r, threshold);
+        else
+            row->hard = row->soft = 0.0;
+        xdi_mft_write(plan, desc, r);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
+    xd_mft_desc d = *desc;
+    d.loss.hard_weight = 0.0;
+    if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
+    d.loss.divergence = XD_KL_FORWARD;
+    xd_result local = XD_OK;
+    if (!d.loss.labels && d.loss.student.rows > 0)
+        local = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    else if (!(d.threshold >= 0.0 && d.threshold <= 1.0))
+        local = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "threshold %g is outside [0, 1]", d.threshold);
+    if (local != XD_OK)
+        return xdi_vocab_agree(d.loss.vocab ? xd_vocab_describe(d.loss.vocab).tp : NULL, d.loss.comm, local);
+    return xdi_mft_run(ctx, &d, xdi_mft_loss_body, out);
+}
+
+/* >>distill/estimator.c */
+
+#include <math.h>
+
+static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d) {
+    XDI_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
+                "KL estimator %d does not exist", (int)d->kind);
+    XDI_REQUIRE(ctx, d->input_clamp >= 0.0 && d->output_clamp >= 0.0, XD_ERROR_ARGUMENT,
+                "clamps %g and %g must not be negative", d->input_clamp, d->output_clamp);
+    XDI_REQUIRE(ctx, d->count >= 0 && (d->count == 0 || (d->logprobs && d->reference)), XD_ERROR_ARGUMENT,
+                "%lld tokens without log-probabilities", (long long)d->count);
+    return XD_OK;
+}
+
+static double xdi_estimate_value(xd_kl_estimator kind, double rho) {
+    if (kind == XD_KL_K1) return -rho;
+    return kind == XD_KL_K2 ? 0.5 * rho * rho : expm1(rho) - rho;
+}
+
+/* With respect to the student's log-probability, of which rho is minus. */
+static double xdi_estimate_slope(xd_kl_estimator kind, double rho) {
+    if (kind == XD_KL_K1) return 1.0;
+    return kind == XD_KL_K2 ? -rho : -expm1(rho);
+}
+
+XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum) {
+    const xd_kl_estimate_desc *d = desc;
+    const double most = d->input_clamp != 0.0 ? d->input_clamp : 20.0;
+    double total = 0.0;
+    int64_t bad = -1;
+    XDI_TRY(xdi_estimate_validate(ctx, d));
+    for (int64_t i = 0; i < d->count; i++) {
+        const double free_rho = (double)d->reference[i] - (double)d->logprobs[i];
+        const double rho = fmax(-most, fmin(most, free_rho));
+        const double weight = d->weight ? (double)d->weight[i] : 1.0;
+        double value = isnan(free_rho) ? free_rho : xdi_estimate_value(d->kind, rho);
+        double slope = rho == free_rho ? xdi_estimate_slope(d->kind, rho) : 0.0;
+        if (d->output_clamp != 0.0 && fabs(value) > d->output_clamp) {
+            value = value > 0.0 ? d->output_clamp : -d->output_clamp;
+            slope = 0.0;
+        }
+        if (!isfinite(value)) {
+            if (bad < 0 && weight != 0.0) bad = i;
+            value = slope = 0.0;
+        }
+        total += weight * value;
+        if (d->values) d->values[i] = (float)value;
+        if (d->gradient) d->gradient[i] = (float)(weight * slope);
+    }
+    XDI_REQUIRE(ctx, bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite", (long long)bad);
+    *sum = total;
     return XD_OK;
 }
 
 /* >>distill/topk.c */
 
-#include <math.h>
 #include <string.h>
-
-/* This shard's candidates, and all shards': per row k values, then k ids as doubles (exact below 2^53). */
-typedef struct xdi_topk_candidates {
-    double *values, *packed, *all;
-    int64_t *ids;
-} xdi_topk_candidates;
-
-static void xdi_topk_release(xd_ctx *ctx, xdi_topk_candidates *c) {
-    xd_release(ctx, c->values);
-    xd_release(ctx, c->packed);
-    xd_release(ctx, c->all);
-    xd_release(ctx, c->ids);
-}
 
 static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                 "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
-    const size_t entries = (size_t)(logits->rows * k) + 1; /* never an empty block */
-    c->values = (double *)xd_allocate(ctx, entries * sizeof(double));
-    c->packed = (double *)xd_allocate(ctx, 2 * entries * sizeof(double));
-    c->all = (double *)xd_allocate(ctx, 2 * entries * (size_t)info.ranks * sizeof(double));
-    c->ids = (int64_t *)xd_allocate(ctx, entries * sizeof(int64_t));
-    XDI_REQUIRE(ctx, c->values && c->packed && c->all && c->ids, XD_ERROR_MEMORY,
-                "no room for %zu candidates", entries);
+    if (info.ranks == 1) return XD_OK; /* its own candidates are the result */
+    const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
+    c->mine = (int64_t *)memory.allocate(ctx, words * sizeof(int64_t));
+    c->all = (int64_t *)memory.allocate(ctx, words * (size_t)info.ranks * sizeof(int64_t));
+    XDI_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
     return XD_OK;
 }
 
-static xd_result xdi_topk_local(xd_ctx *ctx, const xd_vocab_info *info, const xd_rows *logits, int64_t k,
-                                xdi_topk_candidates *c) {
+XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                     const xdi_topk_candidates *c, double *values, int64_t *ids) {
     const xd_loss_kernels kernels = xd_ctx_kernels(ctx).loss;
-    xd_select_args args;
-    xd_launch launch;
-    memset(&launch, 0, sizeof launch);
-    launch.ctx = ctx;
-    args.logits = *logits;
-    args.k = k;
-    args.first = info->begin;
-    args.columns = info->end - info->begin;
-    args.values = c->values;
-    args.ids = c->ids;
-    XDI_TRY(kernels.select(&launch, &args));
-    for (int64_t i = 0; i < logits->rows * k; i++) {
-        c->packed[2 * i] = c->values[i];
-        c->packed[2 * i + 1] = (double)c->ids[i];
-    }
-    return XD_OK;
-}
-
-/* The k best of one row's candidates. Shards come in the order of their columns, so equals keep the lowest
- * id. */
-static void xdi_topk_best(const double *all, int ranks, int64_t stride, int64_t k, double *values,
-                          int64_t *ids) {
-    int64_t n = 0;
-    for (int i = 0; i < ranks; i++)
-        for (int64_t j = 0; j < k; j++) {
-            const double value = all[i * stride + 2 * j];
-            const int64_t id = (int64_t)all[i * stride + 2 * j + 1];
-            if (id >= 0 && (n < k || value > values[n - 1]))
-                n = xdi_select_insert(values, ids, n, k, value, id);
-        }
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const void *all;
+    xd_select_args a;
+    memset(&a, 0, sizeof a);
+    a.logits = *logits;
+    a.k = k;
+    a.first = info.begin;
+    a.columns = info.end - info.begin;
+    a.values = info.ranks == 1 ? values : (double *)(void *)c->mine;
+    a.ids = info.ranks == 1 ? ids : c->mine + logits->rows * k;
+    XDI_TRY(kernels.select(&launch, &a));
+    if (info.ranks == 1) return XD_OK;
+    a.all_stride = 2 * logits->rows * k;
+    XDI_TRY(xdi_vocab_gather(vocab, c->mine, c->all, a.all_stride, XD_DTYPE_I64, &all));
+    a.all = (const int64_t *)all;
+    a.shards = info.ranks;
+    a.values = values;
+    a.ids = ids;
+    return kernels.select_merge(&launch, &a);
 }
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const int64_t words = logits.rows * k * 2;
-    xdi_topk_candidates c;
-    const void *all = NULL;
-    memset(&c, 0, sizeof c);
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    xdi_topk_candidates c = { NULL, NULL };
     xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
-    result = xdi_vocab_agree(info.tp, NULL, result);
-    if (result == XD_OK) result = xdi_topk_local(ctx, &info, &logits, k, &c);
-    if (result == XD_OK) result = xdi_vocab_gather(vocab, c.packed, c.all, words, XD_DTYPE_F64, &all);
-    for (int64_t r = 0; r < logits.rows && result == XD_OK; r++)
-        xdi_topk_best((const double *)all + r * k * 2, info.ranks, words, k, values + r * k, ids + r * k);
-    xdi_topk_release(ctx, &c);
+    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
+    if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
+    memory.release(ctx, c.mine);
+    memory.release(ctx, c.all);
     return result;
 }
 
-/* Largest logit of each of this shard's columns over the counted positions. */
-static void xdi_topk_importance(const xd_rows *logits, const uint8_t *mask, int64_t columns,
-                                float *importance) {
-    for (int64_t c = 0; c < columns; c++) importance[c] = -INFINITY;
-    for (int64_t r = 0; r < logits->rows; r++)
-        for (int64_t c = 0; c < columns && (!mask || mask[r]); c++) {
-            const float value = (float)xdi_loss_load(logits, r, c);
-            if (value > importance[c]) importance[c] = value;
-        }
-}
-
-static void xdi_topk_sort_ids(int64_t *ids, int64_t k) {
-    for (int64_t gap = k / 2; gap > 0; gap /= 2)
-        for (int64_t i = gap; i < k; i++) {
-            const int64_t id = ids[i];
-            int64_t at = i;
-            for (; at >= gap && ids[at - gap] > id; at -= gap) ids[at] = ids[at - gap];
-            ids[at] = id;
-        }
+/* The largest logit of each of this shard's columns, over comm, is a row to select from. */
+static xd_result xdi_topk_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                  const uint8_t *mask, xd_comm *comm, xd_rows maxima, int64_t k,
+                                  double *values, int64_t *ids) {
+    const xd_row_kernels kernels = xd_ctx_kernels(ctx).rows;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    float *row = (float *)maxima.data;
+    XDI_TRY(kernels.column_maxima(&launch, logits, mask, maxima.cols, row));
+    if (comm && xd_comm_size(comm) > 1)
+        XDI_TRY(xd_all_reduce(comm, row, row, maxima.cols, XD_DTYPE_F32, XD_MAX));
+    XDI_TRY(xd_vocab_topk(ctx, vocab, maxima, k, values, ids));
+    return kernels.sort_ids(&launch, ids, k);
 }
 
 XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
                                    xd_comm *comm, int64_t k, int64_t *ids, float *importance) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    const int64_t columns = info.end - info.begin;
-    float *mine = (float *)xd_allocate(ctx, ((size_t)columns + 1) * sizeof *mine);
-    double *values = (double *)xd_allocate(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
+    xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
+    double *values = (double *)memory.allocate(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
+    maxima.data = memory.allocate(ctx, bytes + 1);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
-    xd_rows row;
-    if (result == XD_OK && !(mine && values))
-        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)columns);
+    if (result == XD_OK && !(maxima.data && values))
+        result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
     result = xdi_vocab_agree(info.tp, comm, result);
-    if (result == XD_OK) {
-        xdi_topk_importance(&logits, mask, columns, mine);
-        if (comm && xd_comm_size(comm) > 1)
-            result = xd_all_reduce(comm, mine, mine, columns, XD_DTYPE_F32, XD_MAX);
-    }
-    row.data = mine;
-    row.dtype = XD_DTYPE_F32;
-    row.rows = 1;
-    row.cols = columns;
-    row.stride = 0;
-    if (result == XD_OK) result = xd_vocab_topk(ctx, vocab, row, k, values, ids);
-    if (result == XD_OK) xdi_topk_sort_ids(ids, k);
-    if (result == XD_OK && importance && columns > 0)
-        memcpy(importance, mine, (size_t)columns * sizeof *mine);
-    xd_release(ctx, mine);
-    xd_release(ctx, values);
+    if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
+    if (result == XD_OK && importance)
+        result = memory.copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
+    memory.release(ctx, maxima.data);
+    memory.release(ctx, values);
     return result;
 }
 
@@ -12343,7 +16887,7 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
-    xd_loss_kernels kernels;
+    xd_kernels kernels;
     xd_topk_args student, teacher;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
@@ -12351,6 +16895,7 @@ typedef struct xdi_topk_kl_plan {
     double *teacher_values;
     int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
     int64_t *words;
+    xdi_topk_candidates candidates; /* for the student's own ids */
 } xdi_topk_kl_plan;
 
 static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
@@ -12364,11 +16909,11 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
 static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
     xdi_reduction in;
-    in.rows = d->student.rows;
-    in.labels = d->labels;
-    in.ignore_index = d->ignore_index;
-    in.mask = d->mask;
-    in.row_weight = d->row_weight;
+    in.positions.count = d->student.rows;
+    in.positions.labels = d->labels;
+    in.positions.ignore_index = d->ignore_index;
+    in.positions.mask = d->mask;
+    in.positions.weights = d->row_weight;
     in.scale = d->scale;
     in.denominator = d->denominator;
     in.denominator_value = d->denominator_value;
@@ -12424,7 +16969,10 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     memset(a, 0, sizeof *a);
     a->logits = d->student;
     a->k = d->k;
-    a->offsets = info.offsets;
+    a->offsets = info.device_offsets;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
     a->shard = info.rank;
     a->shards = info.ranks;
     a->temperature = d->temperature;
@@ -12448,7 +16996,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t sizes[12] = { rows * word,
+    const size_t scratch = plan->kernels.device == XD_DEVICE_CPU ? 1 : rows; /* a GPU has all rows at work */
+    const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
+    const size_t sizes[15] = { rows * word,
                                sent,
                                ranks > 1 ? ranks * sent : 0,
                                rows * word,
@@ -12458,11 +17008,13 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * k * word,
                                rows * k * word,
                                rows * k * word,
-                               k * word + 4 * (k + 1) * word,
-                               rows * sizeof(xd_topk_row) +
-                                   (size_t)xdi_reduction_words(&plan->reduction) * word };
-    unsigned char *at[12];
-    for (int i = 0; i < 12; i++) {
+                               scratch * k * word,
+                               scratch * 3 * (k + 1) * word,
+                               rows * sizeof(xd_topk_row),
+                               (size_t)xdi_reduction_words(&plan->reduction) * word,
+                               (ranks > 1 ? ranks + 1 : 1) * candidates };
+    unsigned char *at[15];
+    for (int i = 0; i < 15; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
         at[i] = arena->base ? arena->base + offset : NULL;
@@ -12480,9 +17032,11 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->teacher_values = (double *)(void *)at[8];
     plan->student.slots = (double *)(void *)at[9];
     plan->student.order = (int64_t *)(void *)at[10];
-    plan->student.scratch = (double *)(void *)(at[10] + k * word);
-    plan->student.row = (xd_topk_row *)(void *)at[11];
-    plan->words = (int64_t *)(void *)(at[11] + rows * sizeof(xd_topk_row));
+    plan->student.scratch = (double *)(void *)at[11];
+    plan->student.row = (xd_topk_row *)(void *)at[12];
+    plan->words = (int64_t *)(void *)at[13];
+    plan->candidates.mine = (int64_t *)(void *)at[14];
+    plan->candidates.all = plan->candidates.mine + candidates / word;
     plan->student.sums = plan->send;
     plan->student.values = (double *)(void *)(plan->send + sums);
     plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
@@ -12494,24 +17048,13 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     return true;
 }
 
-/* The ids as the kernels want them, and the teacher's values widened. */
-static void xdi_topk_kl_take_entries(xdi_topk_kl_plan *plan) {
-    const xd_topk_desc *d = &plan->d;
-    const int64_t size = plan->student.offsets[plan->student.shards];
-    for (int64_t i = 0; i < d->student.rows * d->k; i++) {
-        const bool absent = d->values && d->values[i] == -INFINITY;
-        if (d->ids) plan->ids[i] = absent ? -1 : d->ids[i] < 0 || d->ids[i] > size ? size : d->ids[i];
-        plan->teacher_values[i] = d->values ? (double)d->values[i] : 0.0;
-    }
-}
-
 static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
                                   const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
-    XDI_TRY(plan->kernels.topk_maxima(launch, a));
+    XDI_TRY(plan->kernels.loss.topk_maxima(launch, a));
     if (a->fixed && tp)
         XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
-    return plan->kernels.topk_stats(launch, a);
+    return plan->kernels.loss.topk_stats(launch, a);
 }
 
 /* Both sides' statistics in one exchange, then the divergence of every row. */
@@ -12524,76 +17067,85 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
-    XDI_TRY(plan->kernels.topk_merge(launch, &plan->student));
+    XDI_TRY(plan->kernels.loss.topk_merge(launch, &plan->student));
     plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
-        XDI_TRY(plan->kernels.topk_merge(launch, &plan->teacher));
+        XDI_TRY(plan->kernels.loss.topk_merge(launch, &plan->teacher));
         plan->student.teacher_values = plan->teacher.values;
         plan->student.teacher_side = plan->teacher.side;
     }
     plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels.topk_divergence(launch, &plan->student);
-}
-
-static xdi_row_value xdi_topk_kl_read_row(const void *rows, int64_t r) {
-    const xd_topk_row *row = (const xd_topk_row *)rows + r;
-    xdi_row_value value;
-    value.hard = 0.0;
-    value.soft = row->loss;
-    value.finding = row->finding;
-    value.value = row->max;
-    return value;
+    return plan->kernels.loss.topk_divergence(launch, &plan->student);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
     const xd_topk_desc *d = &plan->d;
-    double factor;
-    xd_launch launch;
-    memset(&launch, 0, sizeof launch);
-    launch.ctx = ctx;
-    XDI_TRY(xdi_reduction_scales(ctx, &plan->reduction, plan->row_scale, &factor));
-    if (!d->ids) XDI_TRY(xd_vocab_topk(ctx, d->vocab, d->student, d->k, plan->student.slots, plan->ids));
-    xdi_topk_kl_take_entries(plan);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_topk_args *a = &plan->student;
+    xd_row_args rows;
+    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
+    if (!d->ids)
+        XDI_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
+    a->given_ids = d->ids;
+    a->given_values = d->values;
+    a->entry_ids = plan->ids;
+    a->entry_values = plan->teacher_values;
+    XDI_TRY(plan->kernels.loss.topk_entries(&launch, a));
     XDI_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->gradient.data) XDI_TRY(plan->kernels.topk_grad(&launch, &plan->student));
-    for (int64_t r = 0; r < d->student.rows; r++) {
-        const xd_topk_row *row = plan->student.row + r;
-        if (d->row_loss) d->row_loss[r] = (float)(plan->reduction.soft_weight * row->loss);
-        if (d->student_mass) d->student_mass[r] = (float)row->student_mass;
-        if (d->teacher_mass) d->teacher_mass[r] = (float)row->teacher_mass;
-    }
-    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_topk_kl_read_row,
-                                plan->student.row, plan->words, out);
+    if (d->gradient.data) XDI_TRY(plan->kernels.loss.topk_grad(&launch, a));
+    rows.topk_rows = a->row;
+    rows.row_loss = d->row_loss;
+    rows.student_mass = d->student_mass;
+    rows.teacher_mass = d->teacher_mass;
+    return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
 }
 
-static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
-                                     void **owned) {
-    xd_arena planning = xd_arena_over(NULL, 0), arena;
+static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan) {
     memset(plan, 0, sizeof *plan);
     plan->d = xdi_topk_kl_defaults(desc);
     plan->reduction = xdi_topk_kl_reduction(&plan->d);
-    plan->kernels = xd_ctx_kernels(ctx).loss;
+    plan->kernels = xd_ctx_kernels(ctx);
+}
+
+/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
+                                     void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    xdi_topk_kl_begin(ctx, desc, plan);
     XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
     XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
                 "the workspace would not fit into memory");
-    *owned = xd_allocate(ctx, planning.peak);
-    XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
-    arena = xd_arena_over(*owned, planning.peak);
-    xdi_topk_kl_layout(plan, &arena);
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
+}
+
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
+    xdi_topk_kl_plan plan;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1) return 0;
+    xdi_topk_kl_begin(ctx, desc, &plan);
+    xdi_topk_kl_fill_args(ctx, &plan);
+    return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;
 }
 
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
     xdi_topk_kl_plan plan;
-    xd_loss_values values = { 0.0, 0.0, 0.0, 0 };
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
-    if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, &values);
-    if (result == XD_OK) *out = values;
-    xd_release(ctx, owned);
+    if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
+    plan.kernels.memory.release(ctx, owned);
     return result;
 }
 
@@ -12611,8 +17163,7 @@ static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const cha
     return XD_OK;
 }
 
-/* One entry: its part of the loss, and A = d loss / d ln student. */
-static double xdi_compat_entry(double s, double t, double beta, double *slope) {
+XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope) {
     const double p = exp(s), q = exp(t);
     double student, teacher;
     if (beta == 0.0) {
@@ -12634,6 +17185,8 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     double sum = 0.0;
     XDI_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
     XDI_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "this form is for numbers on the host, not for a GPU");
     XDI_TRY(xdi_compat_validate(ctx, &student, "student", &student));
     XDI_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
     if (gradient.data) XDI_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
@@ -13787,6 +18340,373 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, 
     return result;
 }
 
+/* >>distill/uld.c */
+
+#include <math.h>
+#include <string.h>
+
+#define XDI_ULD_FLOOR 1e-8 /* of the probability of a merged token, and of TRL's JSD */
+
+/* ---- groups as TRL forms them ---- */
+
+/* Tokens [first, first + count) of one side. */
+typedef struct xdi_uld_span {
+    int64_t first, count;
+} xdi_uld_span;
+
+static xdi_uld_span xdi_uld_span_of(const xd_uld_trl_side *side) {
+    xdi_uld_span span = { 0, 0 };
+    for (int64_t i = side->count; i-- > 0;)
+        if (side->labels[i] != -100) {
+            span.first = i;
+            span.count++;
+        }
+    if (side->skip_eos) span.count--;
+    return span;
+}
+
+static void xdi_uld_push(xd_alignment *a, int64_t s0, int64_t s1, int64_t t0, int64_t t1) {
+    if (s0 == s1 || t0 == t1) return;
+    xd_aligned_chunk *c = &a->chunks[a->count++];
+    c->student_begin = (int32_t)s0;
+    c->student_end = (int32_t)s1;
+    c->teacher_begin = (int32_t)t0;
+    c->teacher_end = (int32_t)t1;
+    c->flags = (uint32_t)XD_CHUNK_EXACT;
+}
+
+/* A pair of groups ends where both sides have a token that ends; what is left over is the last pair. */
+static void xdi_uld_extended(const xd_uld_trl_side *student, xdi_uld_span s, const xd_uld_trl_side *teacher,
+                             xdi_uld_span t, xd_alignment *out) {
+    const int64_t s_end = s.first + s.count, t_end = t.first + t.count;
+    int64_t i = s.first, j = t.first, s0 = i, t0 = j;
+    while (i < s_end && j < t_end) {
+        const int64_t a = student->spans[i].end, b = teacher->spans[j].end;
+        if (a <= b) i++;
+        if (b <= a) j++;
+        if (a != b) continue;
+        xdi_uld_push(out, s0, i, t0, j);
+        s0 = i;
+        t0 = j;
+    }
+    xdi_uld_push(out, s0, s_end, t0, t_end);
+}
+
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
+                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
+                                      xd_alignment *out) {
+    const xdi_uld_span s = xdi_uld_span_of(student), t = xdi_uld_span_of(teacher);
+    const int64_t most = s.count < t.count ? s.count : t.count;
+    out->count = 0;
+    out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
+    XDI_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
+    if (most <= 0) return XD_OK;
+    if (extended)
+        xdi_uld_extended(student, s, teacher, t, out);
+    else
+        for (int64_t i = 0; i < most; i++)
+            xdi_uld_push(out, s.first + i, s.first + i + 1, t.first + i, t.first + i + 1);
+    /* the first token of a sequence has no row before it */
+    if (merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
+        memmove(out->chunks, out->chunks + 1, (size_t)--out->count * sizeof *out->chunks);
+    return XD_OK;
+}
+
+/* ---- one side of one chunk ---- */
+
+/* The merged distribution of tokens [begin, end). */
+typedef struct xdi_uld_merged {
+    const xd_uld_side *side;
+    int64_t begin, end, base; /* base: the token whose distribution it is */
+    int64_t shift;            /* from a token to the row that predicts it */
+    double factor;            /* product of the other tokens' probabilities */
+    double *values;           /* [vocabulary] */
+    const void **order;       /* [vocabulary] pointers into values, largest first */
+} xdi_uld_merged;
+
+/* Largest logit and logarithm of the sum of a row, by which every probability follows; false when the row is
+ * not finite. */
+static bool xdi_uld_row(const xd_uld_side *side, int64_t row, double *max, double *log_sum) {
+    int64_t at;
+    double sum = 0.0;
+    *max = xdi_loss_row_max(&side->logits, row, side->vocabulary, &at);
+    if (!isfinite(*max)) return false;
+    for (int64_t c = 0; c < side->vocabulary; c++)
+        sum += exp((xdi_loss_load(&side->logits, row, c) - *max) / side->temperature);
+    *log_sum = log(sum);
+    return true;
+}
+
+static double xdi_uld_probability(const xd_uld_side *side, int64_t row, int64_t id, double max,
+                                  double log_sum) {
+    return exp((xdi_loss_load(&side->logits, row, id) - max) / side->temperature - log_sum);
+}
+
+static bool xdi_uld_merge(xdi_uld_merged *m) {
+    double max, log_sum;
+    m->factor = 1.0;
+    for (int64_t t = m->begin; t < m->end; t++) {
+        if (t == m->base) continue;
+        if (!xdi_uld_row(m->side, t + m->shift, &max, &log_sum)) return false;
+        const double p = xdi_uld_probability(m->side, t + m->shift, m->side->ids[t], max, log_sum);
+        m->factor *= p > XDI_ULD_FLOOR ? p : XDI_ULD_FLOOR;
+    }
+    if (!xdi_uld_row(m->side, m->base + m->shift, &max, &log_sum)) return false;
+    for (int64_t c = 0; c < m->side->vocabulary; c++)
+        m->values[c] = m->factor * xdi_uld_probability(m->side, m->base + m->shift, c, max, log_sum);
+    return true;
+}
+
+/* Larger first; the lower address, which is the lower id, among equals. */
+static int xdi_uld_descending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    if (x != y) return x < y ? 1 : -1;
+    return (a > b) - (a < b);
+}
+
+/* Sorts the entries whose mark is not set; returns how many. */
+static int64_t xdi_uld_sort(xdi_uld_merged *m, const uint8_t *matched) {
+    int64_t n = 0;
+    for (int64_t c = 0; c < m->side->vocabulary; c++)
+        if (!matched[c]) m->order[n++] = &m->values[c];
+    xdi_sort(m->order, (size_t)n, xdi_uld_descending);
+    return n;
+}
+
+/* ---- the loss ---- */
+
+typedef struct xdi_uld_plan {
+    xd_uld_desc d;
+    xdi_uld_merged student, teacher;
+    double *slope;                                 /* [student vocabulary] d loss / d merged value */
+    uint8_t *matched_of_student, *matched_of_teacher; /* [vocabulary] marks */
+    int64_t chunks;
+    double matched, unmatched;
+} xdi_uld_plan;
+
+static bool xdi_uld_layout(xdi_uld_plan *p, xd_arena *arena) {
+    const size_t s = (size_t)p->d.student.vocabulary, t = (size_t)p->d.teacher.vocabulary;
+    const size_t sizes[7] = { s * sizeof(double), t * sizeof(double), s * sizeof(void *), t * sizeof(void *),
+                              s * sizeof(double), s,                  t };
+    void *at[7];
+    for (int i = 0; i < 7; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        at[i] = arena->base ? arena->base + offset : NULL;
+    }
+    p->student.values = (double *)at[0];
+    p->teacher.values = (double *)at[1];
+    p->student.order = (const void **)at[2];
+    p->teacher.order = (const void **)at[3];
+    p->slope = (double *)at[4];
+    p->matched_of_student = (uint8_t *)at[5];
+    p->matched_of_teacher = (uint8_t *)at[6];
+    return true;
+}
+
+/* Adds |a - b| of the sorted rests; fills slope. */
+static void xdi_uld_unmatched(xdi_uld_plan *p) {
+    const int64_t n = xdi_uld_sort(&p->student, p->matched_of_student);
+    const int64_t m = xdi_uld_sort(&p->teacher, p->matched_of_teacher);
+    const double weight = p->d.matched_count > 0 ? p->d.unmatched_weight : 1.0;
+    if (n == 0 || m == 0) return; /* a side without a rest has nothing to be compared with */
+    for (int64_t r = 0; r < n || r < m; r++) {
+        const double a = r < n ? *(const double *)p->student.order[r] : 0.0;
+        const double b = r < m ? *(const double *)p->teacher.order[r] : 0.0;
+        p->unmatched += fabs(a - b);
+        if (r < n)
+            p->slope[(const double *)p->student.order[r] - p->student.values] =
+                weight * (double)((a > b) - (a < b));
+    }
+}
+
+static void xdi_uld_matched(xdi_uld_plan *p) {
+    for (int64_t i = 0; i < p->d.matched_count; i++) {
+        const int64_t s = p->d.matched_student[i], t = p->d.matched_teacher[i];
+        const double u = p->student.values[s], v = p->teacher.values[t];
+        double slope;
+        p->matched += xdi_compat_entry(log(u > XDI_ULD_FLOOR ? u : XDI_ULD_FLOOR),
+                                       log(v > XDI_ULD_FLOOR ? v : XDI_ULD_FLOOR), p->d.beta, &slope);
+        p->slope[s] = u >= XDI_ULD_FLOOR ? p->d.matched_weight * slope / u : 0.0;
+    }
+}
+
+/* Adds share * p_v (d_v - sum p d) / tau to a row of the gradient, where d is slope[v], or 1 at `only` and 0
+ * elsewhere. */
+static void xdi_uld_backward(const xdi_uld_plan *p, int64_t row, int64_t only, double share) {
+    const xd_uld_side *side = &p->d.student;
+    double max, log_sum, mean = 0.0;
+    xdi_uld_row(side, row, &max, &log_sum);
+    for (int64_t c = 0; c < side->vocabulary; c++)
+        if (only < 0 || c == only)
+            mean += xdi_uld_probability(side, row, c, max, log_sum) * (only < 0 ? p->slope[c] : 1.0);
+    for (int64_t c = 0; c < side->vocabulary; c++) {
+        const double d = only < 0 ? p->slope[c] : (double)(c == only);
+        const double g = xdi_uld_probability(side, row, c, max, log_sum) * (d - mean);
+        xdi_loss_store(&p->d.gradient, row, c, share * g / side->temperature);
+    }
+}
+
+/* The chunk's rows of the gradient: a row belongs to one token, and a token to one chunk. The base row comes last
+ * where the gradient lies over the logits: the others do not need it any more. */
+static void xdi_uld_gradient(const xdi_uld_plan *p, double share) {
+    const xdi_uld_merged *m = &p->student;
+    double along = 0.0; /* d loss / d ln factor */
+    for (int64_t c = 0; c < m->side->vocabulary; c++) along += p->slope[c] * m->values[c];
+    for (int64_t t = m->begin; t < m->end; t++) {
+        double max, log_sum;
+        if (t == m->base) continue;
+        xdi_uld_row(m->side, t + m->shift, &max, &log_sum);
+        const double q = xdi_uld_probability(m->side, t + m->shift, m->side->ids[t], max, log_sum);
+        xdi_uld_backward(p, t + m->shift, m->side->ids[t], q > XDI_ULD_FLOOR ? share * along / q : 0.0);
+    }
+    xdi_uld_backward(p, m->base + m->shift, -1, share * m->factor);
+}
+
+static void xdi_uld_point(xdi_uld_merged *m, const xd_uld_side *side, xd_uld_merge merge, int64_t begin,
+                          int64_t end) {
+    m->side = side;
+    m->begin = begin;
+    m->end = end;
+    m->shift = merge == XD_ULD_BAYESIAN ? -1 : 0;
+    m->base = merge == XD_ULD_BAYESIAN ? end - 1 : begin;
+}
+
+static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
+    return c->student_begin < c->student_end && c->teacher_begin < c->teacher_end;
+}
+
+static xd_result xdi_uld_chunk(xd_ctx *ctx, xdi_uld_plan *p, const xd_aligned_chunk *c, double share) {
+    xdi_uld_point(&p->student, &p->d.student, p->d.merge, c->student_begin, c->student_end);
+    xdi_uld_point(&p->teacher, &p->d.teacher, p->d.merge, c->teacher_begin, c->teacher_end);
+    XDI_REQUIRE(ctx, xdi_uld_merge(&p->student) && xdi_uld_merge(&p->teacher), XD_ERROR_DATA,
+                "logits of student tokens [%d, %d) or teacher tokens [%d, %d) are not finite",
+                (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin, (int)c->teacher_end);
+    memset(p->slope, 0, (size_t)p->d.student.vocabulary * sizeof *p->slope);
+    xdi_uld_unmatched(p);
+    xdi_uld_matched(p);
+    if (share != 0.0) xdi_uld_gradient(p, share);
+    return XD_OK;
+}
+
+/* ---- checks ---- */
+
+static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
+    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
+    XDI_REQUIRE(ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols, XD_ERROR_SHAPE,
+                "%s logits have %lld columns for a vocabulary of %lld", name, (long long)side->logits.cols,
+                (long long)side->vocabulary);
+    XDI_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
+                "%s temperature %g must be positive and finite", name, side->temperature);
+    for (int64_t i = 0; i < side->logits.rows; i++)
+        XDI_REQUIRE(ctx, side->ids[i] >= 0 && side->ids[i] < side->vocabulary, XD_ERROR_ARGUMENT,
+                    "%s token %lld has id %lld of a vocabulary of %lld", name, (long long)i,
+                    (long long)side->ids[i], (long long)side->vocabulary);
+    return XD_OK;
+}
+
+static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
+    const int64_t first = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
+    int64_t s = first, t = first;
+    for (int64_t i = 0; i < d->chunk_count; i++) {
+        const xd_aligned_chunk *c = &d->chunks[i];
+        if (!xdi_uld_two_sided(c)) continue;
+        XDI_REQUIRE(ctx,
+                    c->student_begin >= s && c->student_end <= d->student.logits.rows && c->teacher_begin >= t &&
+                        c->teacher_end <= d->teacher.logits.rows,
+                    XD_ERROR_ARGUMENT,
+                    "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
+                    (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
+                    (int)c->teacher_end, (long long)s, (long long)d->student.logits.rows, (long long)t,
+                    (long long)d->teacher.logits.rows);
+        s = c->student_end;
+        t = c->teacher_end;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "this loss is not built for a GPU");
+    XDI_TRY(xdi_uld_check_side(ctx, "student", &d->student));
+    XDI_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
+    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
+    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale), XD_ERROR_ARGUMENT,
+                "denominator %g and scale %g must be finite, the first not negative", d->denominator, d->scale);
+    for (int64_t i = 0; i < d->matched_count; i++)
+        XDI_REQUIRE(ctx,
+                    d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
+                        d->matched_teacher[i] >= 0 && d->matched_teacher[i] < d->teacher.vocabulary,
+                    XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
+                    (long long)d->matched_student[i], (long long)d->matched_teacher[i],
+                    (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
+    const xd_rows *g = &d->gradient, *x = &d->student.logits;
+    if (g->data)
+        XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+                    "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
+                    (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    return xdi_uld_check_chunks(ctx, d);
+}
+
+/* Zeros in every row that no chunk writes. A row is kept until its own chunk is done when the gradient lies
+ * over the logits, so this comes last; `written` marks rows. */
+static void xdi_uld_clear(const xdi_uld_plan *p) {
+    const int64_t shift = p->d.merge == XD_ULD_BAYESIAN ? -1 : 0;
+    int64_t row = 0;
+    for (int64_t i = 0; i <= p->d.chunk_count; i++) {
+        const bool last = i == p->d.chunk_count;
+        if (!last && !xdi_uld_two_sided(&p->d.chunks[i])) continue;
+        const int64_t begin = last ? p->d.gradient.rows : p->d.chunks[i].student_begin + shift;
+        for (; row < begin; row++)
+            for (int64_t c = 0; c < p->d.gradient.cols; c++) xdi_loss_store(&p->d.gradient, row, c, 0.0);
+        const int64_t end = last ? row : p->d.chunks[i].student_end + shift;
+        for (; row < end; row++)
+            for (int64_t c = p->d.student.vocabulary; c < p->d.gradient.cols; c++)
+                xdi_loss_store(&p->d.gradient, row, c, 0.0);
+    }
+}
+
+static xd_result xdi_uld_run(xd_ctx *ctx, xdi_uld_plan *p, xd_uld_values *out) {
+    const xd_uld_desc *d = &p->d;
+    for (int64_t i = 0; i < d->matched_count; i++) {
+        p->matched_of_student[d->matched_student[i]] = 1;
+        p->matched_of_teacher[d->matched_teacher[i]] = 1;
+    }
+    for (int64_t i = 0; i < d->chunk_count; i++) p->chunks += xdi_uld_two_sided(&d->chunks[i]);
+    const double below = d->denominator > 0.0 ? d->denominator : p->chunks > 0 ? (double)p->chunks : 1.0;
+    const double share = d->gradient.data ? d->scale / below : 0.0;
+    for (int64_t i = 0; i < d->chunk_count; i++)
+        if (xdi_uld_two_sided(&d->chunks[i])) XDI_TRY(xdi_uld_chunk(ctx, p, &d->chunks[i], share));
+    if (d->gradient.data) xdi_uld_clear(p);
+    out->matched = p->matched / below;
+    out->unmatched = p->unmatched / below;
+    out->chunks = p->chunks;
+    out->loss = d->matched_count > 0
+                    ? d->scale * (d->matched_weight * out->matched + d->unmatched_weight * out->unmatched)
+                    : d->scale * out->unmatched;
+    return XD_OK;
+}
+
+XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out) {
+    xdi_uld_plan plan;
+    xd_arena planning = xd_arena_over(NULL, 0);
+    memset(&plan, 0, sizeof plan);
+    plan.d = *desc;
+    if (plan.d.student.temperature == 0.0) plan.d.student.temperature = 1.0;
+    if (plan.d.teacher.temperature == 0.0) plan.d.teacher.temperature = 1.0;
+    if (plan.d.scale == 0.0) plan.d.scale = 1.0;
+    XDI_TRY(xdi_uld_check(ctx, &plan.d));
+    XDI_REQUIRE(ctx, xdi_uld_layout(&plan, &planning), XD_ERROR_MEMORY, "the workspace would not fit");
+    void *memory = xd_allocate(ctx, planning.peak);
+    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    xd_arena arena = xd_arena_over(memory, planning.peak);
+    xdi_uld_layout(&plan, &arena);
+    const xd_result result = xdi_uld_run(ctx, &plan, out);
+    xd_release(ctx, memory);
+    return result;
+}
+
 /* >>distill/votes.c */
 
 #include <string.h>
@@ -14137,7 +19057,7 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
 
 /* ---- rows of the k best ---- */
 
-static xd_result xdi_rows_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
+static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
     XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
     const size_t count = (size_t)rows * (size_t)k;
     out->ids = (int32_t *)xd_allocate(ctx, count * (sizeof *out->ids + sizeof *out->weights));
@@ -14156,22 +19076,22 @@ XD_API void xd_projection_rows_free(xd_ctx *ctx, xd_projection_rows *rows) {
 }
 
 /* The number bf16 has for a value. */
-static float xdi_rows_narrow(float value) {
+static float xdi_mapping_narrow(float value) {
     return xd_f32_from_bf16(xd_bf16_from_f32(value));
 }
 
 /* Divides a row by its sum; compat: the sum and the quotients are bf16. */
-static void xdi_rows_normalise(float *weights, int64_t k, bool compat) {
+static void xdi_mapping_normalise(float *weights, int64_t k, bool compat) {
     double sum = 0.0;
     float narrow = 0.0f;
     for (int64_t i = 0; i < k; i++) {
         sum += (double)weights[i];
         narrow += weights[i];
     }
-    narrow = xdi_rows_narrow(narrow);
+    narrow = xdi_mapping_narrow(narrow);
     if (sum == 0.0) return;
     for (int64_t i = 0; i < k; i++)
-        weights[i] = compat ? xdi_rows_narrow(weights[i] / narrow) : (float)((double)weights[i] / sum);
+        weights[i] = compat ? xdi_mapping_narrow(weights[i] / narrow) : (float)((double)weights[i] / sum);
 }
 
 XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns) {
@@ -14183,13 +19103,13 @@ XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns) {
 }
 
 /* One row's list of the best, by weight, then id. */
-typedef struct xdi_rows_best {
+typedef struct xdi_mapping_best {
     int32_t *ids;
     float *weights;
     int64_t count, k;
-} xdi_rows_best;
+} xdi_mapping_best;
 
-static void xdi_rows_offer(xdi_rows_best *best, int32_t id, float weight) {
+static void xdi_mapping_offer(xdi_mapping_best *best, int32_t id, float weight) {
     int64_t at = best->count;
     while (at > 0 && best->weights[at - 1] < weight) at--;
     if (at == best->k) return;
@@ -14205,7 +19125,7 @@ static void xdi_rows_offer(xdi_rows_best *best, int32_t id, float weight) {
 /* ---- from votes ---- */
 
 /* Free slots hold the lowest ids that the row does not have. */
-static void xdi_rows_fill(xdi_rows_best *best, int64_t teacher_size) {
+static void xdi_mapping_fill(xdi_mapping_best *best, int64_t teacher_size) {
     for (int32_t id = 0; best->count < best->k && id < teacher_size; id++) {
         bool taken = false;
         for (int64_t i = 0; i < best->count && !taken; i++) taken = best->ids[i] == id;
@@ -14214,23 +19134,23 @@ static void xdi_rows_fill(xdi_rows_best *best, int64_t teacher_size) {
 }
 
 /* Cells of one student id, ascending by teacher id, to its row. */
-static void xdi_rows_from_cells(const xd_vote *cells, int64_t count, const xd_projection_rows_desc *desc,
-                                int64_t teacher_size, xdi_rows_best *best) {
+static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd_projection_rows_desc *desc,
+                                int64_t teacher_size, xdi_mapping_best *best) {
     double sum = 0.0;
     float narrow = 0.0f;
     for (int64_t i = 0; i < count; i++) {
         sum += cells[i].weight;
-        narrow += xdi_rows_narrow((float)cells[i].weight);
+        narrow += xdi_mapping_narrow((float)cells[i].weight);
     }
-    narrow = xdi_rows_narrow(narrow);
+    narrow = xdi_mapping_narrow(narrow);
     for (int64_t i = 0; i < count && sum > 0.0; i++) {
-        const float share = desc->compat ? xdi_rows_narrow(xdi_rows_narrow((float)cells[i].weight) / narrow)
+        const float share = desc->compat ? xdi_mapping_narrow(xdi_mapping_narrow((float)cells[i].weight) / narrow)
                                          : (float)(cells[i].weight / sum);
-        if (share > 0.0f) xdi_rows_offer(best, cells[i].teacher_id, share);
+        if (share > 0.0f) xdi_mapping_offer(best, cells[i].teacher_id, share);
     }
-    if (desc->compat) xdi_rows_fill(best, teacher_size);
-    if (desc->scale_trick) best->weights[best->k - 1] = xdi_rows_narrow(0.2f);
-    if (desc->scale_trick || !desc->compat) xdi_rows_normalise(best->weights, best->k, desc->compat);
+    if (desc->compat) xdi_mapping_fill(best, teacher_size);
+    if (desc->scale_trick) best->weights[best->k - 1] = xdi_mapping_narrow(0.2f);
+    if (desc->scale_trick || !desc->compat) xdi_mapping_normalise(best->weights, best->k, desc->compat);
 }
 
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
@@ -14241,12 +19161,12 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
     XDI_REQUIRE(votes->ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                 "the scale trick exists in compat rows only");
     XDI_TRY(xd_votes_read(votes, &cells, &count));
-    XDI_TRY(xdi_rows_create(votes->ctx, votes->student_size, desc->k ? desc->k : 32, &rows));
+    XDI_TRY(xdi_mapping_create(votes->ctx, votes->student_size, desc->k ? desc->k : 32, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
-        xdi_rows_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
+        xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
-        xdi_rows_from_cells(cells + begin, at - begin, desc, votes->teacher_size, &best);
+        xdi_mapping_from_cells(cells + begin, at - begin, desc, votes->teacher_size, &best);
     }
     *out = rows;
     return XD_OK;
@@ -14254,30 +19174,30 @@ XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_project
 
 /* ---- exact strings ---- */
 
-typedef struct xdi_rows_string {
+typedef struct xdi_mapping_string {
     xd_text text;
     int64_t id;
-} xdi_rows_string;
+} xdi_mapping_string;
 
-static int xdi_rows_compare_text(xd_text a, xd_text b) {
+static int xdi_mapping_compare_text(xd_text a, xd_text b) {
     const int64_t common = a.size < b.size ? a.size : b.size;
     const int order = common > 0 ? memcmp(a.data, b.data, (size_t)common) : 0;
     return order != 0 ? order : (a.size > b.size) - (a.size < b.size);
 }
 
 /* By text, the highest id first. */
-static int xdi_rows_compare(const void *left, const void *right) {
-    const xdi_rows_string *a = (const xdi_rows_string *)left, *b = (const xdi_rows_string *)right;
-    const int order = xdi_rows_compare_text(a->text, b->text);
+static int xdi_mapping_compare(const void *left, const void *right) {
+    const xdi_mapping_string *a = (const xdi_mapping_string *)left, *b = (const xdi_mapping_string *)right;
+    const int order = xdi_mapping_compare_text(a->text, b->text);
     return order != 0 ? order : (a->id < b->id) - (a->id > b->id);
 }
 
 /* First of the sorted strings that is not before text. */
-static int64_t xdi_rows_find(const void *const *sorted, int64_t count, xd_text text) {
+static int64_t xdi_mapping_find(const void *const *sorted, int64_t count, xd_text text) {
     int64_t low = 0, high = count;
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
-        if (xdi_rows_compare_text(((const xdi_rows_string *)sorted[middle])->text, text) < 0)
+        if (xdi_mapping_compare_text(((const xdi_mapping_string *)sorted[middle])->text, text) < 0)
             low = middle + 1;
         else
             high = middle;
@@ -14285,7 +19205,7 @@ static int64_t xdi_rows_find(const void *const *sorted, int64_t count, xd_text t
     return low;
 }
 
-static void xdi_rows_set_exact(xd_projection_rows *rows, int64_t student_id, int64_t teacher_id) {
+static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, int64_t teacher_id) {
     int32_t *ids = rows->ids + student_id * rows->k;
     float *weights = rows->weights + student_id * rows->k;
     for (int64_t i = 0; i < rows->k; i++) {
@@ -14301,7 +19221,7 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
                 "%lld student strings for a projection of %lld rows", (long long)student_count,
                 (long long)rows->rows);
     const size_t n = (size_t)teacher_count;
-    xdi_rows_string *strings = (xdi_rows_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
+    xdi_mapping_string *strings = (xdi_mapping_string *)xd_allocate(ctx, n * (sizeof *strings + sizeof(void *)));
     XDI_REQUIRE(ctx, strings, XD_ERROR_MEMORY, "no room to sort %zu strings", n);
     const void **sorted = (const void **)(void *)(strings + n);
     for (size_t i = 0; i < n; i++) {
@@ -14309,12 +19229,12 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
         strings[i].id = (int64_t)i;
         sorted[i] = &strings[i];
     }
-    xdi_sort(sorted, n, xdi_rows_compare);
+    xdi_sort(sorted, n, xdi_mapping_compare);
     for (int64_t s = 0; s < student_count; s++) {
-        const int64_t at = xdi_rows_find(sorted, teacher_count, student[s]);
+        const int64_t at = xdi_mapping_find(sorted, teacher_count, student[s]);
         if (student[s].size == 0 || at == teacher_count) continue;
-        const xdi_rows_string *found = (const xdi_rows_string *)sorted[at];
-        if (xdi_rows_compare_text(found->text, student[s]) == 0) xdi_rows_set_exact(rows, s, found->id);
+        const xdi_mapping_string *found = (const xdi_mapping_string *)sorted[at];
+        if (xdi_mapping_compare_text(found->text, student[s]) == 0) xdi_mapping_set_exact(rows, s, found->id);
     }
     xd_release(ctx, strings);
     return XD_OK;
@@ -14322,64 +19242,64 @@ XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows 
 
 /* ---- cutting ---- */
 
-static bool xdi_rows_valid(const xd_projection_rows *rows, int64_t at) {
+static bool xdi_mapping_valid(const xd_projection_rows *rows, int64_t at) {
     return rows->ids[at] >= 0 && rows->weights[at] > 0.0f;
 }
 
-static void xdi_rows_cut_row(const xd_projection_rows *in, int64_t r, const xd_projection_cut_desc *desc,
+static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const xd_projection_cut_desc *desc,
                              xd_projection_rows *out) {
     const int64_t begin = r * in->k, last = begin + in->k - 1;
-    const bool keeps_last = desc->preserve_last && xdi_rows_valid(in, last);
-    xdi_rows_best best = { out->ids + r * out->k, out->weights + r * out->k, 0,
+    const bool keeps_last = desc->preserve_last && xdi_mapping_valid(in, last);
+    xdi_mapping_best best = { out->ids + r * out->k, out->weights + r * out->k, 0,
                            desc->preserve_last ? out->k - 1 : out->k };
     int64_t valid = 0;
-    for (int64_t i = begin; i <= last; i++) valid += xdi_rows_valid(in, i);
+    for (int64_t i = begin; i <= last; i++) valid += xdi_mapping_valid(in, i);
     const int64_t most = desc->preserve_last && valid > in->k - 1 ? in->k - 1 : valid;
     for (int64_t i = begin, taken = 0; i <= last && taken < most; i++) {
-        if (!xdi_rows_valid(in, i)) continue;
-        if (best.k > 0) xdi_rows_offer(&best, in->ids[i], in->weights[i]);
+        if (!xdi_mapping_valid(in, i)) continue;
+        if (best.k > 0) xdi_mapping_offer(&best, in->ids[i], in->weights[i]);
         taken++;
     }
     if (keeps_last) {
         out->ids[r * out->k + out->k - 1] = in->ids[last];
         out->weights[r * out->k + out->k - 1] = in->weights[last];
     }
-    xdi_rows_normalise(out->weights + r * out->k, out->k, desc->compat);
+    xdi_mapping_normalise(out->weights + r * out->k, out->k, desc->compat);
 }
 
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_rows_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
-    for (int64_t r = 0; r < rows->rows; r++) xdi_rows_cut_row(rows, r, desc, &made);
+    XDI_TRY(xdi_mapping_create(ctx, rows->rows, desc->k ? desc->k : 4, &made));
+    for (int64_t r = 0; r < rows->rows; r++) xdi_mapping_cut_row(rows, r, desc, &made);
     *out = made;
     return XD_OK;
 }
 
 /* ---- similarities ---- */
 
-static double xdi_rows_magnitude(float similarity) {
+static double xdi_mapping_magnitude(float similarity) {
     const double value = fabs((double)similarity);
     return value > 0.999999999 ? 1.0 : value;
 }
 
-static void xdi_rows_similar_row(const float *similarities, int64_t columns, double threshold,
-                                 xdi_rows_best *best) {
+static void xdi_mapping_similar_row(const float *similarities, int64_t columns, double threshold,
+                                 xdi_mapping_best *best) {
     double largest = 0.0, sum = 0.0;
     for (int64_t c = 0; c < columns; c++) {
-        const double value = xdi_rows_magnitude(similarities[c]);
+        const double value = xdi_mapping_magnitude(similarities[c]);
         if (value > largest) largest = value;
     }
-    for (int64_t c = 0; c < columns; c++) sum += pow(xdi_rows_magnitude(similarities[c]), 10.0 * largest);
+    for (int64_t c = 0; c < columns; c++) sum += pow(xdi_mapping_magnitude(similarities[c]), 10.0 * largest);
     for (int64_t c = 0; c < columns; c++) {
-        const double power = pow(xdi_rows_magnitude(similarities[c]), 10.0 * largest);
-        xdi_rows_offer(best, (int32_t)c, (float)(sum > 0.0 ? power / sum : power));
+        const double power = pow(xdi_mapping_magnitude(similarities[c]), 10.0 * largest);
+        xdi_mapping_offer(best, (int32_t)c, (float)(sum > 0.0 ? power / sum : power));
     }
     for (int64_t i = 0; i < best->count; i++)
         if ((double)best->weights[i] < threshold) best->ids[i] = -1;
 }
 
-static xd_result xdi_rows_check_columns(xd_ctx *ctx, int64_t columns) {
+static xd_result xdi_mapping_check_columns(xd_ctx *ctx, int64_t columns) {
     XDI_REQUIRE(ctx, columns >= 0 && columns <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                 (long long)columns);
     return XD_OK;
@@ -14389,17 +19309,17 @@ XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, const float *
                                                       int64_t columns, int64_t k, double threshold,
                                                       xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_rows_check_columns(ctx, columns));
-    XDI_TRY(xdi_rows_create(ctx, rows, k, &made));
+    XDI_TRY(xdi_mapping_check_columns(ctx, columns));
+    XDI_TRY(xdi_mapping_create(ctx, rows, k, &made));
     for (int64_t r = 0; r < rows; r++) {
-        xdi_rows_best best = { made.ids + r * k, made.weights + r * k, 0, k };
-        xdi_rows_similar_row(similarities + r * columns, columns, threshold, &best);
+        xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
+        xdi_mapping_similar_row(similarities + r * columns, columns, threshold, &best);
     }
     *out = made;
     return XD_OK;
 }
 
-static double xdi_rows_dot(const float *a, const float *b, int64_t width) {
+static double xdi_mapping_dot(const float *a, const float *b, int64_t width) {
     double sum = 0.0;
     for (int64_t i = 0; i < width; i++) sum += (double)a[i] * (double)b[i];
     return sum;
@@ -14410,20 +19330,20 @@ XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, const float *st
                                                     int64_t width, int64_t k, double threshold,
                                                     xd_projection_rows *out) {
     xd_projection_rows made;
-    XDI_TRY(xdi_rows_check_columns(ctx, teacher_count));
+    XDI_TRY(xdi_mapping_check_columns(ctx, teacher_count));
     float *cosines = (float *)xd_allocate(ctx, (size_t)teacher_count * sizeof *cosines);
     XDI_REQUIRE(ctx, cosines, XD_ERROR_MEMORY, "no room for %lld similarities", (long long)teacher_count);
-    const xd_result result = xdi_rows_create(ctx, student_count, k, &made);
+    const xd_result result = xdi_mapping_create(ctx, student_count, k, &made);
     for (int64_t r = 0; r < student_count && result == XD_OK; r++) {
         const float *row = student + r * width;
-        const double length = sqrt(xdi_rows_dot(row, row, width));
-        xdi_rows_best best = { made.ids + r * k, made.weights + r * k, 0, k };
+        const double length = sqrt(xdi_mapping_dot(row, row, width));
+        xdi_mapping_best best = { made.ids + r * k, made.weights + r * k, 0, k };
         for (int64_t c = 0; c < teacher_count; c++) {
             const float *other = teacher + c * width;
-            const double product = length * sqrt(xdi_rows_dot(other, other, width));
-            cosines[c] = product > 0.0 ? (float)(xdi_rows_dot(row, other, width) / product) : 0.0f;
+            const double product = length * sqrt(xdi_mapping_dot(other, other, width));
+            cosines[c] = product > 0.0 ? (float)(xdi_mapping_dot(row, other, width) / product) : 0.0f;
         }
-        xdi_rows_similar_row(cosines, teacher_count, threshold, &best);
+        xdi_mapping_similar_row(cosines, teacher_count, threshold, &best);
     }
     xd_release(ctx, cosines);
     if (result == XD_OK) *out = made;
@@ -14605,6 +19525,5174 @@ XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map) {
     memset(map, 0, sizeof *map);
 }
 
+
+#ifndef XD_NO_TOKENIZERS
+/* >>distill/tokenizer_internal */
+
+/* ---- unicode.c ---- */
+
+/* Categories of all code points in two stages, and what normalisation looks up. */
+typedef struct xdi_unicode {
+    uint16_t block[0x1100];  /* of code point >> 8 */
+    uint8_t *properties;     /* [blocks][256]: category, and the flags below */
+    uint32_t *pair_points;   /* [XDI_UNICODE_PAIRS], ascending: code points with a canonical decomposition */
+    uint32_t *compat_points; /* [XDI_UNICODE_COMPATS], ascending; then where each lies in the pool */
+    uint32_t *class_starts;  /* first code point of each run of one combining class */
+    uint16_t *compositions;  /* hash table of indexes of pairs + 1 */
+} xdi_unicode;
+
+enum {
+    XDI_UNICODE_CATEGORY = 31, /* mask */
+    XDI_UNICODE_NFC = 32,      /* NFC changes the character */
+    XDI_UNICODE_NFKC =
+        64, /* NFKC does: it has a compatibility decomposition, perhaps inside its canonical one */
+    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or trade places with it */
+    XDI_UNICODE_LONGEST = 18,      /* code points of the longest decomposition */
+    XDI_UNICODE_INVALID = 0x110000 /* stands for a byte that is not UTF-8 */
+};
+
+/* Sets of categories by their bits, for masks like 1 << category. */
+XD_PRIVATE bool xdi_unicode_mask(const char *name, size_t bytes, uint32_t *mask); /* "L", "Lu", "N", ... */
+XD_PRIVATE uint32_t xdi_unicode_space_mask(void);
+
+/* Memory is the context's; NULL when there is no room. */
+XD_PRIVATE xdi_unicode *xdi_unicode_create(xd_ctx *ctx);
+XD_PRIVATE void xdi_unicode_destroy(xd_ctx *ctx, xdi_unicode *u);
+
+/* Code points that fold to the same one as `point`, without it: count, at most 4. */
+XD_PRIVATE int xdi_unicode_fold_mates(uint32_t point, uint32_t mates[4]);
+
+/* Full decomposition of one code point. */
+XD_PRIVATE int xdi_unicode_decompose(const xdi_unicode *u, uint32_t point, bool compat, uint32_t *out);
+/* Canonical order and composition of decomposed code points, in place; the new count. temp has room for
+ * count. */
+XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp);
+
+/* One character: its bytes, at least 1; a byte that starts no well-formed sequence is XDI_UNICODE_INVALID. */
+XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point);
+/* Bytes of the character that ends at `at`, as decoding from the front would cut it. at > begin. */
+XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at);
+XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]);
+
+static inline unsigned xdi_unicode_property(const xdi_unicode *u, uint32_t point) {
+    return point < XDI_UNICODE_INVALID ? u->properties[u->block[point >> 8] * 256u + (point & 255u)] : 0u;
+}
+
+/* ---- pattern.c ---- */
+
+typedef struct xdi_pattern xdi_pattern;
+
+/* Compiles a split pattern. Errors: FORMAT with the byte offset of what is not supported; MEMORY. */
+XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t bytes, const xdi_unicode *u,
+                                        xdi_pattern **out);
+XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern);
+
+/* A place to come back to: the options are the character borders from high down to low. */
+typedef struct xdi_pattern_choice {
+    size_t low, high; /* low = SIZE_MAX: high is the only one */
+    uint32_t op;
+} xdi_pattern_choice;
+
+/* One thread's state of matching. Zero it, set ctx; free with xdi_matcher_release. */
+typedef struct xdi_matcher {
+    xd_ctx *ctx;
+    const xdi_pattern *pattern;
+    const uint8_t *text;
+    size_t bytes;
+    xdi_pattern_choice *stack;
+    size_t used, capacity;
+    uint64_t steps; /* left; what a pattern may do is bounded by the length of the text */
+} xdi_matcher;
+
+XD_PRIVATE void xdi_matcher_release(xdi_matcher *m);
+
+/* Prepares for one text; `steps` is set to 256 a byte and some. */
+XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes);
+
+/* The first match of the pattern that is not empty in [from, to) of the text, which `$` and look-ahead take
+ * to end at `to`. *begin = *end = to when there is none. Errors: DATA when the steps are used up, MEMORY. */
+XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern, size_t from, size_t to,
+                                      size_t *begin, size_t *end);
+
+/* ---- tokenizer.c ---- */
+
+enum {
+    XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
+    XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
+};
+
+#define XDI_TOKENIZER_MARK "\xe2\x96\x81" /* U+2581: a blank, for SentencePiece */
+
+/* An entry of the vocabulary: its text as the merges see it, and the bytes it decodes to, both in the blob.
+ */
+typedef struct xdi_token {
+    uint32_t text, text_bytes, raw, raw_bytes;
+    xd_token_kind kind;
+} xdi_token;
+
+/* Of a hash table of texts; id + 1, 0: free. */
+typedef struct xdi_slot {
+    uint32_t hash;
+    int32_t id;
+} xdi_slot;
+
+/* Joining the tokens of `pair` (left << 32 | right) gives `id`; the lowest rank comes first. */
+typedef struct xdi_merge {
+    uint64_t pair; /* UINT64_MAX: free */
+    int32_t rank, id;
+} xdi_merge;
+
+/* A token that is matched before everything else. */
+typedef struct xdi_added {
+    int32_t id;
+    uint32_t text, bytes; /* in the blob; what is looked for */
+    bool special, strip_left, strip_right, single_word, normalized;
+} xdi_added;
+
+/* Added tokens in the order of their bytes, and which pairs of bytes any of them begins with. */
+typedef struct xdi_added_list {
+    xdi_added *items;
+    uint32_t count;
+    uint8_t *starts; /* [8192] bits; NULL when count is 0 */
+} xdi_added_list;
+
+/* One step that changes the text. */
+typedef enum xdi_rewrite_kind {
+    XDI_REWRITE_NFC = 1,
+    XDI_REWRITE_NFKC,
+    XDI_REWRITE_PREPEND, /* `to` before the text, when there is text */
+    XDI_REWRITE_REPLACE  /* every match of the pattern by `to` */
+} xdi_rewrite_kind;
+
+typedef struct xdi_rewrite {
+    xdi_rewrite_kind kind;
+    xdi_pattern *pattern;
+    uint32_t to, to_bytes; /* in the blob */
+    bool unless_there;     /* prepend only when the text does not begin so */
+    bool only_first;       /* ... and only at the beginning of the whole text */
+} xdi_rewrite;
+
+/* What becomes of the matches of a split; the text between them is always a piece. */
+typedef enum xdi_split_behavior {
+    XDI_SPLIT_ISOLATED = 1, /* a piece each */
+    XDI_SPLIT_REMOVED,
+    XDI_SPLIT_CONTIGUOUS, /* neighbouring matches are one piece */
+    XDI_SPLIT_WITH_PREVIOUS,
+    XDI_SPLIT_WITH_NEXT
+} xdi_split_behavior;
+
+typedef struct xdi_split {
+    xdi_pattern *pattern;
+    xdi_split_behavior behavior;
+    bool invert; /* the text between the matches takes their role */
+} xdi_split;
+
+struct xd_tokenizer {
+    xd_ctx *ctx;
+    xdi_unicode *unicode;
+    xdi_token *tokens; /* [size] */
+    int32_t size, count;
+    uint8_t *blob;
+    size_t blob_bytes, blob_capacity;
+    xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters, by raw bytes */
+    uint32_t piece_slots;    /* of each, a power of two */
+    xdi_merge *merges;       /* hash table */
+    uint32_t merge_slots, merge_count;
+    bool byte_level;    /* the model's symbols are bytes, else characters */
+    bool ignore_merges; /* a piece that is a token stays whole */
+    bool byte_fallback, fuse_unknown, adds_prefix;
+    bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
+    int32_t unknown;
+    int32_t byte_id[256];  /* -1: none */
+    int32_t ascii_id[128]; /* tokens of one ASCII character, for symbols that are characters */
+    xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
+    int rewrite_count, normalizer_count;
+    xdi_split splits[XDI_TOKENIZER_STAGES];
+    int split_count;
+    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    uint64_t hash;
+};
+
+/* A text with every U+2581 as a blank; its length. out has room for the text. */
+XD_PRIVATE size_t xdi_tokenizer_unmark(const uint8_t *text, size_t bytes, uint8_t *out);
+/* "<0x0A>" -> 10; -1 for anything else. */
+XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
+
+/* Building. All sizes are known before: a loader counts first. */
+
+/* An empty tokenizer of ids below `size` whose texts take at most blob_bytes. */
+XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out);
+/* Room in the blob for bytes that are about to be written; the caller has counted them. */
+XD_PRIVATE uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length);
+/* Gives an id a token that no merge and no text finds. Errors: FORMAT for an id that is taken. */
+XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
+                                       size_t text_bytes);
+/* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
+ * a text that is taken. */
+XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
+                                       size_t text_bytes, const void *raw, size_t raw_bytes);
+/* Adds a merge; of two for one pair the later one counts. */
+XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
+                                             int32_t id);
+/* Derives the merges from the tokens: any two that together are a third. ranks: [size], lower first. */
+XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks);
+/* Adds a token to the list that is matched before everything else. A token that the id has already is taken
+ * over. */
+XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
+                                               size_t bytes);
+/* Appends a split by a pattern, or by a literal when `literal` is set. */
+XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *pattern, size_t bytes, bool literal,
+                                             xdi_split_behavior behavior, bool invert);
+XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind kind, const char *pattern,
+                                               size_t bytes, bool literal, const char *to, size_t to_bytes);
+/* What a caller's special tokens take: *size and *bytes grow as needed. Errors: ARGUMENT. */
+XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
+                                                    size_t *bytes);
+/* Adds them. Errors: ARGUMENT for an id that is taken. */
+XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
+/* Sorts, derives and hashes; then the object is complete. */
+XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
+
+/* The token whose text this is, -1 when there is none. */
+XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
+/* The merge of a pair, NULL when there is none. */
+static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint32_t slot = (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20) & (t->merge_slots - 1);
+    while (t->merges[slot].pair != pair) {
+        if (t->merges[slot].pair == UINT64_MAX) return NULL;
+        slot = (slot + 1) & (t->merge_slots - 1);
+    }
+    return &t->merges[slot];
+}
+
+/* ---- tokenizer_text.c ---- */
+
+/* From byte `at` of a changed text on: it stands for bytes [from, to) of the original, one to one when
+ * `linear`, else as a whole. The next run's `at` ends it. */
+typedef struct xdi_text_run {
+    uint32_t at, from, to;
+    bool linear;
+} xdi_text_run;
+
+/* A text and where it comes from. */
+typedef struct xdi_text {
+    uint8_t *bytes;
+    size_t length, capacity;
+    xdi_text_run *runs;
+    size_t run_count, run_capacity;
+} xdi_text;
+
+/* A text to read. */
+typedef struct xdi_text_view {
+    const uint8_t *bytes;
+    size_t length;
+    const xdi_text_run *runs; /* [run_count], at least one */
+    size_t run_count;
+} xdi_text_view;
+
+/* Buffers of rewriting. */
+typedef struct xdi_rewriter {
+    xdi_text texts[4]; /* two for each half of the rewrites */
+    uint32_t *points;  /* of one cluster, and as much room again */
+    size_t point_capacity;
+    xdi_matcher matcher;
+} xdi_rewriter;
+
+/* Applies rewrites [first, last) of a tokenizer. The result views the input, or one of the two
+ * texts from `place` on. */
+XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int first, int last,
+                                       xdi_rewriter *r, int place, xdi_text_view in, xdi_text_view *out);
+XD_PRIVATE void xdi_rewriter_release(xd_ctx *ctx, xdi_rewriter *r);
+
+/* The original bytes of [begin, end) of a view. `run` is a cursor that only moves on. */
+XD_PRIVATE xd_token_span xdi_text_origin(const xdi_text_view *view, size_t *run, size_t begin, size_t end);
+/* Part of a view; its runs are in `runs`, which has room for run_count of the view. `run` as above. */
+XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *run, size_t begin, size_t end,
+                                       xdi_text_run *runs);
+
+/* ---- loaders ---- */
+
+XD_PRIVATE xd_result xdi_tokenizer_from_json(xd_ctx *ctx, const xd_json *root, const xd_tokenizer_desc *desc,
+                                             xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_from_tekken(xd_ctx *ctx, const xd_json *root,
+                                               const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_from_ranks(xd_ctx *ctx, const char *text, size_t bytes,
+                                              const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_from_sentencepiece(xd_ctx *ctx, const uint8_t *data, size_t bytes,
+                                                      const xd_tokenizer_desc *desc, xd_tokenizer **out);
+
+/* >>distill/unicode_tables */
+
+/* Generated by tools/unicode_tables.py from Unicode 16.0.0: edit that. */
+/* clang-format off */
+
+#include <stdint.h>
+
+/* General categories; the last, XX, is the controls that are white space. */
+enum {
+    XDI_UNICODE_CN, XDI_UNICODE_LU, XDI_UNICODE_LL, XDI_UNICODE_LT, XDI_UNICODE_LM, XDI_UNICODE_LO,
+    XDI_UNICODE_MN, XDI_UNICODE_MC, XDI_UNICODE_ME, XDI_UNICODE_ND, XDI_UNICODE_NL, XDI_UNICODE_NO,
+    XDI_UNICODE_PC, XDI_UNICODE_PD, XDI_UNICODE_PS, XDI_UNICODE_PE, XDI_UNICODE_PI, XDI_UNICODE_PF,
+    XDI_UNICODE_PO, XDI_UNICODE_SM, XDI_UNICODE_SC, XDI_UNICODE_SK, XDI_UNICODE_SO, XDI_UNICODE_ZS,
+    XDI_UNICODE_ZL, XDI_UNICODE_ZP, XDI_UNICODE_CC, XDI_UNICODE_CF, XDI_UNICODE_CS, XDI_UNICODE_CO,
+    XDI_UNICODE_XX, XDI_UNICODE_CATEGORIES
+};
+
+/* Runs of one category, from U+0000 on: length * 32 + category. */
+static const uint32_t xdi_unicode_categories[4103] = {
+    314, 190, 602, 55, 114, 52, 114, 46, 47, 50, 51, 50, 45, 82, 329, 82, 115, 82, 833, 46, 50, 47, 53, 44,
+    53, 834, 46, 51, 47, 51, 218, 62, 858, 55, 50, 148, 54, 50, 53, 54, 37, 48, 51, 59, 54, 53, 54, 51, 75,
+    53, 34, 82, 53, 43, 37, 49, 107, 50, 737, 51, 225, 770, 51, 258, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 66, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 66, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 65, 34, 33, 34, 33, 98, 65, 34, 33, 34, 65, 34, 97, 66, 129, 34, 65, 34, 97, 98, 65, 34,
+    65, 34, 33, 34, 33, 34, 65, 34, 33, 66, 33, 34, 65, 34, 97, 34, 33, 34, 65, 66, 37, 33, 98, 133, 33, 35,
+    34, 33, 35, 34, 33, 35, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 66, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 66, 33, 35, 34, 33, 34, 97, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 226, 65, 34, 65, 66, 33, 34, 129, 34, 33, 34, 33, 34, 33, 34, 33, 2210, 37, 866, 580, 149, 388, 469,
+    164, 245, 36, 53, 36, 565, 3590, 33, 34, 33, 34, 36, 53, 33, 34, 64, 36, 98, 50, 33, 128, 85, 33, 50, 97,
+    32, 33, 32, 65, 34, 545, 32, 289, 1122, 33, 66, 97, 98, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 162, 33, 34, 51, 33, 34, 65, 66, 1633, 1538, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 54, 166, 72, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 65, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 66, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 32, 1217, 64, 36, 210, 1314, 50, 45, 64, 86,
+    52, 32, 1446, 45, 38, 50, 70, 50, 70, 50, 38, 256, 869, 128, 133, 82, 352, 219, 115, 82, 52, 82, 86, 358,
+    50, 59, 114, 1029, 36, 325, 678, 329, 146, 69, 38, 3173, 50, 37, 230, 59, 54, 198, 68, 70, 54, 134, 69,
+    329, 101, 86, 37, 466, 32, 59, 37, 38, 965, 870, 64, 2853, 358, 37, 448, 329, 1061, 294, 68, 54, 114, 36,
+    64, 38, 84, 709, 134, 36, 294, 36, 102, 36, 166, 64, 498, 32, 805, 102, 64, 50, 32, 357, 160, 773, 53,
+    197, 32, 91, 160, 294, 1317, 36, 774, 59, 1030, 39, 1733, 38, 39, 38, 37, 103, 262, 135, 38, 71, 37, 230,
+    325, 70, 82, 329, 50, 36, 485, 38, 71, 32, 261, 64, 69, 64, 709, 32, 229, 32, 37, 96, 133, 64, 38, 37,
+    103, 134, 64, 71, 64, 71, 38, 37, 256, 39, 128, 69, 32, 101, 70, 64, 329, 69, 84, 203, 54, 52, 37, 50, 38,
+    64, 70, 39, 32, 197, 128, 69, 64, 709, 32, 229, 32, 69, 32, 69, 32, 69, 64, 38, 32, 103, 70, 128, 70, 64,
+    102, 96, 38, 224, 133, 32, 37, 224, 329, 70, 101, 38, 50, 320, 70, 39, 32, 293, 32, 101, 32, 709, 32, 229,
+    32, 69, 32, 165, 64, 38, 37, 103, 166, 32, 70, 39, 32, 71, 38, 64, 37, 480, 69, 70, 64, 329, 50, 52, 224,
+    37, 198, 32, 38, 71, 32, 261, 64, 69, 64, 709, 32, 229, 32, 69, 32, 165, 64, 38, 37, 39, 38, 39, 134, 64,
+    71, 64, 71, 38, 224, 70, 39, 128, 69, 32, 101, 70, 64, 329, 54, 37, 203, 320, 38, 37, 32, 197, 96, 101,
+    32, 133, 96, 69, 32, 37, 32, 69, 96, 69, 96, 101, 96, 389, 128, 71, 38, 71, 96, 103, 32, 103, 38, 64, 37,
+    192, 39, 448, 329, 107, 214, 52, 54, 160, 38, 103, 38, 261, 32, 101, 32, 741, 32, 517, 64, 38, 37, 102,
+    135, 32, 102, 32, 134, 224, 70, 32, 101, 64, 37, 64, 69, 70, 64, 329, 224, 50, 235, 54, 37, 38, 71, 50,
+    261, 32, 101, 32, 741, 32, 325, 32, 165, 64, 38, 37, 39, 38, 167, 32, 38, 71, 32, 71, 70, 224, 71, 192,
+    69, 32, 69, 70, 64, 329, 32, 69, 39, 384, 70, 71, 293, 32, 101, 32, 1317, 70, 37, 103, 134, 32, 103, 32,
+    103, 38, 37, 54, 128, 101, 39, 235, 101, 70, 64, 329, 299, 54, 197, 32, 38, 71, 32, 581, 96, 773, 32, 293,
+    32, 37, 64, 229, 96, 38, 128, 103, 102, 32, 38, 32, 263, 192, 329, 64, 71, 50, 384, 1541, 38, 69, 230,
+    128, 52, 197, 36, 262, 50, 329, 82, 1184, 69, 32, 37, 32, 165, 32, 773, 32, 37, 32, 325, 38, 69, 294, 37,
+    64, 165, 32, 36, 32, 230, 32, 329, 64, 133, 1024, 37, 118, 498, 54, 50, 118, 70, 214, 329, 331, 54, 38,
+    54, 38, 54, 38, 46, 47, 46, 47, 71, 261, 32, 1157, 128, 454, 39, 166, 50, 70, 165, 358, 32, 1158, 32, 278,
+    38, 214, 32, 86, 178, 150, 82, 1184, 1381, 71, 134, 39, 198, 39, 70, 71, 70, 37, 329, 210, 197, 71, 70,
+    133, 102, 37, 103, 69, 231, 101, 134, 421, 38, 71, 70, 199, 38, 37, 39, 329, 103, 38, 86, 1217, 32, 33,
+    160, 33, 64, 1378, 50, 36, 98, 10533, 32, 133, 64, 229, 32, 37, 32, 133, 64, 1317, 32, 133, 64, 1061, 32,
+    133, 64, 229, 32, 37, 32, 133, 64, 485, 32, 1829, 32, 133, 64, 2149, 64, 102, 306, 651, 96, 517, 342, 192,
+    2753, 64, 194, 64, 45, 19845, 54, 50, 549, 55, 837, 46, 47, 96, 2405, 114, 106, 261, 224, 581, 102, 39,
+    288, 613, 70, 39, 82, 288, 581, 70, 384, 421, 32, 101, 32, 70, 384, 1669, 70, 39, 230, 263, 38, 71, 358,
+    114, 36, 114, 52, 37, 38, 64, 329, 192, 331, 192, 210, 45, 146, 102, 59, 38, 329, 192, 1125, 36, 1701,
+    224, 165, 70, 1093, 38, 37, 160, 2245, 320, 997, 32, 102, 135, 70, 103, 128, 71, 38, 199, 102, 128, 54,
+    96, 82, 329, 965, 64, 165, 352, 1413, 128, 837, 192, 329, 43, 96, 1110, 741, 70, 71, 38, 64, 82, 1701, 39,
+    38, 39, 230, 32, 38, 39, 38, 71, 262, 199, 326, 64, 38, 329, 192, 329, 192, 242, 36, 210, 64, 454, 40,
+    518, 1568, 134, 39, 1509, 38, 39, 166, 39, 38, 167, 38, 71, 261, 32, 82, 329, 242, 342, 294, 310, 114, 70,
+    39, 965, 39, 134, 71, 70, 39, 102, 69, 329, 1413, 38, 39, 70, 103, 38, 39, 102, 71, 256, 146, 1157, 263,
+    262, 71, 70, 96, 178, 329, 96, 101, 329, 965, 196, 82, 290, 33, 34, 160, 1377, 64, 97, 274, 256, 102, 50,
+    422, 39, 230, 133, 38, 197, 38, 69, 39, 70, 37, 160, 1410, 2020, 418, 36, 1090, 1188, 2054, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 290, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 290, 257, 194, 64, 193, 64, 258, 257, 258, 257, 194, 64, 193, 64,
+    258, 32, 33, 32, 33, 32, 33, 32, 33, 258, 257, 450, 64, 258, 259, 258, 259, 258, 259, 162, 32, 66, 129,
+    35, 53, 34, 117, 98, 32, 66, 129, 35, 117, 130, 64, 66, 129, 32, 117, 258, 161, 117, 64, 98, 32, 66, 129,
+    35, 85, 32, 375, 187, 205, 82, 48, 49, 46, 80, 49, 46, 48, 274, 56, 57, 187, 55, 306, 48, 49, 146, 76,
+    114, 51, 46, 47, 370, 51, 50, 44, 338, 55, 187, 32, 347, 43, 36, 64, 203, 115, 46, 47, 36, 331, 115, 46,
+    47, 32, 420, 96, 1076, 480, 422, 136, 38, 104, 390, 480, 86, 33, 150, 33, 86, 34, 97, 66, 97, 34, 54, 33,
+    86, 51, 161, 214, 33, 54, 33, 54, 33, 54, 129, 54, 34, 129, 34, 133, 34, 86, 66, 65, 179, 33, 130, 54, 51,
+    86, 34, 54, 523, 1130, 33, 34, 138, 43, 86, 128, 179, 182, 83, 150, 51, 86, 51, 86, 51, 246, 51, 1014, 83,
+    86, 51, 54, 51, 1014, 8595, 278, 46, 47, 46, 47, 662, 83, 246, 46, 47, 2614, 51, 982, 819, 1302, 211,
+    2326, 704, 374, 672, 1931, 2518, 715, 5878, 51, 310, 51, 1750, 275, 3574, 51, 7958, 46, 47, 46, 47, 46,
+    47, 46, 47, 46, 47, 46, 47, 46, 47, 971, 1430, 179, 46, 47, 1011, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47,
+    531, 8214, 4211, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 46, 47,
+    2035, 46, 47, 46, 47, 1043, 46, 47, 8275, 1558, 691, 86, 211, 1270, 64, 1046, 32, 3382, 1537, 1538, 33,
+    34, 97, 66, 33, 34, 33, 34, 33, 34, 129, 34, 33, 66, 33, 194, 68, 97, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 66, 214, 33, 34, 33, 34, 102, 33, 34, 160, 146, 43, 82, 1218,
+    32, 34, 160, 34, 64, 1797, 224, 36, 50, 448, 38, 741, 288, 229, 32, 229, 32, 229, 32, 229, 32, 229, 32,
+    229, 32, 229, 32, 229, 32, 1030, 82, 48, 49, 48, 49, 114, 48, 49, 50, 48, 49, 306, 45, 82, 45, 50, 48, 49,
+    82, 48, 49, 46, 47, 46, 47, 46, 47, 46, 47, 178, 36, 338, 77, 146, 45, 50, 46, 434, 86, 114, 46, 47, 46,
+    47, 46, 47, 46, 47, 45, 1088, 854, 32, 2870, 384, 6870, 832, 534, 55, 114, 54, 36, 37, 42, 46, 47, 46, 47,
+    46, 47, 46, 47, 46, 47, 86, 46, 47, 46, 47, 46, 47, 46, 47, 45, 46, 79, 54, 298, 134, 71, 45, 164, 86,
+    106, 36, 37, 50, 86, 32, 2757, 64, 70, 85, 68, 37, 45, 2885, 50, 100, 37, 160, 1381, 32, 3013, 32, 86,
+    139, 342, 1029, 1238, 288, 54, 517, 1014, 32, 331, 982, 267, 54, 491, 1046, 331, 1270, 491, 10262, 210949,
+    2070, 672421, 36, 36581, 96, 1782, 288, 1285, 196, 82, 8581, 36, 114, 517, 329, 69, 640, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 37, 38, 104, 50, 326, 50, 36, 33, 34, 33,
+    34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 68,
+    70, 2245, 330, 70, 210, 256, 757, 292, 85, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 98, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34,
+    33, 34, 33, 34, 33, 34, 33, 34, 36, 258, 33, 34, 33, 34, 65, 34, 33, 34, 33, 34, 33, 34, 33, 34, 36, 85,
+    33, 34, 33, 34, 37, 33, 34, 33, 98, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33,
+    34, 33, 34, 161, 34, 161, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 33, 34, 129, 34, 33, 34, 65,
+    34, 64, 33, 34, 32, 34, 32, 34, 33, 34, 33, 34, 33, 34, 33, 672, 100, 33, 34, 37, 68, 34, 229, 38, 101,
+    38, 133, 38, 741, 71, 70, 39, 150, 38, 96, 203, 86, 52, 54, 192, 1669, 146, 256, 71, 1605, 519, 70, 256,
+    82, 329, 192, 582, 197, 114, 37, 50, 69, 38, 329, 901, 262, 82, 741, 358, 71, 352, 50, 933, 96, 102, 39,
+    1509, 38, 71, 134, 71, 70, 103, 434, 32, 36, 329, 128, 82, 165, 38, 36, 293, 329, 165, 32, 1317, 198, 71,
+    70, 71, 70, 288, 101, 38, 261, 38, 39, 64, 329, 64, 146, 517, 36, 197, 118, 37, 39, 38, 39, 1605, 38, 37,
+    102, 69, 70, 165, 70, 37, 38, 37, 768, 69, 36, 82, 357, 39, 70, 71, 82, 37, 68, 39, 38, 320, 197, 64, 197,
+    64, 197, 288, 229, 32, 229, 32, 1378, 53, 132, 290, 36, 85, 128, 2562, 1125, 71, 38, 71, 38, 71, 50, 39,
+    38, 64, 329, 192, 357509, 384, 741, 128, 1573, 128, 65564, 204829, 11717, 64, 3397, 1216, 226, 384, 162,
+    160, 37, 38, 325, 51, 421, 32, 165, 32, 37, 32, 69, 32, 69, 32, 3461, 565, 512, 11621, 47, 46, 534, 2053,
+    64, 1733, 224, 54, 1024, 389, 52, 118, 518, 242, 46, 47, 50, 192, 518, 50, 77, 76, 46, 47, 46, 47, 46, 47,
+    46, 47, 46, 47, 46, 47, 46, 47, 46, 47, 82, 46, 47, 146, 108, 114, 32, 146, 45, 46, 47, 46, 47, 46, 47,
+    114, 51, 45, 115, 32, 50, 52, 82, 128, 165, 32, 4325, 64, 59, 32, 114, 52, 114, 46, 47, 50, 51, 50, 45,
+    82, 329, 82, 115, 82, 833, 46, 50, 47, 53, 44, 53, 834, 46, 51, 47, 51, 46, 47, 50, 46, 47, 82, 325, 36,
+    1445, 68, 997, 96, 197, 64, 197, 64, 197, 64, 101, 96, 84, 51, 53, 54, 84, 32, 54, 147, 86, 320, 123, 86,
+    64, 389, 32, 837, 32, 613, 32, 69, 32, 485, 64, 453, 1088, 3941, 160, 114, 128, 1451, 96, 310, 1706, 139,
+    566, 75, 118, 32, 438, 96, 54, 1504, 1462, 38, 4160, 933, 96, 1573, 480, 38, 875, 128, 1029, 139, 288,
+    645, 42, 261, 42, 160, 1221, 166, 160, 965, 32, 50, 1157, 128, 261, 50, 170, 1344, 1281, 1282, 2501, 64,
+    329, 192, 1153, 128, 1154, 128, 1285, 256, 1669, 352, 50, 353, 32, 481, 32, 225, 32, 65, 32, 354, 32, 482,
+    32, 226, 32, 66, 96, 1669, 384, 9957, 288, 709, 320, 261, 768, 196, 32, 1348, 32, 292, 2208, 197, 64, 37,
+    32, 1413, 32, 69, 96, 37, 64, 741, 32, 50, 267, 741, 86, 235, 997, 256, 299, 1536, 613, 32, 69, 160, 171,
+    709, 203, 96, 50, 837, 160, 50, 2048, 1797, 128, 75, 69, 523, 64, 1483, 37, 102, 32, 70, 160, 134, 133,
+    32, 101, 32, 933, 64, 102, 128, 38, 299, 224, 306, 224, 933, 75, 50, 933, 107, 1024, 261, 54, 901, 70,
+    128, 171, 242, 288, 1733, 96, 242, 709, 64, 267, 613, 160, 267, 581, 224, 146, 384, 235, 2560, 2341, 1760,
+    1633, 416, 1634, 224, 203, 1157, 134, 256, 329, 192, 329, 133, 36, 37, 705, 96, 166, 45, 36, 706, 256, 83,
+    6656, 1003, 32, 1349, 32, 70, 45, 64, 69, 512, 101, 1760, 134, 933, 331, 37, 256, 709, 358, 139, 178, 704,
+    581, 134, 146, 1216, 677, 235, 640, 741, 288, 39, 38, 39, 1701, 486, 242, 128, 651, 329, 38, 69, 70, 37,
+    288, 102, 39, 1445, 103, 134, 71, 70, 82, 59, 146, 38, 320, 59, 64, 805, 224, 329, 192, 102, 1157, 166,
+    39, 262, 32, 329, 146, 37, 71, 37, 256, 1125, 38, 82, 37, 288, 70, 39, 1541, 103, 294, 71, 133, 146, 134,
+    50, 39, 38, 329, 37, 50, 37, 114, 32, 651, 352, 581, 32, 805, 103, 102, 71, 38, 39, 70, 210, 38, 69, 38,
+    1984, 229, 32, 37, 32, 133, 32, 485, 32, 325, 50, 192, 1509, 38, 103, 262, 160, 329, 192, 70, 71, 32, 261,
+    64, 69, 64, 709, 32, 229, 32, 69, 32, 165, 32, 70, 37, 71, 38, 135, 64, 71, 64, 103, 64, 37, 192, 39, 160,
+    165, 71, 64, 230, 96, 166, 352, 325, 32, 37, 64, 37, 32, 1221, 32, 37, 103, 198, 32, 39, 64, 39, 32, 135,
+    32, 71, 38, 39, 38, 37, 38, 37, 82, 32, 82, 256, 70, 928, 1701, 103, 262, 71, 102, 39, 38, 133, 178, 329,
+    82, 32, 50, 38, 101, 960, 1541, 103, 198, 39, 38, 135, 70, 39, 70, 69, 50, 37, 256, 329, 5312, 1509, 103,
+    134, 64, 135, 70, 39, 70, 754, 133, 70, 1088, 1541, 103, 262, 71, 38, 39, 70, 114, 37, 352, 329, 192, 434,
+    608, 1381, 38, 39, 38, 71, 198, 39, 38, 37, 50, 192, 329, 192, 649, 896, 869, 64, 38, 39, 38, 71, 134, 39,
+    166, 128, 329, 75, 114, 54, 229, 5920, 1413, 103, 294, 39, 70, 50, 3200, 1025, 1026, 329, 299, 384, 261,
+    64, 37, 64, 261, 32, 69, 32, 773, 199, 32, 71, 64, 70, 39, 38, 37, 39, 37, 39, 38, 114, 288, 329, 2240,
+    261, 64, 1253, 103, 134, 64, 70, 135, 38, 37, 50, 37, 39, 864, 37, 326, 1285, 198, 39, 37, 134, 274, 38,
+    256, 37, 198, 71, 102, 1477, 422, 39, 70, 114, 37, 178, 416, 2341, 224, 338, 5824, 1061, 50, 448, 329,
+    192, 293, 32, 1189, 39, 230, 32, 198, 39, 38, 37, 178, 320, 329, 619, 96, 82, 965, 64, 710, 32, 39, 230,
+    39, 70, 39, 70, 2336, 229, 32, 69, 32, 1221, 198, 96, 38, 32, 70, 32, 230, 37, 38, 256, 329, 192, 197, 32,
+    69, 32, 1029, 167, 32, 70, 32, 71, 38, 39, 38, 37, 224, 329, 9920, 613, 70, 71, 82, 224, 70, 37, 39, 421,
+    32, 1093, 71, 166, 96, 71, 38, 39, 38, 434, 329, 38, 2720, 37, 480, 683, 278, 148, 566, 416, 50, 29509,
+    3264, 3562, 32, 178, 352, 6277, 84352, 3109, 82, 416, 34309, 539, 38, 197, 486, 320, 127845, 160, 18661,
+    218912, 965, 390, 103, 102, 329, 55488, 18213, 224, 997, 32, 329, 128, 82, 2533, 32, 329, 192, 965, 64,
+    166, 50, 320, 1541, 230, 178, 150, 132, 50, 54, 320, 329, 32, 235, 32, 677, 160, 613, 13824, 100, 1285,
+    68, 114, 329, 6336, 1025, 1026, 747, 146, 3232, 2405, 128, 38, 37, 1767, 224, 134, 420, 2048, 68, 50, 36,
+    38, 352, 71, 448, 196357, 256, 39621, 1312, 325, 285920, 132, 32, 228, 32, 68, 32, 9317, 480, 37, 928,
+    101, 64, 37, 448, 133, 256, 12677, 73856, 3429, 160, 421, 96, 293, 224, 325, 64, 54, 70, 50, 155, 125824,
+    7702, 329, 192, 13974, 2432, 1478, 64, 742, 288, 3734, 1920, 7894, 320, 1270, 64, 1942, 71, 102, 118, 199,
+    283, 262, 86, 230, 982, 134, 1974, 672, 2134, 102, 54, 3904, 651, 384, 651, 384, 2806, 288, 811, 4320,
+    833, 834, 833, 226, 32, 578, 833, 834, 33, 32, 65, 64, 33, 64, 65, 64, 129, 32, 257, 130, 32, 34, 32, 226,
+    32, 354, 833, 834, 65, 32, 129, 64, 257, 32, 225, 32, 834, 65, 32, 129, 32, 161, 32, 33, 96, 225, 32, 834,
+    833, 834, 833, 834, 833, 834, 833, 834, 833, 834, 833, 898, 64, 801, 51, 802, 51, 194, 801, 51, 802, 51,
+    194, 801, 51, 802, 51, 194, 801, 51, 802, 51, 194, 801, 51, 802, 51, 194, 33, 34, 64, 1609, 16406, 1766,
+    150, 1606, 278, 38, 470, 38, 86, 178, 480, 166, 32, 486, 35328, 322, 37, 642, 192, 194, 6816, 230, 32,
+    550, 64, 230, 32, 70, 32, 166, 160, 1988, 1056, 38, 3584, 1445, 96, 230, 228, 64, 329, 128, 37, 54, 10240,
+    965, 38, 544, 1413, 134, 329, 160, 52, 14848, 869, 36, 134, 329, 6848, 965, 70, 37, 329, 128, 50, 15360,
+    229, 32, 133, 32, 69, 32, 485, 32, 6309, 64, 299, 230, 1312, 1089, 1090, 230, 36, 128, 329, 128, 82,
+    25120, 1899, 54, 107, 52, 139, 2432, 1451, 54, 491, 6208, 133, 32, 869, 32, 69, 32, 37, 64, 37, 32, 325,
+    32, 133, 32, 37, 32, 37, 192, 37, 128, 37, 32, 37, 32, 37, 32, 101, 32, 69, 32, 37, 64, 37, 32, 37, 32,
+    37, 32, 37, 32, 37, 32, 69, 32, 37, 64, 133, 32, 229, 32, 133, 32, 133, 32, 37, 32, 325, 32, 549, 160,
+    101, 32, 165, 32, 549, 1664, 83, 8640, 1430, 128, 3222, 384, 502, 64, 502, 32, 502, 32, 1206, 320, 427,
+    5174, 1792, 950, 416, 1430, 128, 310, 224, 86, 448, 214, 4928, 8054, 181, 23318, 128, 566, 96, 438, 96,
+    3830, 128, 3062, 192, 406, 128, 54, 480, 406, 128, 1814, 256, 342, 192, 1302, 256, 982, 64, 406, 128, 86,
+    1984, 10902, 384, 470, 64, 438, 96, 342, 160, 1814, 224, 502, 64, 374, 192, 310, 224, 4726, 32, 2966, 329,
+    32960, 1367045, 1024, 132933, 192, 7109, 64, 184389, 448, 239141, 480, 19909, 78912, 17349, 48192, 158053,
+    160, 134149, 22776352, 59, 960, 3099, 4096, 7686, 2081280, 2097117, 64, 2097117, 64
+};
+
+/* Runs of one canonical combining class: length * 256 + class. */
+static const uint32_t xdi_unicode_classes[590] = {
+    196608, 5606, 488, 1244, 488, 472, 1500, 714, 1244, 714, 3036, 1281, 1244, 2278, 496, 486, 988, 998, 732,
+    256, 998, 1244, 486, 488, 732, 486, 489, 746, 489, 746, 489, 3558, 70400, 1510, 67840, 476, 1254, 476,
+    998, 478, 476, 1766, 1756, 742, 476, 742, 478, 484, 486, 266, 267, 268, 269, 270, 271, 272, 273, 274, 531,
+    276, 277, 278, 256, 279, 256, 280, 281, 256, 486, 476, 256, 274, 18432, 2278, 286, 287, 288, 12288, 283,
+    284, 285, 286, 287, 288, 289, 290, 742, 732, 1510, 476, 742, 476, 4096, 291, 25856, 2022, 512, 1254, 476,
+    486, 512, 742, 256, 476, 742, 476, 8960, 292, 7680, 486, 476, 742, 476, 742, 988, 486, 732, 486, 476, 998,
+    476, 486, 476, 486, 476, 486, 476, 742, 40960, 2022, 476, 486, 2304, 476, 6144, 1254, 256, 2534, 256, 998,
+    256, 1510, 11008, 988, 15104, 742, 988, 1254, 10752, 1510, 1500, 3814, 256, 476, 742, 476, 742, 476, 998,
+    988, 283, 284, 285, 998, 476, 742, 732, 1510, 15360, 263, 4096, 265, 768, 486, 476, 742, 26368, 263, 4096,
+    265, 12288, 486, 15616, 263, 4096, 265, 28160, 263, 4096, 265, 28160, 263, 4096, 265, 32512, 265, 28160,
+    263, 4096, 265, 1792, 340, 347, 25856, 263, 4096, 265, 27904, 521, 4096, 265, 31744, 265, 27904, 615, 265,
+    3328, 1131, 27648, 630, 265, 3328, 1146, 19456, 732, 6912, 476, 256, 476, 256, 472, 14080, 385, 386, 256,
+    388, 1280, 1154, 512, 386, 256, 742, 265, 256, 742, 15872, 476, 28672, 263, 256, 521, 20992, 476, 184064,
+    998, 242688, 521, 7680, 265, 40192, 265, 2560, 486, 51968, 484, 36608, 478, 486, 476, 56064, 486, 476,
+    18176, 265, 5120, 2278, 512, 476, 12288, 1510, 1756, 742, 476, 256, 732, 742, 732, 1510, 476, 1254, 25856,
+    263, 3840, 265, 9728, 486, 476, 2022, 13824, 521, 14848, 263, 2816, 521, 17152, 263, 38912, 998, 256, 257,
+    1500, 742, 1244, 486, 256, 1793, 1024, 476, 1536, 486, 768, 742, 50688, 742, 476, 2022, 476, 742, 490,
+    470, 476, 458, 9702, 488, 740, 476, 474, 486, 489, 476, 486, 476, 184320, 742, 513, 1254, 769, 742, 1024,
+    486, 768, 513, 486, 476, 486, 513, 1244, 486, 785920, 998, 36096, 265, 24576, 8422, 141824, 474, 484, 488,
+    478, 736, 26880, 520, 7721984, 486, 1024, 2790, 8192, 742, 20480, 742, 70656, 265, 9472, 265, 38656, 265,
+    6912, 4838, 14592, 988, 9472, 265, 24320, 263, 3072, 265, 61184, 486, 256, 742, 476, 512, 742, 1280, 742,
+    256, 486, 13312, 265, 62976, 265, 5189632, 282, 196864, 2022, 2012, 742, 249088, 476, 57856, 476, 38144,
+    1510, 430592, 476, 256, 486, 10240, 486, 257, 476, 1024, 265, 42240, 486, 476, 146688, 1254, 16640, 1510,
+    81152, 742, 20480, 988, 17920, 732, 998, 476, 486, 1244, 12544, 486, 476, 486, 476, 49152, 265, 10496,
+    265, 3584, 265, 14592, 265, 263, 17664, 998, 12288, 521, 15872, 263, 19456, 265, 2304, 263, 27136, 265,
+    263, 45568, 263, 265, 20480, 519, 4096, 265, 6144, 2022, 768, 1510, 22784, 777, 28928, 265, 768, 263,
+    5888, 486, 25344, 265, 263, 64256, 265, 263, 32256, 265, 30208, 265, 263, 29440, 265, 68864, 265, 263,
+    66048, 521, 1024, 263, 39936, 265, 21248, 265, 4608, 265, 20736, 265, 107776, 265, 66048, 263, 256, 521,
+    20736, 265, 108800, 521, 4320256, 265, 638976, 1281, 15104, 2022, 309504, 518, 5024768, 257, 1361408, 728,
+    769, 768, 482, 1496, 2048, 2268, 512, 1510, 732, 7680, 1254, 37888, 998, 899840, 2022, 256, 4582, 512,
+    2022, 256, 742, 256, 1510, 25600, 486, 40960, 2022, 96000, 486, 15616, 1254, 130048, 744, 476, 486, 65024,
+    486, 476, 188416, 2012, 27904, 1766, 263, 253146368
+};
+
+/* Canonical decompositions, one step: distance from the code point before * 2 + (it composes again), first,
+ * second or 0. */
+static const uint32_t xdi_unicode_pairs[6243] = {
+    385, 65, 768, 3, 65, 769, 3, 65, 770, 3, 65, 771, 3, 65, 776, 3, 65, 778, 5, 67, 807, 3, 69, 768, 3, 69,
+    769, 3, 69, 770, 3, 69, 776, 3, 73, 768, 3, 73, 769, 3, 73, 770, 3, 73, 776, 5, 78, 771, 3, 79, 768, 3,
+    79, 769, 3, 79, 770, 3, 79, 771, 3, 79, 776, 7, 85, 768, 3, 85, 769, 3, 85, 770, 3, 85, 776, 3, 89, 769,
+    7, 97, 768, 3, 97, 769, 3, 97, 770, 3, 97, 771, 3, 97, 776, 3, 97, 778, 5, 99, 807, 3, 101, 768, 3, 101,
+    769, 3, 101, 770, 3, 101, 776, 3, 105, 768, 3, 105, 769, 3, 105, 770, 3, 105, 776, 5, 110, 771, 3, 111,
+    768, 3, 111, 769, 3, 111, 770, 3, 111, 771, 3, 111, 776, 7, 117, 768, 3, 117, 769, 3, 117, 770, 3, 117,
+    776, 3, 121, 769, 5, 121, 776, 3, 65, 772, 3, 97, 772, 3, 65, 774, 3, 97, 774, 3, 65, 808, 3, 97, 808, 3,
+    67, 769, 3, 99, 769, 3, 67, 770, 3, 99, 770, 3, 67, 775, 3, 99, 775, 3, 67, 780, 3, 99, 780, 3, 68, 780,
+    3, 100, 780, 7, 69, 772, 3, 101, 772, 3, 69, 774, 3, 101, 774, 3, 69, 775, 3, 101, 775, 3, 69, 808, 3,
+    101, 808, 3, 69, 780, 3, 101, 780, 3, 71, 770, 3, 103, 770, 3, 71, 774, 3, 103, 774, 3, 71, 775, 3, 103,
+    775, 3, 71, 807, 3, 103, 807, 3, 72, 770, 3, 104, 770, 7, 73, 771, 3, 105, 771, 3, 73, 772, 3, 105, 772,
+    3, 73, 774, 3, 105, 774, 3, 73, 808, 3, 105, 808, 3, 73, 775, 9, 74, 770, 3, 106, 770, 3, 75, 807, 3, 107,
+    807, 5, 76, 769, 3, 108, 769, 3, 76, 807, 3, 108, 807, 3, 76, 780, 3, 108, 780, 11, 78, 769, 3, 110, 769,
+    3, 78, 807, 3, 110, 807, 3, 78, 780, 3, 110, 780, 9, 79, 772, 3, 111, 772, 3, 79, 774, 3, 111, 774, 3, 79,
+    779, 3, 111, 779, 7, 82, 769, 3, 114, 769, 3, 82, 807, 3, 114, 807, 3, 82, 780, 3, 114, 780, 3, 83, 769,
+    3, 115, 769, 3, 83, 770, 3, 115, 770, 3, 83, 807, 3, 115, 807, 3, 83, 780, 3, 115, 780, 3, 84, 807, 3,
+    116, 807, 3, 84, 780, 3, 116, 780, 7, 85, 771, 3, 117, 771, 3, 85, 772, 3, 117, 772, 3, 85, 774, 3, 117,
+    774, 3, 85, 778, 3, 117, 778, 3, 85, 779, 3, 117, 779, 3, 85, 808, 3, 117, 808, 3, 87, 770, 3, 119, 770,
+    3, 89, 770, 3, 121, 770, 3, 89, 776, 3, 90, 769, 3, 122, 769, 3, 90, 775, 3, 122, 775, 3, 90, 780, 3, 122,
+    780, 69, 79, 795, 3, 111, 795, 29, 85, 795, 3, 117, 795, 59, 65, 780, 3, 97, 780, 3, 73, 780, 3, 105, 780,
+    3, 79, 780, 3, 111, 780, 3, 85, 780, 3, 117, 780, 3, 220, 772, 3, 252, 772, 3, 220, 769, 3, 252, 769, 3,
+    220, 780, 3, 252, 780, 3, 220, 768, 3, 252, 768, 5, 196, 772, 3, 228, 772, 3, 550, 772, 3, 551, 772, 3,
+    198, 772, 3, 230, 772, 7, 71, 780, 3, 103, 780, 3, 75, 780, 3, 107, 780, 3, 79, 808, 3, 111, 808, 3, 490,
+    772, 3, 491, 772, 3, 439, 780, 3, 658, 780, 3, 106, 780, 9, 71, 769, 3, 103, 769, 7, 78, 768, 3, 110, 768,
+    3, 197, 769, 3, 229, 769, 3, 198, 769, 3, 230, 769, 3, 216, 769, 3, 248, 769, 3, 65, 783, 3, 97, 783, 3,
+    65, 785, 3, 97, 785, 3, 69, 783, 3, 101, 783, 3, 69, 785, 3, 101, 785, 3, 73, 783, 3, 105, 783, 3, 73,
+    785, 3, 105, 785, 3, 79, 783, 3, 111, 783, 3, 79, 785, 3, 111, 785, 3, 82, 783, 3, 114, 783, 3, 82, 785,
+    3, 114, 785, 3, 85, 783, 3, 117, 783, 3, 85, 785, 3, 117, 785, 3, 83, 806, 3, 115, 806, 3, 84, 806, 3,
+    116, 806, 7, 72, 780, 3, 104, 780, 15, 65, 775, 3, 97, 775, 3, 69, 807, 3, 101, 807, 3, 214, 772, 3, 246,
+    772, 3, 213, 772, 3, 245, 772, 3, 79, 775, 3, 111, 775, 3, 558, 772, 3, 559, 772, 3, 89, 772, 3, 121, 772,
+    538, 768, 0, 2, 769, 0, 4, 787, 0, 2, 776, 769, 96, 697, 0, 20, 59, 0, 15, 168, 769, 3, 913, 769, 2, 183,
+    0, 3, 917, 769, 3, 919, 769, 3, 921, 769, 5, 927, 769, 5, 933, 769, 3, 937, 769, 3, 970, 769, 53, 921,
+    776, 3, 933, 776, 3, 945, 769, 3, 949, 769, 3, 951, 769, 3, 953, 769, 3, 971, 769, 53, 953, 776, 3, 965,
+    776, 3, 959, 769, 3, 965, 769, 3, 969, 769, 11, 978, 769, 3, 978, 776, 89, 1045, 768, 3, 1045, 776, 5,
+    1043, 769, 9, 1030, 776, 11, 1050, 769, 3, 1048, 768, 3, 1059, 774, 23, 1048, 774, 65, 1080, 774, 47,
+    1077, 768, 3, 1077, 776, 5, 1075, 769, 9, 1110, 776, 11, 1082, 769, 3, 1080, 768, 3, 1091, 774, 49, 1140,
+    783, 3, 1141, 783, 149, 1046, 774, 3, 1078, 774, 29, 1040, 774, 3, 1072, 774, 3, 1040, 776, 3, 1072, 776,
+    7, 1045, 774, 3, 1077, 774, 7, 1240, 776, 3, 1241, 776, 3, 1046, 776, 3, 1078, 776, 3, 1047, 776, 3, 1079,
+    776, 7, 1048, 772, 3, 1080, 772, 3, 1048, 776, 3, 1080, 776, 3, 1054, 776, 3, 1086, 776, 7, 1256, 776, 3,
+    1257, 776, 3, 1069, 776, 3, 1101, 776, 3, 1059, 772, 3, 1091, 772, 3, 1059, 776, 3, 1091, 776, 3, 1059,
+    779, 3, 1091, 779, 3, 1063, 776, 3, 1095, 776, 7, 1067, 776, 3, 1099, 776, 595, 1575, 1619, 3, 1575, 1620,
+    3, 1608, 1620, 3, 1575, 1621, 3, 1610, 1620, 309, 1749, 1620, 5, 1729, 1620, 35, 1746, 1620, 1197, 2344,
+    2364, 17, 2352, 2364, 7, 2355, 2364, 72, 2325, 2364, 2, 2326, 2364, 2, 2327, 2364, 2, 2332, 2364, 2, 2337,
+    2364, 2, 2338, 2364, 2, 2347, 2364, 2, 2351, 2364, 217, 2503, 2494, 3, 2503, 2519, 32, 2465, 2492, 2,
+    2466, 2492, 4, 2479, 2492, 168, 2610, 2620, 6, 2616, 2620, 70, 2582, 2620, 2, 2583, 2620, 2, 2588, 2620,
+    6, 2603, 2620, 469, 2887, 2902, 7, 2887, 2878, 3, 2887, 2903, 32, 2849, 2876, 2, 2850, 2876, 111, 2962,
+    3031, 109, 3014, 3006, 3, 3015, 3006, 3, 3014, 3031, 249, 3142, 3158, 241, 3263, 3285, 15, 3270, 3285, 3,
+    3270, 3286, 5, 3270, 3266, 3, 3274, 3285, 255, 3398, 3390, 3, 3399, 3390, 3, 3398, 3415, 285, 3545, 3530,
+    5, 3545, 3535, 3, 3548, 3530, 3, 3545, 3551, 714, 3906, 4023, 20, 3916, 4023, 10, 3921, 4023, 10, 3926,
+    4023, 10, 3931, 4023, 26, 3904, 4021, 20, 3953, 3954, 4, 3953, 3956, 2, 4018, 3968, 4, 4019, 3968, 18,
+    3953, 3968, 36, 3986, 4023, 20, 3996, 4023, 10, 4001, 4023, 10, 4006, 4023, 10, 4011, 4023, 26, 3984,
+    4021, 219, 4133, 4142, 5569, 6917, 6965, 5, 6919, 6965, 5, 6921, 6965, 5, 6923, 6965, 5, 6925, 6965, 9,
+    6929, 6965, 83, 6970, 6965, 5, 6972, 6965, 7, 6974, 6965, 3, 6975, 6965, 5, 6978, 6965, 1403, 65, 805, 3,
+    97, 805, 3, 66, 775, 3, 98, 775, 3, 66, 803, 3, 98, 803, 3, 66, 817, 3, 98, 817, 3, 199, 769, 3, 231, 769,
+    3, 68, 775, 3, 100, 775, 3, 68, 803, 3, 100, 803, 3, 68, 817, 3, 100, 817, 3, 68, 807, 3, 100, 807, 3, 68,
+    813, 3, 100, 813, 3, 274, 768, 3, 275, 768, 3, 274, 769, 3, 275, 769, 3, 69, 813, 3, 101, 813, 3, 69, 816,
+    3, 101, 816, 3, 552, 774, 3, 553, 774, 3, 70, 775, 3, 102, 775, 3, 71, 772, 3, 103, 772, 3, 72, 775, 3,
+    104, 775, 3, 72, 803, 3, 104, 803, 3, 72, 776, 3, 104, 776, 3, 72, 807, 3, 104, 807, 3, 72, 814, 3, 104,
+    814, 3, 73, 816, 3, 105, 816, 3, 207, 769, 3, 239, 769, 3, 75, 769, 3, 107, 769, 3, 75, 803, 3, 107, 803,
+    3, 75, 817, 3, 107, 817, 3, 76, 803, 3, 108, 803, 3, 7734, 772, 3, 7735, 772, 3, 76, 817, 3, 108, 817, 3,
+    76, 813, 3, 108, 813, 3, 77, 769, 3, 109, 769, 3, 77, 775, 3, 109, 775, 3, 77, 803, 3, 109, 803, 3, 78,
+    775, 3, 110, 775, 3, 78, 803, 3, 110, 803, 3, 78, 817, 3, 110, 817, 3, 78, 813, 3, 110, 813, 3, 213, 769,
+    3, 245, 769, 3, 213, 776, 3, 245, 776, 3, 332, 768, 3, 333, 768, 3, 332, 769, 3, 333, 769, 3, 80, 769, 3,
+    112, 769, 3, 80, 775, 3, 112, 775, 3, 82, 775, 3, 114, 775, 3, 82, 803, 3, 114, 803, 3, 7770, 772, 3,
+    7771, 772, 3, 82, 817, 3, 114, 817, 3, 83, 775, 3, 115, 775, 3, 83, 803, 3, 115, 803, 3, 346, 775, 3, 347,
+    775, 3, 352, 775, 3, 353, 775, 3, 7778, 775, 3, 7779, 775, 3, 84, 775, 3, 116, 775, 3, 84, 803, 3, 116,
+    803, 3, 84, 817, 3, 116, 817, 3, 84, 813, 3, 116, 813, 3, 85, 804, 3, 117, 804, 3, 85, 816, 3, 117, 816,
+    3, 85, 813, 3, 117, 813, 3, 360, 769, 3, 361, 769, 3, 362, 776, 3, 363, 776, 3, 86, 771, 3, 118, 771, 3,
+    86, 803, 3, 118, 803, 3, 87, 768, 3, 119, 768, 3, 87, 769, 3, 119, 769, 3, 87, 776, 3, 119, 776, 3, 87,
+    775, 3, 119, 775, 3, 87, 803, 3, 119, 803, 3, 88, 775, 3, 120, 775, 3, 88, 776, 3, 120, 776, 3, 89, 775,
+    3, 121, 775, 3, 90, 770, 3, 122, 770, 3, 90, 803, 3, 122, 803, 3, 90, 817, 3, 122, 817, 3, 104, 817, 3,
+    116, 776, 3, 119, 778, 3, 121, 778, 5, 383, 775, 11, 65, 803, 3, 97, 803, 3, 65, 777, 3, 97, 777, 3, 194,
+    769, 3, 226, 769, 3, 194, 768, 3, 226, 768, 3, 194, 777, 3, 226, 777, 3, 194, 771, 3, 226, 771, 3, 7840,
+    770, 3, 7841, 770, 3, 258, 769, 3, 259, 769, 3, 258, 768, 3, 259, 768, 3, 258, 777, 3, 259, 777, 3, 258,
+    771, 3, 259, 771, 3, 7840, 774, 3, 7841, 774, 3, 69, 803, 3, 101, 803, 3, 69, 777, 3, 101, 777, 3, 69,
+    771, 3, 101, 771, 3, 202, 769, 3, 234, 769, 3, 202, 768, 3, 234, 768, 3, 202, 777, 3, 234, 777, 3, 202,
+    771, 3, 234, 771, 3, 7864, 770, 3, 7865, 770, 3, 73, 777, 3, 105, 777, 3, 73, 803, 3, 105, 803, 3, 79,
+    803, 3, 111, 803, 3, 79, 777, 3, 111, 777, 3, 212, 769, 3, 244, 769, 3, 212, 768, 3, 244, 768, 3, 212,
+    777, 3, 244, 777, 3, 212, 771, 3, 244, 771, 3, 7884, 770, 3, 7885, 770, 3, 416, 769, 3, 417, 769, 3, 416,
+    768, 3, 417, 768, 3, 416, 777, 3, 417, 777, 3, 416, 771, 3, 417, 771, 3, 416, 803, 3, 417, 803, 3, 85,
+    803, 3, 117, 803, 3, 85, 777, 3, 117, 777, 3, 431, 769, 3, 432, 769, 3, 431, 768, 3, 432, 768, 3, 431,
+    777, 3, 432, 777, 3, 431, 771, 3, 432, 771, 3, 431, 803, 3, 432, 803, 3, 89, 768, 3, 121, 768, 3, 89, 803,
+    3, 121, 803, 3, 89, 777, 3, 121, 777, 3, 89, 771, 3, 121, 771, 15, 945, 787, 3, 945, 788, 3, 7936, 768, 3,
+    7937, 768, 3, 7936, 769, 3, 7937, 769, 3, 7936, 834, 3, 7937, 834, 3, 913, 787, 3, 913, 788, 3, 7944, 768,
+    3, 7945, 768, 3, 7944, 769, 3, 7945, 769, 3, 7944, 834, 3, 7945, 834, 3, 949, 787, 3, 949, 788, 3, 7952,
+    768, 3, 7953, 768, 3, 7952, 769, 3, 7953, 769, 7, 917, 787, 3, 917, 788, 3, 7960, 768, 3, 7961, 768, 3,
+    7960, 769, 3, 7961, 769, 7, 951, 787, 3, 951, 788, 3, 7968, 768, 3, 7969, 768, 3, 7968, 769, 3, 7969, 769,
+    3, 7968, 834, 3, 7969, 834, 3, 919, 787, 3, 919, 788, 3, 7976, 768, 3, 7977, 768, 3, 7976, 769, 3, 7977,
+    769, 3, 7976, 834, 3, 7977, 834, 3, 953, 787, 3, 953, 788, 3, 7984, 768, 3, 7985, 768, 3, 7984, 769, 3,
+    7985, 769, 3, 7984, 834, 3, 7985, 834, 3, 921, 787, 3, 921, 788, 3, 7992, 768, 3, 7993, 768, 3, 7992, 769,
+    3, 7993, 769, 3, 7992, 834, 3, 7993, 834, 3, 959, 787, 3, 959, 788, 3, 8000, 768, 3, 8001, 768, 3, 8000,
+    769, 3, 8001, 769, 7, 927, 787, 3, 927, 788, 3, 8008, 768, 3, 8009, 768, 3, 8008, 769, 3, 8009, 769, 7,
+    965, 787, 3, 965, 788, 3, 8016, 768, 3, 8017, 768, 3, 8016, 769, 3, 8017, 769, 3, 8016, 834, 3, 8017, 834,
+    5, 933, 788, 5, 8025, 768, 5, 8025, 769, 5, 8025, 834, 3, 969, 787, 3, 969, 788, 3, 8032, 768, 3, 8033,
+    768, 3, 8032, 769, 3, 8033, 769, 3, 8032, 834, 3, 8033, 834, 3, 937, 787, 3, 937, 788, 3, 8040, 768, 3,
+    8041, 768, 3, 8040, 769, 3, 8041, 769, 3, 8040, 834, 3, 8041, 834, 3, 945, 768, 2, 940, 0, 3, 949, 768, 2,
+    941, 0, 3, 951, 768, 2, 942, 0, 3, 953, 768, 2, 943, 0, 3, 959, 768, 2, 972, 0, 3, 965, 768, 2, 973, 0, 3,
+    969, 768, 2, 974, 0, 7, 7936, 837, 3, 7937, 837, 3, 7938, 837, 3, 7939, 837, 3, 7940, 837, 3, 7941, 837,
+    3, 7942, 837, 3, 7943, 837, 3, 7944, 837, 3, 7945, 837, 3, 7946, 837, 3, 7947, 837, 3, 7948, 837, 3, 7949,
+    837, 3, 7950, 837, 3, 7951, 837, 3, 7968, 837, 3, 7969, 837, 3, 7970, 837, 3, 7971, 837, 3, 7972, 837, 3,
+    7973, 837, 3, 7974, 837, 3, 7975, 837, 3, 7976, 837, 3, 7977, 837, 3, 7978, 837, 3, 7979, 837, 3, 7980,
+    837, 3, 7981, 837, 3, 7982, 837, 3, 7983, 837, 3, 8032, 837, 3, 8033, 837, 3, 8034, 837, 3, 8035, 837, 3,
+    8036, 837, 3, 8037, 837, 3, 8038, 837, 3, 8039, 837, 3, 8040, 837, 3, 8041, 837, 3, 8042, 837, 3, 8043,
+    837, 3, 8044, 837, 3, 8045, 837, 3, 8046, 837, 3, 8047, 837, 3, 945, 774, 3, 945, 772, 3, 8048, 837, 3,
+    945, 837, 3, 940, 837, 5, 945, 834, 3, 8118, 837, 3, 913, 774, 3, 913, 772, 3, 913, 768, 2, 902, 0, 3,
+    913, 837, 4, 953, 0, 7, 168, 834, 3, 8052, 837, 3, 951, 837, 3, 942, 837, 5, 951, 834, 3, 8134, 837, 3,
+    917, 768, 2, 904, 0, 3, 919, 768, 2, 905, 0, 3, 919, 837, 3, 8127, 768, 3, 8127, 769, 3, 8127, 834, 3,
+    953, 774, 3, 953, 772, 3, 970, 768, 2, 912, 0, 7, 953, 834, 3, 970, 834, 3, 921, 774, 3, 921, 772, 3, 921,
+    768, 2, 906, 0, 5, 8190, 768, 3, 8190, 769, 3, 8190, 834, 3, 965, 774, 3, 965, 772, 3, 971, 768, 2, 944,
+    0, 3, 961, 787, 3, 961, 788, 3, 965, 834, 3, 971, 834, 3, 933, 774, 3, 933, 772, 3, 933, 768, 2, 910, 0,
+    3, 929, 788, 3, 168, 768, 2, 901, 0, 2, 96, 0, 7, 8060, 837, 3, 969, 837, 3, 974, 837, 5, 969, 834, 3,
+    8182, 837, 3, 927, 768, 2, 908, 0, 3, 937, 768, 2, 911, 0, 3, 937, 837, 2, 180, 0, 6, 8194, 0, 2, 8195, 0,
+    586, 937, 0, 8, 75, 0, 2, 197, 0, 223, 8592, 824, 3, 8594, 824, 39, 8596, 824, 63, 8656, 824, 3, 8660,
+    824, 3, 8658, 824, 107, 8707, 824, 11, 8712, 824, 7, 8715, 824, 49, 8739, 824, 5, 8741, 824, 55, 8764,
+    824, 7, 8771, 824, 7, 8773, 824, 5, 8776, 824, 47, 61, 824, 5, 8801, 824, 23, 8781, 824, 3, 60, 824, 3,
+    62, 824, 3, 8804, 824, 3, 8805, 824, 7, 8818, 824, 3, 8819, 824, 7, 8822, 824, 3, 8823, 824, 15, 8826,
+    824, 3, 8827, 824, 7, 8834, 824, 3, 8835, 824, 7, 8838, 824, 3, 8839, 824, 71, 8866, 824, 3, 8872, 824, 3,
+    8873, 824, 3, 8875, 824, 99, 8828, 824, 3, 8829, 824, 3, 8849, 824, 3, 8850, 824, 15, 8882, 824, 3, 8883,
+    824, 3, 8884, 824, 3, 8885, 824, 120, 12296, 0, 2, 12297, 0, 3940, 10973, 824, 2785, 12363, 12441, 5,
+    12365, 12441, 5, 12367, 12441, 5, 12369, 12441, 5, 12371, 12441, 5, 12373, 12441, 5, 12375, 12441, 5,
+    12377, 12441, 5, 12379, 12441, 5, 12381, 12441, 5, 12383, 12441, 5, 12385, 12441, 7, 12388, 12441, 5,
+    12390, 12441, 5, 12392, 12441, 15, 12399, 12441, 3, 12399, 12442, 5, 12402, 12441, 3, 12402, 12442, 5,
+    12405, 12441, 3, 12405, 12442, 5, 12408, 12441, 3, 12408, 12442, 5, 12411, 12441, 3, 12411, 12442, 47,
+    12358, 12441, 21, 12445, 12441, 29, 12459, 12441, 5, 12461, 12441, 5, 12463, 12441, 5, 12465, 12441, 5,
+    12467, 12441, 5, 12469, 12441, 5, 12471, 12441, 5, 12473, 12441, 5, 12475, 12441, 5, 12477, 12441, 5,
+    12479, 12441, 5, 12481, 12441, 7, 12484, 12441, 5, 12486, 12441, 5, 12488, 12441, 15, 12495, 12441, 3,
+    12495, 12442, 5, 12498, 12441, 3, 12498, 12442, 5, 12501, 12441, 3, 12501, 12442, 5, 12504, 12441, 3,
+    12504, 12442, 5, 12507, 12441, 3, 12507, 12442, 47, 12454, 12441, 7, 12527, 12441, 3, 12528, 12441, 3,
+    12529, 12441, 3, 12530, 12441, 9, 12541, 12441, 102404, 35912, 0, 2, 26356, 0, 2, 36554, 0, 2, 36040, 0,
+    2, 28369, 0, 2, 20018, 0, 2, 21477, 0, 2, 40860, 0, 2, 40860, 0, 2, 22865, 0, 2, 37329, 0, 2, 21895, 0, 2,
+    22856, 0, 2, 25078, 0, 2, 30313, 0, 2, 32645, 0, 2, 34367, 0, 2, 34746, 0, 2, 35064, 0, 2, 37007, 0, 2,
+    27138, 0, 2, 27931, 0, 2, 28889, 0, 2, 29662, 0, 2, 33853, 0, 2, 37226, 0, 2, 39409, 0, 2, 20098, 0, 2,
+    21365, 0, 2, 27396, 0, 2, 29211, 0, 2, 34349, 0, 2, 40478, 0, 2, 23888, 0, 2, 28651, 0, 2, 34253, 0, 2,
+    35172, 0, 2, 25289, 0, 2, 33240, 0, 2, 34847, 0, 2, 24266, 0, 2, 26391, 0, 2, 28010, 0, 2, 29436, 0, 2,
+    37070, 0, 2, 20358, 0, 2, 20919, 0, 2, 21214, 0, 2, 25796, 0, 2, 27347, 0, 2, 29200, 0, 2, 30439, 0, 2,
+    32769, 0, 2, 34310, 0, 2, 34396, 0, 2, 36335, 0, 2, 38706, 0, 2, 39791, 0, 2, 40442, 0, 2, 30860, 0, 2,
+    31103, 0, 2, 32160, 0, 2, 33737, 0, 2, 37636, 0, 2, 40575, 0, 2, 35542, 0, 2, 22751, 0, 2, 24324, 0, 2,
+    31840, 0, 2, 32894, 0, 2, 29282, 0, 2, 30922, 0, 2, 36034, 0, 2, 38647, 0, 2, 22744, 0, 2, 23650, 0, 2,
+    27155, 0, 2, 28122, 0, 2, 28431, 0, 2, 32047, 0, 2, 32311, 0, 2, 38475, 0, 2, 21202, 0, 2, 32907, 0, 2,
+    20956, 0, 2, 20940, 0, 2, 31260, 0, 2, 32190, 0, 2, 33777, 0, 2, 38517, 0, 2, 35712, 0, 2, 25295, 0, 2,
+    27138, 0, 2, 35582, 0, 2, 20025, 0, 2, 23527, 0, 2, 24594, 0, 2, 29575, 0, 2, 30064, 0, 2, 21271, 0, 2,
+    30971, 0, 2, 20415, 0, 2, 24489, 0, 2, 19981, 0, 2, 27852, 0, 2, 25976, 0, 2, 32034, 0, 2, 21443, 0, 2,
+    22622, 0, 2, 30465, 0, 2, 33865, 0, 2, 35498, 0, 2, 27578, 0, 2, 36784, 0, 2, 27784, 0, 2, 25342, 0, 2,
+    33509, 0, 2, 25504, 0, 2, 30053, 0, 2, 20142, 0, 2, 20841, 0, 2, 20937, 0, 2, 26753, 0, 2, 31975, 0, 2,
+    33391, 0, 2, 35538, 0, 2, 37327, 0, 2, 21237, 0, 2, 21570, 0, 2, 22899, 0, 2, 24300, 0, 2, 26053, 0, 2,
+    28670, 0, 2, 31018, 0, 2, 38317, 0, 2, 39530, 0, 2, 40599, 0, 2, 40654, 0, 2, 21147, 0, 2, 26310, 0, 2,
+    27511, 0, 2, 36706, 0, 2, 24180, 0, 2, 24976, 0, 2, 25088, 0, 2, 25754, 0, 2, 28451, 0, 2, 29001, 0, 2,
+    29833, 0, 2, 31178, 0, 2, 32244, 0, 2, 32879, 0, 2, 36646, 0, 2, 34030, 0, 2, 36899, 0, 2, 37706, 0, 2,
+    21015, 0, 2, 21155, 0, 2, 21693, 0, 2, 28872, 0, 2, 35010, 0, 2, 35498, 0, 2, 24265, 0, 2, 24565, 0, 2,
+    25467, 0, 2, 27566, 0, 2, 31806, 0, 2, 29557, 0, 2, 20196, 0, 2, 22265, 0, 2, 23527, 0, 2, 23994, 0, 2,
+    24604, 0, 2, 29618, 0, 2, 29801, 0, 2, 32666, 0, 2, 32838, 0, 2, 37428, 0, 2, 38646, 0, 2, 38728, 0, 2,
+    38936, 0, 2, 20363, 0, 2, 31150, 0, 2, 37300, 0, 2, 38584, 0, 2, 24801, 0, 2, 20102, 0, 2, 20698, 0, 2,
+    23534, 0, 2, 23615, 0, 2, 26009, 0, 2, 27138, 0, 2, 29134, 0, 2, 30274, 0, 2, 34044, 0, 2, 36988, 0, 2,
+    40845, 0, 2, 26248, 0, 2, 38446, 0, 2, 21129, 0, 2, 26491, 0, 2, 26611, 0, 2, 27969, 0, 2, 28316, 0, 2,
+    29705, 0, 2, 30041, 0, 2, 30827, 0, 2, 32016, 0, 2, 39006, 0, 2, 20845, 0, 2, 25134, 0, 2, 38520, 0, 2,
+    20523, 0, 2, 23833, 0, 2, 28138, 0, 2, 36650, 0, 2, 24459, 0, 2, 24900, 0, 2, 26647, 0, 2, 29575, 0, 2,
+    38534, 0, 2, 21033, 0, 2, 21519, 0, 2, 23653, 0, 2, 26131, 0, 2, 26446, 0, 2, 26792, 0, 2, 27877, 0, 2,
+    29702, 0, 2, 30178, 0, 2, 32633, 0, 2, 35023, 0, 2, 35041, 0, 2, 37324, 0, 2, 38626, 0, 2, 21311, 0, 2,
+    28346, 0, 2, 21533, 0, 2, 29136, 0, 2, 29848, 0, 2, 34298, 0, 2, 38563, 0, 2, 40023, 0, 2, 40607, 0, 2,
+    26519, 0, 2, 28107, 0, 2, 33256, 0, 2, 31435, 0, 2, 31520, 0, 2, 31890, 0, 2, 29376, 0, 2, 28825, 0, 2,
+    35672, 0, 2, 20160, 0, 2, 33590, 0, 2, 21050, 0, 2, 20999, 0, 2, 24230, 0, 2, 25299, 0, 2, 31958, 0, 2,
+    23429, 0, 2, 27934, 0, 2, 26292, 0, 2, 36667, 0, 2, 34892, 0, 2, 38477, 0, 2, 35211, 0, 2, 24275, 0, 2,
+    20800, 0, 2, 21952, 0, 6, 22618, 0, 4, 26228, 0, 6, 20958, 0, 2, 29482, 0, 2, 30410, 0, 2, 31036, 0, 2,
+    31070, 0, 2, 31077, 0, 2, 31119, 0, 2, 38742, 0, 2, 31934, 0, 2, 32701, 0, 4, 34322, 0, 4, 35576, 0, 6,
+    36920, 0, 2, 37117, 0, 8, 39151, 0, 2, 39164, 0, 2, 39208, 0, 2, 40372, 0, 2, 37086, 0, 2, 38583, 0, 2,
+    20398, 0, 2, 20711, 0, 2, 20813, 0, 2, 21193, 0, 2, 21220, 0, 2, 21329, 0, 2, 21917, 0, 2, 22022, 0, 2,
+    22120, 0, 2, 22592, 0, 2, 22696, 0, 2, 23652, 0, 2, 23662, 0, 2, 24724, 0, 2, 24936, 0, 2, 24974, 0, 2,
+    25074, 0, 2, 25935, 0, 2, 26082, 0, 2, 26257, 0, 2, 26757, 0, 2, 28023, 0, 2, 28186, 0, 2, 28450, 0, 2,
+    29038, 0, 2, 29227, 0, 2, 29730, 0, 2, 30865, 0, 2, 31038, 0, 2, 31049, 0, 2, 31048, 0, 2, 31056, 0, 2,
+    31062, 0, 2, 31069, 0, 2, 31117, 0, 2, 31118, 0, 2, 31296, 0, 2, 31361, 0, 2, 31680, 0, 2, 32244, 0, 2,
+    32265, 0, 2, 32321, 0, 2, 32626, 0, 2, 32773, 0, 2, 33261, 0, 2, 33401, 0, 2, 33401, 0, 2, 33879, 0, 2,
+    35088, 0, 2, 35222, 0, 2, 35585, 0, 2, 35641, 0, 2, 36051, 0, 2, 36104, 0, 2, 36790, 0, 2, 36920, 0, 2,
+    38627, 0, 2, 38911, 0, 2, 38971, 0, 2, 24693, 0, 2, 148206, 0, 2, 33304, 0, 6, 20006, 0, 2, 20917, 0, 2,
+    20840, 0, 2, 20352, 0, 2, 20805, 0, 2, 20864, 0, 2, 21191, 0, 2, 21242, 0, 2, 21917, 0, 2, 21845, 0, 2,
+    21913, 0, 2, 21986, 0, 2, 22618, 0, 2, 22707, 0, 2, 22852, 0, 2, 22868, 0, 2, 23138, 0, 2, 23336, 0, 2,
+    24274, 0, 2, 24281, 0, 2, 24425, 0, 2, 24493, 0, 2, 24792, 0, 2, 24910, 0, 2, 24840, 0, 2, 24974, 0, 2,
+    24928, 0, 2, 25074, 0, 2, 25140, 0, 2, 25540, 0, 2, 25628, 0, 2, 25682, 0, 2, 25942, 0, 2, 26228, 0, 2,
+    26391, 0, 2, 26395, 0, 2, 26454, 0, 2, 27513, 0, 2, 27578, 0, 2, 27969, 0, 2, 28379, 0, 2, 28363, 0, 2,
+    28450, 0, 2, 28702, 0, 2, 29038, 0, 2, 30631, 0, 2, 29237, 0, 2, 29359, 0, 2, 29482, 0, 2, 29809, 0, 2,
+    29958, 0, 2, 30011, 0, 2, 30237, 0, 2, 30239, 0, 2, 30410, 0, 2, 30427, 0, 2, 30452, 0, 2, 30538, 0, 2,
+    30528, 0, 2, 30924, 0, 2, 31409, 0, 2, 31680, 0, 2, 31867, 0, 2, 32091, 0, 2, 32244, 0, 2, 32574, 0, 2,
+    32773, 0, 2, 33618, 0, 2, 33775, 0, 2, 34681, 0, 2, 35137, 0, 2, 35206, 0, 2, 35222, 0, 2, 35519, 0, 2,
+    35576, 0, 2, 35531, 0, 2, 35585, 0, 2, 35582, 0, 2, 35565, 0, 2, 35641, 0, 2, 35722, 0, 2, 36104, 0, 2,
+    36664, 0, 2, 36978, 0, 2, 37273, 0, 2, 37494, 0, 2, 38524, 0, 2, 38627, 0, 2, 38742, 0, 2, 38875, 0, 2,
+    38911, 0, 2, 38923, 0, 2, 38971, 0, 2, 39698, 0, 2, 40860, 0, 2, 141386, 0, 2, 141380, 0, 2, 144341, 0, 2,
+    15261, 0, 2, 16408, 0, 2, 16441, 0, 2, 152137, 0, 2, 154832, 0, 2, 163539, 0, 2, 40771, 0, 2, 40846, 0,
+    136, 1497, 1460, 4, 1522, 1463, 22, 1513, 1473, 2, 1513, 1474, 2, 64329, 1473, 2, 64329, 1474, 2, 1488,
+    1463, 2, 1488, 1464, 2, 1488, 1468, 2, 1489, 1468, 2, 1490, 1468, 2, 1491, 1468, 2, 1492, 1468, 2, 1493,
+    1468, 2, 1494, 1468, 4, 1496, 1468, 2, 1497, 1468, 2, 1498, 1468, 2, 1499, 1468, 2, 1500, 1468, 4, 1502,
+    1468, 4, 1504, 1468, 2, 1505, 1468, 4, 1507, 1468, 2, 1508, 1468, 4, 1510, 1468, 2, 1511, 1468, 2, 1512,
+    1468, 2, 1513, 1468, 2, 1514, 1468, 2, 1493, 1465, 2, 1489, 1471, 2, 1499, 1471, 2, 1508, 1471, 5367,
+    67026, 775, 55, 67034, 775, 5485, 69785, 69818, 5, 69787, 69818, 31, 69797, 69818, 263, 69937, 69927, 3,
+    69938, 69927, 1081, 70471, 70462, 3, 70471, 70487, 111, 70530, 70601, 5, 70532, 70587, 19, 70539, 70594,
+    7, 70544, 70601, 105, 70594, 70594, 5, 70594, 70584, 3, 70594, 70601, 487, 70841, 70842, 3, 70841, 70832,
+    5, 70841, 70845, 505, 71096, 71087, 3, 71097, 71087, 1787, 71989, 71984, 36819, 90398, 90398, 3, 90398,
+    90409, 3, 90398, 90399, 3, 90409, 90399, 3, 90398, 90400, 3, 90401, 90399, 3, 90402, 90399, 3, 90401,
+    90400, 6273, 93543, 93543, 3, 93539, 93543, 3, 93545, 93543, 51176, 119127, 119141, 2, 119128, 119141, 2,
+    119135, 119150, 2, 119135, 119151, 2, 119135, 119152, 2, 119135, 119153, 2, 119135, 119154, 174, 119225,
+    119141, 2, 119226, 119141, 2, 119227, 119150, 2, 119228, 119150, 2, 119227, 119151, 2, 119228, 119151,
+    150656, 20029, 0, 2, 20024, 0, 2, 20033, 0, 2, 131362, 0, 2, 20320, 0, 2, 20398, 0, 2, 20411, 0, 2, 20482,
+    0, 2, 20602, 0, 2, 20633, 0, 2, 20711, 0, 2, 20687, 0, 2, 13470, 0, 2, 132666, 0, 2, 20813, 0, 2, 20820,
+    0, 2, 20836, 0, 2, 20855, 0, 2, 132380, 0, 2, 13497, 0, 2, 20839, 0, 2, 20877, 0, 2, 132427, 0, 2, 20887,
+    0, 2, 20900, 0, 2, 20172, 0, 2, 20908, 0, 2, 20917, 0, 2, 168415, 0, 2, 20981, 0, 2, 20995, 0, 2, 13535,
+    0, 2, 21051, 0, 2, 21062, 0, 2, 21106, 0, 2, 21111, 0, 2, 13589, 0, 2, 21191, 0, 2, 21193, 0, 2, 21220, 0,
+    2, 21242, 0, 2, 21253, 0, 2, 21254, 0, 2, 21271, 0, 2, 21321, 0, 2, 21329, 0, 2, 21338, 0, 2, 21363, 0, 2,
+    21373, 0, 2, 21375, 0, 2, 21375, 0, 2, 21375, 0, 2, 133676, 0, 2, 28784, 0, 2, 21450, 0, 2, 21471, 0, 2,
+    133987, 0, 2, 21483, 0, 2, 21489, 0, 2, 21510, 0, 2, 21662, 0, 2, 21560, 0, 2, 21576, 0, 2, 21608, 0, 2,
+    21666, 0, 2, 21750, 0, 2, 21776, 0, 2, 21843, 0, 2, 21859, 0, 2, 21892, 0, 2, 21892, 0, 2, 21913, 0, 2,
+    21931, 0, 2, 21939, 0, 2, 21954, 0, 2, 22294, 0, 2, 22022, 0, 2, 22295, 0, 2, 22097, 0, 2, 22132, 0, 2,
+    20999, 0, 2, 22766, 0, 2, 22478, 0, 2, 22516, 0, 2, 22541, 0, 2, 22411, 0, 2, 22578, 0, 2, 22577, 0, 2,
+    22700, 0, 2, 136420, 0, 2, 22770, 0, 2, 22775, 0, 2, 22790, 0, 2, 22810, 0, 2, 22818, 0, 2, 22882, 0, 2,
+    136872, 0, 2, 136938, 0, 2, 23020, 0, 2, 23067, 0, 2, 23079, 0, 2, 23000, 0, 2, 23142, 0, 2, 14062, 0, 2,
+    14076, 0, 2, 23304, 0, 2, 23358, 0, 2, 23358, 0, 2, 137672, 0, 2, 23491, 0, 2, 23512, 0, 2, 23527, 0, 2,
+    23539, 0, 2, 138008, 0, 2, 23551, 0, 2, 23558, 0, 2, 24403, 0, 2, 23586, 0, 2, 14209, 0, 2, 23648, 0, 2,
+    23662, 0, 2, 23744, 0, 2, 23693, 0, 2, 138724, 0, 2, 23875, 0, 2, 138726, 0, 2, 23918, 0, 2, 23915, 0, 2,
+    23932, 0, 2, 24033, 0, 2, 24034, 0, 2, 14383, 0, 2, 24061, 0, 2, 24104, 0, 2, 24125, 0, 2, 24169, 0, 2,
+    14434, 0, 2, 139651, 0, 2, 14460, 0, 2, 24240, 0, 2, 24243, 0, 2, 24246, 0, 2, 24266, 0, 2, 172946, 0, 2,
+    24318, 0, 2, 140081, 0, 2, 140081, 0, 2, 33281, 0, 2, 24354, 0, 2, 24354, 0, 2, 14535, 0, 2, 144056, 0, 2,
+    156122, 0, 2, 24418, 0, 2, 24427, 0, 2, 14563, 0, 2, 24474, 0, 2, 24525, 0, 2, 24535, 0, 2, 24569, 0, 2,
+    24705, 0, 2, 14650, 0, 2, 14620, 0, 2, 24724, 0, 2, 141012, 0, 2, 24775, 0, 2, 24904, 0, 2, 24908, 0, 2,
+    24910, 0, 2, 24908, 0, 2, 24954, 0, 2, 24974, 0, 2, 25010, 0, 2, 24996, 0, 2, 25007, 0, 2, 25054, 0, 2,
+    25074, 0, 2, 25078, 0, 2, 25104, 0, 2, 25115, 0, 2, 25181, 0, 2, 25265, 0, 2, 25300, 0, 2, 25424, 0, 2,
+    142092, 0, 2, 25405, 0, 2, 25340, 0, 2, 25448, 0, 2, 25475, 0, 2, 25572, 0, 2, 142321, 0, 2, 25634, 0, 2,
+    25541, 0, 2, 25513, 0, 2, 14894, 0, 2, 25705, 0, 2, 25726, 0, 2, 25757, 0, 2, 25719, 0, 2, 14956, 0, 2,
+    25935, 0, 2, 25964, 0, 2, 143370, 0, 2, 26083, 0, 2, 26360, 0, 2, 26185, 0, 2, 15129, 0, 2, 26257, 0, 2,
+    15112, 0, 2, 15076, 0, 2, 20882, 0, 2, 20885, 0, 2, 26368, 0, 2, 26268, 0, 2, 32941, 0, 2, 17369, 0, 2,
+    26391, 0, 2, 26395, 0, 2, 26401, 0, 2, 26462, 0, 2, 26451, 0, 2, 144323, 0, 2, 15177, 0, 2, 26618, 0, 2,
+    26501, 0, 2, 26706, 0, 2, 26757, 0, 2, 144493, 0, 2, 26766, 0, 2, 26655, 0, 2, 26900, 0, 2, 15261, 0, 2,
+    26946, 0, 2, 27043, 0, 2, 27114, 0, 2, 27304, 0, 2, 145059, 0, 2, 27355, 0, 2, 15384, 0, 2, 27425, 0, 2,
+    145575, 0, 2, 27476, 0, 2, 15438, 0, 2, 27506, 0, 2, 27551, 0, 2, 27578, 0, 2, 27579, 0, 2, 146061, 0, 2,
+    138507, 0, 2, 146170, 0, 2, 27726, 0, 2, 146620, 0, 2, 27839, 0, 2, 27853, 0, 2, 27751, 0, 2, 27926, 0, 2,
+    27966, 0, 2, 28023, 0, 2, 27969, 0, 2, 28009, 0, 2, 28024, 0, 2, 28037, 0, 2, 146718, 0, 2, 27956, 0, 2,
+    28207, 0, 2, 28270, 0, 2, 15667, 0, 2, 28363, 0, 2, 28359, 0, 2, 147153, 0, 2, 28153, 0, 2, 28526, 0, 2,
+    147294, 0, 2, 147342, 0, 2, 28614, 0, 2, 28729, 0, 2, 28702, 0, 2, 28699, 0, 2, 15766, 0, 2, 28746, 0, 2,
+    28797, 0, 2, 28791, 0, 2, 28845, 0, 2, 132389, 0, 2, 28997, 0, 2, 148067, 0, 2, 29084, 0, 2, 148395, 0, 2,
+    29224, 0, 2, 29237, 0, 2, 29264, 0, 2, 149000, 0, 2, 29312, 0, 2, 29333, 0, 2, 149301, 0, 2, 149524, 0, 2,
+    29562, 0, 2, 29579, 0, 2, 16044, 0, 2, 29605, 0, 2, 16056, 0, 2, 16056, 0, 2, 29767, 0, 2, 29788, 0, 2,
+    29809, 0, 2, 29829, 0, 2, 29898, 0, 2, 16155, 0, 2, 29988, 0, 2, 150582, 0, 2, 30014, 0, 2, 150674, 0, 2,
+    30064, 0, 2, 139679, 0, 2, 30224, 0, 2, 151457, 0, 2, 151480, 0, 2, 151620, 0, 2, 16380, 0, 2, 16392, 0,
+    2, 30452, 0, 2, 151795, 0, 2, 151794, 0, 2, 151833, 0, 2, 151859, 0, 2, 30494, 0, 2, 30495, 0, 2, 30495,
+    0, 2, 30538, 0, 2, 16441, 0, 2, 30603, 0, 2, 16454, 0, 2, 16534, 0, 2, 152605, 0, 2, 30798, 0, 2, 30860,
+    0, 2, 30924, 0, 2, 16611, 0, 2, 153126, 0, 2, 31062, 0, 2, 153242, 0, 2, 153285, 0, 2, 31119, 0, 2, 31211,
+    0, 2, 16687, 0, 2, 31296, 0, 2, 31306, 0, 2, 31311, 0, 2, 153980, 0, 2, 154279, 0, 2, 154279, 0, 2, 31470,
+    0, 2, 16898, 0, 2, 154539, 0, 2, 31686, 0, 2, 31689, 0, 2, 16935, 0, 2, 154752, 0, 2, 31954, 0, 2, 17056,
+    0, 2, 31976, 0, 2, 31971, 0, 2, 32000, 0, 2, 155526, 0, 2, 32099, 0, 2, 17153, 0, 2, 32199, 0, 2, 32258,
+    0, 2, 32325, 0, 2, 17204, 0, 2, 156200, 0, 2, 156231, 0, 2, 17241, 0, 2, 156377, 0, 2, 32634, 0, 2,
+    156478, 0, 2, 32661, 0, 2, 32762, 0, 2, 32773, 0, 2, 156890, 0, 2, 156963, 0, 2, 32864, 0, 2, 157096, 0,
+    2, 32880, 0, 2, 144223, 0, 2, 17365, 0, 2, 32946, 0, 2, 33027, 0, 2, 17419, 0, 2, 33086, 0, 2, 23221, 0,
+    2, 157607, 0, 2, 157621, 0, 2, 144275, 0, 2, 144284, 0, 2, 33281, 0, 2, 33284, 0, 2, 36766, 0, 2, 17515,
+    0, 2, 33425, 0, 2, 33419, 0, 2, 33437, 0, 2, 21171, 0, 2, 33457, 0, 2, 33459, 0, 2, 33469, 0, 2, 33510, 0,
+    2, 158524, 0, 2, 33509, 0, 2, 33565, 0, 2, 33635, 0, 2, 33709, 0, 2, 33571, 0, 2, 33725, 0, 2, 33767, 0,
+    2, 33879, 0, 2, 33619, 0, 2, 33738, 0, 2, 33740, 0, 2, 33756, 0, 2, 158774, 0, 2, 159083, 0, 2, 158933, 0,
+    2, 17707, 0, 2, 34033, 0, 2, 34035, 0, 2, 34070, 0, 2, 160714, 0, 2, 34148, 0, 2, 159532, 0, 2, 17757, 0,
+    2, 17761, 0, 2, 159665, 0, 2, 159954, 0, 2, 17771, 0, 2, 34384, 0, 2, 34396, 0, 2, 34407, 0, 2, 34409, 0,
+    2, 34473, 0, 2, 34440, 0, 2, 34574, 0, 2, 34530, 0, 2, 34681, 0, 2, 34600, 0, 2, 34667, 0, 2, 34694, 0, 2,
+    17879, 0, 2, 34785, 0, 2, 34817, 0, 2, 17913, 0, 2, 34912, 0, 2, 34915, 0, 2, 161383, 0, 2, 35031, 0, 2,
+    35038, 0, 2, 17973, 0, 2, 35066, 0, 2, 13499, 0, 2, 161966, 0, 2, 162150, 0, 2, 18110, 0, 2, 18119, 0, 2,
+    35488, 0, 2, 35565, 0, 2, 35722, 0, 2, 35925, 0, 2, 162984, 0, 2, 36011, 0, 2, 36033, 0, 2, 36123, 0, 2,
+    36215, 0, 2, 163631, 0, 2, 133124, 0, 2, 36299, 0, 2, 36284, 0, 2, 36336, 0, 2, 133342, 0, 2, 36564, 0, 2,
+    36664, 0, 2, 165330, 0, 2, 165357, 0, 2, 37012, 0, 2, 37105, 0, 2, 37137, 0, 2, 165678, 0, 2, 37147, 0, 2,
+    37432, 0, 2, 37591, 0, 2, 37592, 0, 2, 37500, 0, 2, 37881, 0, 2, 37909, 0, 2, 166906, 0, 2, 38283, 0, 2,
+    18837, 0, 2, 38327, 0, 2, 167287, 0, 2, 18918, 0, 2, 38595, 0, 2, 23986, 0, 2, 38691, 0, 2, 168261, 0, 2,
+    168474, 0, 2, 19054, 0, 2, 19062, 0, 2, 38880, 0, 2, 168970, 0, 2, 19122, 0, 2, 169110, 0, 2, 38923, 0, 2,
+    38923, 0, 2, 38953, 0, 2, 169398, 0, 2, 39138, 0, 2, 19251, 0, 2, 39209, 0, 2, 39335, 0, 2, 39362, 0, 2,
+    39422, 0, 2, 19406, 0, 2, 170800, 0, 2, 39698, 0, 2, 40000, 0, 2, 40189, 0, 2, 19662, 0, 2, 19693, 0, 2,
+    40295, 0, 2, 172238, 0, 2, 19704, 0, 2, 172293, 0, 2, 172558, 0, 2, 172689, 0, 2, 40635, 0, 2, 19798, 0,
+    2, 40697, 0, 2, 40702, 0, 2, 40709, 0, 2, 40719, 0, 2, 40726, 0, 2, 40763, 0, 2, 173568, 0
+};
+
+/* Compatibility decompositions, complete: distance from the code point before * 32 + length in the pool. */
+static const uint32_t xdi_unicode_compat[3832] = {
+    5121, 258, 65, 162, 97, 33, 34, 33, 98, 33, 33, 67, 35, 35, 3714, 34, 386, 34, 290, 1729, 2211, 35, 35,
+    34, 34, 34, 34, 34, 34, 1186, 34, 34, 6049, 33, 33, 33, 33, 33, 33, 33, 33, 1026, 34, 34, 34, 34, 34, 97,
+    33, 33, 33, 33, 4802, 322, 2433, 33, 33, 97, 33, 833, 33, 33, 65, 33, 129, 12738, 7618, 34, 34, 34, 63330,
+    4098, 1314, 34, 1505, 3427, 67, 12385, 99841, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 449, 1121, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 7010, 9314, 66, 34, 1986, 129, 33, 33, 33, 33, 33, 33, 33, 33, 225, 194, 417, 34, 35, 289,
+    130, 35, 66, 35, 162, 66, 290, 34, 34, 452, 257, 545, 33, 97, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 386, 2819, 35, 33, 34, 67, 35, 33, 66, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 34, 97, 33, 33,
+    33, 33, 98, 35, 34, 65, 129, 129, 33, 65, 33, 33, 65, 33, 33, 33, 33, 33, 33, 67, 33, 33, 33, 33, 33, 161,
+    33, 33, 33, 33, 227, 35, 36, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 34, 33, 34, 35, 34, 33, 34,
+    35, 36, 34, 33, 34, 35, 33, 33, 33, 33, 33, 34, 35, 34, 33, 34, 35, 36, 34, 33, 34, 35, 33, 33, 33, 33,
+    323, 5218, 35, 66, 35, 17921, 33, 33, 33, 33, 33, 33, 33, 33, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 42052, 3331, 34, 35, 16577, 33, 7745, 9729,
+    2689, 417, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 1377, 1729, 65, 33, 33, 3106, 34, 98, 3074, 1601, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 129, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 3107, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 36, 39,
+    38, 67, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 33, 33, 33, 33, 291, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 37, 36, 34, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 35, 35, 35, 34, 35, 34, 35, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 34, 37, 36, 37, 35, 37, 35, 35, 38, 36, 35, 35, 35, 36, 36, 36, 36, 36, 36,
+    36, 38, 34, 38, 38, 37, 36, 38, 38, 36, 35, 35, 36, 36, 37, 37, 35, 35, 36, 35, 35, 34, 34, 35, 35, 38,
+    36, 37, 38, 36, 35, 35, 38, 36, 38, 35, 37, 35, 36, 35, 36, 37, 36, 37, 36, 34, 37, 35, 35, 36, 35, 35,
+    35, 37, 36, 34, 38, 35, 37, 36, 36, 35, 35, 36, 34, 36, 37, 34, 38, 35, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 34, 34, 35, 34, 34, 34, 35, 35,
+    34, 34, 34, 34, 34, 36, 34, 34, 34, 34, 34, 34, 34, 34, 35, 36, 34, 34, 34, 34, 34, 34, 34, 35, 35, 35,
+    35, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 35, 35, 34, 35, 35, 35, 34, 35, 35, 36, 34, 35, 35, 35, 35,
+    37, 38, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 36, 34, 34, 34, 36, 35,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 35, 34, 34, 35, 35, 34, 36, 35, 34, 34, 34, 34, 35, 35, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 938913, 33, 6753, 4161, 33, 33, 129, 33, 27745, 33, 33, 33, 321, 652002, 34, 34, 35, 35,
+    34, 34, 418, 34, 34, 34, 34, 289, 33, 33, 33, 33, 33, 33, 33, 33, 33, 1218, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 34,
+    34, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 34, 34, 1089, 33, 33, 33, 33, 33, 33, 33, 33, 33, 34, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 33, 33, 33, 33, 35, 35, 35, 35, 35, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 35, 35, 35, 35, 35, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 35, 35, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 35, 35, 35, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 34, 611, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 99, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    1315, 35, 36, 36, 36, 36, 36, 36, 36, 35, 50, 40, 36, 641, 33, 33, 33, 33, 33, 33, 33, 33, 35, 738, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 97, 33, 34, 34, 34, 34, 33,
+    33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33,
+    33, 33, 162, 34, 34, 66, 66, 34, 34, 34, 34, 34, 34, 34, 34, 34, 33, 34, 34, 34, 34, 34, 34, 34, 34, 34,
+    34, 34, 34, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 35, 35, 35, 35, 35, 35, 34, 34, 161, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 129, 33, 33, 33, 33, 33, 97,
+    33, 33, 33, 33, 33, 97, 33, 33, 33, 33, 33, 97, 33, 33, 129, 33, 33, 34, 33, 33, 33, 65, 33, 33, 33, 33,
+    33, 33, 62049, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33, 33,
+    33, 33, 33, 33, 33, 33, 1614721, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 57569, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33, 97, 97, 33, 97, 33, 33, 33,
+    65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 65, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 97, 33, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33,
+    65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 65, 33, 33, 33, 65, 33, 33, 33, 33, 65, 129, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 97, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 97, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 67105,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 111201, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 65, 33, 65, 97, 65, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 65, 33, 33, 33, 65, 65, 225, 161, 65, 65, 65, 33, 33, 65, 33, 65, 97, 65, 65, 65, 65, 65, 33,
+    65, 97, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 65, 33, 33, 33, 65, 33, 33, 33, 65, 65, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 193, 33, 33, 65,
+    33, 33, 33, 33, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 18594, 34, 34, 34, 34,
+    34, 34, 34, 34, 34, 34, 195, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35, 35,
+    35, 35, 35, 35, 35, 35, 35, 33, 33, 34, 34, 65, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 34, 34, 34, 34, 35, 34, 866, 34, 34, 1154, 3586, 34, 33, 449,
+    33, 33, 34, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33,
+    33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 33, 163, 35, 35, 35, 35, 35, 35, 35, 35,
+    257, 33, 78817, 33, 33, 33, 33, 33, 33, 33, 33, 33
+};
+
+/* The decompositions one after the other. */
+static const uint32_t xdi_unicode_pool[5731] = {
+    32, 32, 776, 97, 32, 772, 50, 51, 32, 769, 956, 32, 807, 49, 111, 49, 8260, 52, 49, 8260, 50, 51, 8260,
+    52, 73, 74, 105, 106, 76, 183, 108, 183, 700, 110, 115, 68, 90, 780, 68, 122, 780, 100, 122, 780, 76, 74,
+    76, 106, 108, 106, 78, 74, 78, 106, 110, 106, 68, 90, 68, 122, 100, 122, 104, 614, 106, 114, 633, 635,
+    641, 119, 121, 32, 774, 32, 775, 32, 778, 32, 808, 32, 771, 32, 779, 611, 108, 115, 120, 661, 32, 837, 32,
+    769, 946, 952, 933, 966, 960, 954, 961, 962, 920, 949, 931, 1381, 1410, 1575, 1652, 1608, 1652, 1735,
+    1652, 1610, 1652, 3661, 3634, 3789, 3762, 3755, 3737, 3755, 3745, 3851, 4018, 3953, 3968, 4019, 3953,
+    3968, 4316, 65, 198, 66, 68, 69, 398, 71, 72, 73, 74, 75, 76, 77, 78, 79, 546, 80, 82, 84, 85, 87, 97,
+    592, 593, 7426, 98, 100, 101, 601, 603, 604, 103, 107, 109, 331, 111, 596, 7446, 7447, 112, 116, 117,
+    7453, 623, 118, 7461, 946, 947, 948, 966, 967, 105, 114, 117, 118, 946, 947, 961, 966, 967, 1085, 594, 99,
+    597, 240, 604, 102, 607, 609, 613, 616, 617, 618, 7547, 669, 621, 7557, 671, 625, 624, 626, 627, 628, 629,
+    632, 642, 643, 427, 649, 650, 7452, 651, 652, 122, 656, 657, 658, 952, 97, 702, 32, 787, 32, 787, 32, 834,
+    32, 788, 32, 32, 32, 32, 32, 32, 32, 32, 32, 8208, 32, 819, 46, 46, 46, 46, 46, 46, 32, 8242, 8242, 8242,
+    8242, 8242, 8245, 8245, 8245, 8245, 8245, 33, 33, 32, 773, 63, 63, 63, 33, 33, 63, 8242, 8242, 8242, 8242,
+    32, 48, 105, 52, 53, 54, 55, 56, 57, 43, 8722, 61, 40, 41, 110, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57,
+    43, 8722, 61, 40, 41, 97, 101, 111, 120, 601, 104, 107, 108, 109, 110, 112, 115, 116, 82, 115, 97, 47, 99,
+    97, 47, 115, 67, 176, 67, 99, 47, 111, 99, 47, 117, 400, 176, 70, 103, 72, 72, 72, 104, 295, 73, 73, 76,
+    108, 78, 78, 111, 80, 81, 82, 82, 82, 83, 77, 84, 69, 76, 84, 77, 90, 90, 66, 67, 101, 69, 70, 77, 111,
+    1488, 1489, 1490, 1491, 105, 70, 65, 88, 960, 947, 915, 928, 8721, 68, 100, 101, 105, 106, 49, 8260, 55,
+    49, 8260, 57, 49, 8260, 49, 48, 49, 8260, 51, 50, 8260, 51, 49, 8260, 53, 50, 8260, 53, 51, 8260, 53, 52,
+    8260, 53, 49, 8260, 54, 53, 8260, 54, 49, 8260, 56, 51, 8260, 56, 53, 8260, 56, 55, 8260, 56, 49, 8260,
+    73, 73, 73, 73, 73, 73, 73, 86, 86, 86, 73, 86, 73, 73, 86, 73, 73, 73, 73, 88, 88, 88, 73, 88, 73, 73,
+    76, 67, 68, 77, 105, 105, 105, 105, 105, 105, 105, 118, 118, 118, 105, 118, 105, 105, 118, 105, 105, 105,
+    105, 120, 120, 120, 105, 120, 105, 105, 108, 99, 100, 109, 48, 8260, 51, 8747, 8747, 8747, 8747, 8747,
+    8750, 8750, 8750, 8750, 8750, 49, 50, 51, 52, 53, 54, 55, 56, 57, 49, 48, 49, 49, 49, 50, 49, 51, 49, 52,
+    49, 53, 49, 54, 49, 55, 49, 56, 49, 57, 50, 48, 40, 49, 41, 40, 50, 41, 40, 51, 41, 40, 52, 41, 40, 53,
+    41, 40, 54, 41, 40, 55, 41, 40, 56, 41, 40, 57, 41, 40, 49, 48, 41, 40, 49, 49, 41, 40, 49, 50, 41, 40,
+    49, 51, 41, 40, 49, 52, 41, 40, 49, 53, 41, 40, 49, 54, 41, 40, 49, 55, 41, 40, 49, 56, 41, 40, 49, 57,
+    41, 40, 50, 48, 41, 49, 46, 50, 46, 51, 46, 52, 46, 53, 46, 54, 46, 55, 46, 56, 46, 57, 46, 49, 48, 46,
+    49, 49, 46, 49, 50, 46, 49, 51, 46, 49, 52, 46, 49, 53, 46, 49, 54, 46, 49, 55, 46, 49, 56, 46, 49, 57,
+    46, 50, 48, 46, 40, 97, 41, 40, 98, 41, 40, 99, 41, 40, 100, 41, 40, 101, 41, 40, 102, 41, 40, 103, 41,
+    40, 104, 41, 40, 105, 41, 40, 106, 41, 40, 107, 41, 40, 108, 41, 40, 109, 41, 40, 110, 41, 40, 111, 41,
+    40, 112, 41, 40, 113, 41, 40, 114, 41, 40, 115, 41, 40, 116, 41, 40, 117, 41, 40, 118, 41, 40, 119, 41,
+    40, 120, 41, 40, 121, 41, 40, 122, 41, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81,
+    82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110,
+    111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 48, 8747, 8747, 8747, 8747, 58, 58, 61, 61,
+    61, 61, 61, 61, 106, 86, 11617, 27597, 40863, 19968, 20008, 20022, 20031, 20057, 20101, 20108, 20128,
+    20154, 20799, 20837, 20843, 20866, 20886, 20907, 20960, 20981, 20992, 21147, 21241, 21269, 21274, 21304,
+    21313, 21340, 21353, 21378, 21430, 21448, 21475, 22231, 22303, 22763, 22786, 22794, 22805, 22823, 22899,
+    23376, 23424, 23544, 23567, 23586, 23608, 23662, 23665, 24027, 24037, 24049, 24062, 24178, 24186, 24191,
+    24308, 24318, 24331, 24339, 24400, 24417, 24435, 24515, 25096, 25142, 25163, 25903, 25908, 25991, 26007,
+    26020, 26041, 26080, 26085, 26352, 26376, 26408, 27424, 27490, 27513, 27571, 27595, 27604, 27611, 27663,
+    27668, 27700, 28779, 29226, 29238, 29243, 29247, 29255, 29273, 29275, 29356, 29572, 29577, 29916, 29926,
+    29976, 29983, 29992, 30000, 30091, 30098, 30326, 30333, 30382, 30399, 30446, 30683, 30690, 30707, 31034,
+    31160, 31166, 31348, 31435, 31481, 31859, 31992, 32566, 32593, 32650, 32701, 32769, 32780, 32786, 32819,
+    32895, 32905, 33251, 33258, 33267, 33276, 33292, 33307, 33311, 33390, 33394, 33400, 34381, 34411, 34880,
+    34892, 34915, 35198, 35211, 35282, 35328, 35895, 35910, 35925, 35960, 35997, 36196, 36208, 36275, 36523,
+    36554, 36763, 36784, 36789, 37009, 37193, 37318, 37324, 37329, 38263, 38272, 38428, 38582, 38585, 38632,
+    38737, 38750, 38754, 38761, 38859, 38893, 38899, 38913, 39080, 39131, 39135, 39318, 39321, 39340, 39592,
+    39640, 39647, 39717, 39727, 39730, 39740, 39770, 40165, 40565, 40575, 40613, 40635, 40643, 40653, 40657,
+    40697, 40701, 40718, 40723, 40736, 40763, 40778, 40786, 40845, 40860, 40864, 32, 12306, 21313, 21316,
+    21317, 32, 12441, 32, 12442, 12424, 12426, 12467, 12488, 4352, 4353, 4522, 4354, 4524, 4525, 4355, 4356,
+    4357, 4528, 4529, 4530, 4531, 4532, 4533, 4378, 4358, 4359, 4360, 4385, 4361, 4362, 4363, 4364, 4365,
+    4366, 4367, 4368, 4369, 4370, 4449, 4450, 4451, 4452, 4453, 4454, 4455, 4456, 4457, 4458, 4459, 4460,
+    4461, 4462, 4463, 4464, 4465, 4466, 4467, 4468, 4469, 4448, 4372, 4373, 4551, 4552, 4556, 4558, 4563,
+    4567, 4569, 4380, 4573, 4575, 4381, 4382, 4384, 4386, 4387, 4391, 4393, 4395, 4396, 4397, 4398, 4399,
+    4402, 4406, 4416, 4423, 4428, 4593, 4594, 4439, 4440, 4441, 4484, 4485, 4488, 4497, 4498, 4500, 4510,
+    4513, 19968, 20108, 19977, 22235, 19978, 20013, 19979, 30002, 20057, 19993, 19969, 22825, 22320, 20154,
+    40, 4352, 41, 40, 4354, 41, 40, 4355, 41, 40, 4357, 41, 40, 4358, 41, 40, 4359, 41, 40, 4361, 41, 40,
+    4363, 41, 40, 4364, 41, 40, 4366, 41, 40, 4367, 41, 40, 4368, 41, 40, 4369, 41, 40, 4370, 41, 40, 4352,
+    4449, 41, 40, 4354, 4449, 41, 40, 4355, 4449, 41, 40, 4357, 4449, 41, 40, 4358, 4449, 41, 40, 4359, 4449,
+    41, 40, 4361, 4449, 41, 40, 4363, 4449, 41, 40, 4364, 4449, 41, 40, 4366, 4449, 41, 40, 4367, 4449, 41,
+    40, 4368, 4449, 41, 40, 4369, 4449, 41, 40, 4370, 4449, 41, 40, 4364, 4462, 41, 40, 4363, 4457, 4364,
+    4453, 4523, 41, 40, 4363, 4457, 4370, 4462, 41, 40, 19968, 41, 40, 20108, 41, 40, 19977, 41, 40, 22235,
+    41, 40, 20116, 41, 40, 20845, 41, 40, 19971, 41, 40, 20843, 41, 40, 20061, 41, 40, 21313, 41, 40, 26376,
+    41, 40, 28779, 41, 40, 27700, 41, 40, 26408, 41, 40, 37329, 41, 40, 22303, 41, 40, 26085, 41, 40, 26666,
+    41, 40, 26377, 41, 40, 31038, 41, 40, 21517, 41, 40, 29305, 41, 40, 36001, 41, 40, 31069, 41, 40, 21172,
+    41, 40, 20195, 41, 40, 21628, 41, 40, 23398, 41, 40, 30435, 41, 40, 20225, 41, 40, 36039, 41, 40, 21332,
+    41, 40, 31085, 41, 40, 20241, 41, 40, 33258, 41, 40, 33267, 41, 21839, 24188, 25991, 31631, 80, 84, 69,
+    50, 49, 50, 50, 50, 51, 50, 52, 50, 53, 50, 54, 50, 55, 50, 56, 50, 57, 51, 48, 51, 49, 51, 50, 51, 51,
+    51, 52, 51, 53, 4352, 4354, 4355, 4357, 4358, 4359, 4361, 4363, 4364, 4366, 4367, 4368, 4369, 4370, 4352,
+    4449, 4354, 4449, 4355, 4449, 4357, 4449, 4358, 4449, 4359, 4449, 4361, 4449, 4363, 4449, 4364, 4449,
+    4366, 4449, 4367, 4449, 4368, 4449, 4369, 4449, 4370, 4449, 4366, 4449, 4535, 4352, 4457, 4364, 4462,
+    4363, 4468, 4363, 4462, 19968, 20108, 19977, 22235, 20116, 20845, 19971, 20843, 20061, 21313, 26376,
+    28779, 27700, 26408, 37329, 22303, 26085, 26666, 26377, 31038, 21517, 29305, 36001, 31069, 21172, 31192,
+    30007, 22899, 36969, 20778, 21360, 27880, 38917, 20241, 20889, 27491, 19978, 20013, 19979, 24038, 21491,
+    21307, 23447, 23398, 30435, 20225, 36039, 21332, 22812, 51, 54, 51, 55, 51, 56, 51, 57, 52, 48, 52, 49,
+    52, 50, 52, 51, 52, 52, 52, 53, 52, 54, 52, 55, 52, 56, 52, 57, 53, 48, 49, 26376, 50, 26376, 51, 26376,
+    52, 26376, 53, 26376, 54, 26376, 55, 26376, 56, 26376, 57, 26376, 49, 48, 26376, 49, 49, 26376, 49, 50,
+    26376, 72, 103, 101, 114, 103, 101, 86, 76, 84, 68, 12450, 12452, 12454, 12456, 12458, 12459, 12461,
+    12463, 12465, 12467, 12469, 12471, 12473, 12475, 12477, 12479, 12481, 12484, 12486, 12488, 12490, 12491,
+    12492, 12493, 12494, 12495, 12498, 12501, 12504, 12507, 12510, 12511, 12512, 12513, 12514, 12516, 12518,
+    12520, 12521, 12522, 12523, 12524, 12525, 12527, 12528, 12529, 12530, 20196, 21644, 12450, 12495, 12442,
+    12540, 12488, 12450, 12523, 12501, 12449, 12450, 12531, 12504, 12442, 12450, 12450, 12540, 12523, 12452,
+    12491, 12531, 12463, 12441, 12452, 12531, 12481, 12454, 12457, 12531, 12456, 12473, 12463, 12540, 12488,
+    12441, 12456, 12540, 12459, 12540, 12458, 12531, 12473, 12458, 12540, 12512, 12459, 12452, 12522, 12459,
+    12521, 12483, 12488, 12459, 12525, 12522, 12540, 12459, 12441, 12525, 12531, 12459, 12441, 12531, 12510,
+    12461, 12441, 12459, 12441, 12461, 12441, 12491, 12540, 12461, 12517, 12522, 12540, 12461, 12441, 12523,
+    12479, 12441, 12540, 12461, 12525, 12461, 12525, 12463, 12441, 12521, 12512, 12461, 12525, 12513, 12540,
+    12488, 12523, 12461, 12525, 12527, 12483, 12488, 12463, 12441, 12521, 12512, 12463, 12441, 12521, 12512,
+    12488, 12531, 12463, 12523, 12475, 12441, 12452, 12525, 12463, 12525, 12540, 12493, 12465, 12540, 12473,
+    12467, 12523, 12490, 12467, 12540, 12507, 12442, 12469, 12452, 12463, 12523, 12469, 12531, 12481, 12540,
+    12512, 12471, 12522, 12531, 12463, 12441, 12475, 12531, 12481, 12475, 12531, 12488, 12479, 12441, 12540,
+    12473, 12486, 12441, 12471, 12488, 12441, 12523, 12488, 12531, 12490, 12494, 12494, 12483, 12488, 12495,
+    12452, 12484, 12495, 12442, 12540, 12475, 12531, 12488, 12495, 12442, 12540, 12484, 12495, 12441, 12540,
+    12524, 12523, 12498, 12442, 12450, 12473, 12488, 12523, 12498, 12442, 12463, 12523, 12498, 12442, 12467,
+    12498, 12441, 12523, 12501, 12449, 12521, 12483, 12488, 12441, 12501, 12451, 12540, 12488, 12501, 12441,
+    12483, 12471, 12455, 12523, 12501, 12521, 12531, 12504, 12463, 12479, 12540, 12523, 12504, 12442, 12477,
+    12504, 12442, 12491, 12498, 12504, 12523, 12484, 12504, 12442, 12531, 12473, 12504, 12442, 12540, 12471,
+    12441, 12504, 12441, 12540, 12479, 12507, 12442, 12452, 12531, 12488, 12507, 12441, 12523, 12488, 12507,
+    12531, 12507, 12442, 12531, 12488, 12441, 12507, 12540, 12523, 12507, 12540, 12531, 12510, 12452, 12463,
+    12525, 12510, 12452, 12523, 12510, 12483, 12495, 12510, 12523, 12463, 12510, 12531, 12471, 12519, 12531,
+    12511, 12463, 12525, 12531, 12511, 12522, 12511, 12522, 12495, 12441, 12540, 12523, 12513, 12459, 12441,
+    12513, 12459, 12441, 12488, 12531, 12513, 12540, 12488, 12523, 12516, 12540, 12488, 12441, 12516, 12540,
+    12523, 12518, 12450, 12531, 12522, 12483, 12488, 12523, 12522, 12521, 12523, 12498, 12442, 12540, 12523,
+    12540, 12501, 12441, 12523, 12524, 12512, 12524, 12531, 12488, 12465, 12441, 12531, 12527, 12483, 12488,
+    48, 28857, 49, 28857, 50, 28857, 51, 28857, 52, 28857, 53, 28857, 54, 28857, 55, 28857, 56, 28857, 57,
+    28857, 49, 48, 28857, 49, 49, 28857, 49, 50, 28857, 49, 51, 28857, 49, 52, 28857, 49, 53, 28857, 49, 54,
+    28857, 49, 55, 28857, 49, 56, 28857, 49, 57, 28857, 50, 48, 28857, 50, 49, 28857, 50, 50, 28857, 50, 51,
+    28857, 50, 52, 28857, 104, 80, 97, 100, 97, 65, 85, 98, 97, 114, 111, 86, 112, 99, 100, 109, 100, 109, 50,
+    100, 109, 51, 73, 85, 24179, 25104, 26157, 21644, 22823, 27491, 26126, 27835, 26666, 24335, 20250, 31038,
+    112, 65, 110, 65, 956, 65, 109, 65, 107, 65, 75, 66, 77, 66, 71, 66, 99, 97, 108, 107, 99, 97, 108, 112,
+    70, 110, 70, 956, 70, 956, 103, 109, 103, 107, 103, 72, 122, 107, 72, 122, 77, 72, 122, 71, 72, 122, 84,
+    72, 122, 956, 108, 109, 108, 100, 108, 107, 108, 102, 109, 110, 109, 956, 109, 109, 109, 99, 109, 107,
+    109, 109, 109, 50, 99, 109, 50, 109, 50, 107, 109, 50, 109, 109, 51, 99, 109, 51, 109, 51, 107, 109, 51,
+    109, 8725, 115, 109, 8725, 115, 50, 80, 97, 107, 80, 97, 77, 80, 97, 71, 80, 97, 114, 97, 100, 114, 97,
+    100, 8725, 115, 114, 97, 100, 8725, 115, 50, 112, 115, 110, 115, 956, 115, 109, 115, 112, 86, 110, 86,
+    956, 86, 109, 86, 107, 86, 77, 86, 112, 87, 110, 87, 956, 87, 109, 87, 107, 87, 77, 87, 107, 937, 77, 937,
+    97, 46, 109, 46, 66, 113, 99, 99, 99, 100, 67, 8725, 107, 103, 67, 111, 46, 100, 66, 71, 121, 104, 97, 72,
+    80, 105, 110, 75, 75, 75, 77, 107, 116, 108, 109, 108, 110, 108, 111, 103, 108, 120, 109, 98, 109, 105,
+    108, 109, 111, 108, 80, 72, 112, 46, 109, 46, 80, 80, 77, 80, 82, 115, 114, 83, 118, 87, 98, 86, 8725,
+    109, 65, 8725, 109, 49, 26085, 50, 26085, 51, 26085, 52, 26085, 53, 26085, 54, 26085, 55, 26085, 56,
+    26085, 57, 26085, 49, 48, 26085, 49, 49, 26085, 49, 50, 26085, 49, 51, 26085, 49, 52, 26085, 49, 53,
+    26085, 49, 54, 26085, 49, 55, 26085, 49, 56, 26085, 49, 57, 26085, 50, 48, 26085, 50, 49, 26085, 50, 50,
+    26085, 50, 51, 26085, 50, 52, 26085, 50, 53, 26085, 50, 54, 26085, 50, 55, 26085, 50, 56, 26085, 50, 57,
+    26085, 51, 48, 26085, 51, 49, 26085, 103, 97, 108, 1098, 1100, 42863, 67, 70, 81, 294, 339, 42791, 43831,
+    619, 43858, 653, 102, 102, 102, 105, 102, 108, 102, 102, 105, 102, 102, 108, 115, 116, 115, 116, 1396,
+    1398, 1396, 1381, 1396, 1387, 1406, 1398, 1396, 1389, 1506, 1488, 1491, 1492, 1499, 1500, 1501, 1512,
+    1514, 43, 1488, 1500, 1649, 1649, 1659, 1659, 1659, 1659, 1662, 1662, 1662, 1662, 1664, 1664, 1664, 1664,
+    1658, 1658, 1658, 1658, 1663, 1663, 1663, 1663, 1657, 1657, 1657, 1657, 1700, 1700, 1700, 1700, 1702,
+    1702, 1702, 1702, 1668, 1668, 1668, 1668, 1667, 1667, 1667, 1667, 1670, 1670, 1670, 1670, 1671, 1671,
+    1671, 1671, 1677, 1677, 1676, 1676, 1678, 1678, 1672, 1672, 1688, 1688, 1681, 1681, 1705, 1705, 1705,
+    1705, 1711, 1711, 1711, 1711, 1715, 1715, 1715, 1715, 1713, 1713, 1713, 1713, 1722, 1722, 1723, 1723,
+    1723, 1723, 1749, 1620, 1749, 1620, 1729, 1729, 1729, 1729, 1726, 1726, 1726, 1726, 1746, 1746, 1746,
+    1620, 1746, 1620, 1709, 1709, 1709, 1709, 1735, 1735, 1734, 1734, 1736, 1736, 1735, 1652, 1739, 1739,
+    1733, 1733, 1737, 1737, 1744, 1744, 1744, 1744, 1609, 1609, 1610, 1620, 1575, 1610, 1620, 1575, 1610,
+    1620, 1749, 1610, 1620, 1749, 1610, 1620, 1608, 1610, 1620, 1608, 1610, 1620, 1735, 1610, 1620, 1735,
+    1610, 1620, 1734, 1610, 1620, 1734, 1610, 1620, 1736, 1610, 1620, 1736, 1610, 1620, 1744, 1610, 1620,
+    1744, 1610, 1620, 1744, 1610, 1620, 1609, 1610, 1620, 1609, 1610, 1620, 1609, 1740, 1740, 1740, 1740,
+    1610, 1620, 1580, 1610, 1620, 1581, 1610, 1620, 1605, 1610, 1620, 1609, 1610, 1620, 1610, 1576, 1580,
+    1576, 1581, 1576, 1582, 1576, 1605, 1576, 1609, 1576, 1610, 1578, 1580, 1578, 1581, 1578, 1582, 1578,
+    1605, 1578, 1609, 1578, 1610, 1579, 1580, 1579, 1605, 1579, 1609, 1579, 1610, 1580, 1581, 1580, 1605,
+    1581, 1580, 1581, 1605, 1582, 1580, 1582, 1581, 1582, 1605, 1587, 1580, 1587, 1581, 1587, 1582, 1587,
+    1605, 1589, 1581, 1589, 1605, 1590, 1580, 1590, 1581, 1590, 1582, 1590, 1605, 1591, 1581, 1591, 1605,
+    1592, 1605, 1593, 1580, 1593, 1605, 1594, 1580, 1594, 1605, 1601, 1580, 1601, 1581, 1601, 1582, 1601,
+    1605, 1601, 1609, 1601, 1610, 1602, 1581, 1602, 1605, 1602, 1609, 1602, 1610, 1603, 1575, 1603, 1580,
+    1603, 1581, 1603, 1582, 1603, 1604, 1603, 1605, 1603, 1609, 1603, 1610, 1604, 1580, 1604, 1581, 1604,
+    1582, 1604, 1605, 1604, 1609, 1604, 1610, 1605, 1580, 1605, 1581, 1605, 1582, 1605, 1605, 1605, 1609,
+    1605, 1610, 1606, 1580, 1606, 1581, 1606, 1582, 1606, 1605, 1606, 1609, 1606, 1610, 1607, 1580, 1607,
+    1605, 1607, 1609, 1607, 1610, 1610, 1580, 1610, 1581, 1610, 1582, 1610, 1605, 1610, 1609, 1610, 1610,
+    1584, 1648, 1585, 1648, 1609, 1648, 32, 1612, 1617, 32, 1613, 1617, 32, 1614, 1617, 32, 1615, 1617, 32,
+    1616, 1617, 32, 1617, 1648, 1610, 1620, 1585, 1610, 1620, 1586, 1610, 1620, 1605, 1610, 1620, 1606, 1610,
+    1620, 1609, 1610, 1620, 1610, 1576, 1585, 1576, 1586, 1576, 1605, 1576, 1606, 1576, 1609, 1576, 1610,
+    1578, 1585, 1578, 1586, 1578, 1605, 1578, 1606, 1578, 1609, 1578, 1610, 1579, 1585, 1579, 1586, 1579,
+    1605, 1579, 1606, 1579, 1609, 1579, 1610, 1601, 1609, 1601, 1610, 1602, 1609, 1602, 1610, 1603, 1575,
+    1603, 1604, 1603, 1605, 1603, 1609, 1603, 1610, 1604, 1605, 1604, 1609, 1604, 1610, 1605, 1575, 1605,
+    1605, 1606, 1585, 1606, 1586, 1606, 1605, 1606, 1606, 1606, 1609, 1606, 1610, 1609, 1648, 1610, 1585,
+    1610, 1586, 1610, 1605, 1610, 1606, 1610, 1609, 1610, 1610, 1610, 1620, 1580, 1610, 1620, 1581, 1610,
+    1620, 1582, 1610, 1620, 1605, 1610, 1620, 1607, 1576, 1580, 1576, 1581, 1576, 1582, 1576, 1605, 1576,
+    1607, 1578, 1580, 1578, 1581, 1578, 1582, 1578, 1605, 1578, 1607, 1579, 1605, 1580, 1581, 1580, 1605,
+    1581, 1580, 1581, 1605, 1582, 1580, 1582, 1605, 1587, 1580, 1587, 1581, 1587, 1582, 1587, 1605, 1589,
+    1581, 1589, 1582, 1589, 1605, 1590, 1580, 1590, 1581, 1590, 1582, 1590, 1605, 1591, 1581, 1592, 1605,
+    1593, 1580, 1593, 1605, 1594, 1580, 1594, 1605, 1601, 1580, 1601, 1581, 1601, 1582, 1601, 1605, 1602,
+    1581, 1602, 1605, 1603, 1580, 1603, 1581, 1603, 1582, 1603, 1604, 1603, 1605, 1604, 1580, 1604, 1581,
+    1604, 1582, 1604, 1605, 1604, 1607, 1605, 1580, 1605, 1581, 1605, 1582, 1605, 1605, 1606, 1580, 1606,
+    1581, 1606, 1582, 1606, 1605, 1606, 1607, 1607, 1580, 1607, 1605, 1607, 1648, 1610, 1580, 1610, 1581,
+    1610, 1582, 1610, 1605, 1610, 1607, 1610, 1620, 1605, 1610, 1620, 1607, 1576, 1605, 1576, 1607, 1578,
+    1605, 1578, 1607, 1579, 1605, 1579, 1607, 1587, 1605, 1587, 1607, 1588, 1605, 1588, 1607, 1603, 1604,
+    1603, 1605, 1604, 1605, 1606, 1605, 1606, 1607, 1610, 1605, 1610, 1607, 1600, 1614, 1617, 1600, 1615,
+    1617, 1600, 1616, 1617, 1591, 1609, 1591, 1610, 1593, 1609, 1593, 1610, 1594, 1609, 1594, 1610, 1587,
+    1609, 1587, 1610, 1588, 1609, 1588, 1610, 1581, 1609, 1581, 1610, 1580, 1609, 1580, 1610, 1582, 1609,
+    1582, 1610, 1589, 1609, 1589, 1610, 1590, 1609, 1590, 1610, 1588, 1580, 1588, 1581, 1588, 1582, 1588,
+    1605, 1588, 1585, 1587, 1585, 1589, 1585, 1590, 1585, 1591, 1609, 1591, 1610, 1593, 1609, 1593, 1610,
+    1594, 1609, 1594, 1610, 1587, 1609, 1587, 1610, 1588, 1609, 1588, 1610, 1581, 1609, 1581, 1610, 1580,
+    1609, 1580, 1610, 1582, 1609, 1582, 1610, 1589, 1609, 1589, 1610, 1590, 1609, 1590, 1610, 1588, 1580,
+    1588, 1581, 1588, 1582, 1588, 1605, 1588, 1585, 1587, 1585, 1589, 1585, 1590, 1585, 1588, 1580, 1588,
+    1581, 1588, 1582, 1588, 1605, 1587, 1607, 1588, 1607, 1591, 1605, 1587, 1580, 1587, 1581, 1587, 1582,
+    1588, 1580, 1588, 1581, 1588, 1582, 1591, 1605, 1592, 1605, 1575, 1611, 1575, 1611, 1578, 1580, 1605,
+    1578, 1581, 1580, 1578, 1581, 1580, 1578, 1581, 1605, 1578, 1582, 1605, 1578, 1605, 1580, 1578, 1605,
+    1581, 1578, 1605, 1582, 1580, 1605, 1581, 1580, 1605, 1581, 1581, 1605, 1610, 1581, 1605, 1609, 1587,
+    1581, 1580, 1587, 1580, 1581, 1587, 1580, 1609, 1587, 1605, 1581, 1587, 1605, 1581, 1587, 1605, 1580,
+    1587, 1605, 1605, 1587, 1605, 1605, 1589, 1581, 1581, 1589, 1581, 1581, 1589, 1605, 1605, 1588, 1581,
+    1605, 1588, 1581, 1605, 1588, 1580, 1610, 1588, 1605, 1582, 1588, 1605, 1582, 1588, 1605, 1605, 1588,
+    1605, 1605, 1590, 1581, 1609, 1590, 1582, 1605, 1590, 1582, 1605, 1591, 1605, 1581, 1591, 1605, 1581,
+    1591, 1605, 1605, 1591, 1605, 1610, 1593, 1580, 1605, 1593, 1605, 1605, 1593, 1605, 1605, 1593, 1605,
+    1609, 1594, 1605, 1605, 1594, 1605, 1610, 1594, 1605, 1609, 1601, 1582, 1605, 1601, 1582, 1605, 1602,
+    1605, 1581, 1602, 1605, 1605, 1604, 1581, 1605, 1604, 1581, 1610, 1604, 1581, 1609, 1604, 1580, 1580,
+    1604, 1580, 1580, 1604, 1582, 1605, 1604, 1582, 1605, 1604, 1605, 1581, 1604, 1605, 1581, 1605, 1581,
+    1580, 1605, 1581, 1605, 1605, 1581, 1610, 1605, 1580, 1581, 1605, 1580, 1605, 1605, 1582, 1580, 1605,
+    1582, 1605, 1605, 1580, 1582, 1607, 1605, 1580, 1607, 1605, 1605, 1606, 1581, 1605, 1606, 1581, 1609,
+    1606, 1580, 1605, 1606, 1580, 1605, 1606, 1580, 1609, 1606, 1605, 1610, 1606, 1605, 1609, 1610, 1605,
+    1605, 1610, 1605, 1605, 1576, 1582, 1610, 1578, 1580, 1610, 1578, 1580, 1609, 1578, 1582, 1610, 1578,
+    1582, 1609, 1578, 1605, 1610, 1578, 1605, 1609, 1580, 1605, 1610, 1580, 1581, 1609, 1580, 1605, 1609,
+    1587, 1582, 1609, 1589, 1581, 1610, 1588, 1581, 1610, 1590, 1581, 1610, 1604, 1580, 1610, 1604, 1605,
+    1610, 1610, 1581, 1610, 1610, 1580, 1610, 1610, 1605, 1610, 1605, 1605, 1610, 1602, 1605, 1610, 1606,
+    1581, 1610, 1602, 1605, 1581, 1604, 1581, 1605, 1593, 1605, 1610, 1603, 1605, 1610, 1606, 1580, 1581,
+    1605, 1582, 1610, 1604, 1580, 1605, 1603, 1605, 1605, 1604, 1580, 1605, 1606, 1580, 1581, 1580, 1581,
+    1610, 1581, 1580, 1610, 1605, 1580, 1610, 1601, 1605, 1610, 1576, 1581, 1610, 1603, 1605, 1605, 1593,
+    1580, 1605, 1589, 1605, 1605, 1587, 1582, 1610, 1606, 1580, 1610, 1589, 1604, 1746, 1602, 1604, 1746,
+    1575, 1604, 1604, 1607, 1575, 1603, 1576, 1585, 1605, 1581, 1605, 1583, 1589, 1604, 1593, 1605, 1585,
+    1587, 1608, 1604, 1593, 1604, 1610, 1607, 1608, 1587, 1604, 1605, 1589, 1604, 1609, 1589, 1604, 1609, 32,
+    1575, 1604, 1604, 1607, 32, 1593, 1604, 1610, 1607, 32, 1608, 1587, 1604, 1605, 1580, 1604, 32, 1580,
+    1604, 1575, 1604, 1607, 1585, 1740, 1575, 1604, 44, 12289, 12290, 58, 59, 33, 63, 12310, 12311, 46, 46,
+    46, 46, 46, 8212, 8211, 95, 95, 40, 41, 123, 125, 12308, 12309, 12304, 12305, 12298, 12299, 12296, 12297,
+    12300, 12301, 12302, 12303, 91, 93, 32, 773, 32, 773, 32, 773, 32, 773, 95, 95, 95, 44, 12289, 46, 59, 58,
+    63, 33, 8212, 40, 41, 123, 125, 12308, 12309, 35, 38, 42, 43, 45, 60, 62, 61, 92, 36, 37, 64, 32, 1611,
+    1600, 1611, 32, 1612, 32, 1613, 32, 1614, 1600, 1614, 32, 1615, 1600, 1615, 32, 1616, 1600, 1616, 32,
+    1617, 1600, 1617, 32, 1618, 1600, 1618, 1569, 1575, 1619, 1575, 1619, 1575, 1620, 1575, 1620, 1608, 1620,
+    1608, 1620, 1575, 1621, 1575, 1621, 1610, 1620, 1610, 1620, 1610, 1620, 1610, 1620, 1575, 1575, 1576,
+    1576, 1576, 1576, 1577, 1577, 1578, 1578, 1578, 1578, 1579, 1579, 1579, 1579, 1580, 1580, 1580, 1580,
+    1581, 1581, 1581, 1581, 1582, 1582, 1582, 1582, 1583, 1583, 1584, 1584, 1585, 1585, 1586, 1586, 1587,
+    1587, 1587, 1587, 1588, 1588, 1588, 1588, 1589, 1589, 1589, 1589, 1590, 1590, 1590, 1590, 1591, 1591,
+    1591, 1591, 1592, 1592, 1592, 1592, 1593, 1593, 1593, 1593, 1594, 1594, 1594, 1594, 1601, 1601, 1601,
+    1601, 1602, 1602, 1602, 1602, 1603, 1603, 1603, 1603, 1604, 1604, 1604, 1604, 1605, 1605, 1605, 1605,
+    1606, 1606, 1606, 1606, 1607, 1607, 1607, 1607, 1608, 1608, 1609, 1609, 1610, 1610, 1610, 1610, 1604,
+    1575, 1619, 1604, 1575, 1619, 1604, 1575, 1620, 1604, 1575, 1620, 1604, 1575, 1621, 1604, 1575, 1621,
+    1604, 1575, 1604, 1575, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52,
+    53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78,
+    79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 102, 103,
+    104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124,
+    125, 126, 10629, 10630, 12290, 12300, 12301, 12289, 12539, 12530, 12449, 12451, 12453, 12455, 12457,
+    12515, 12517, 12519, 12483, 12540, 12450, 12452, 12454, 12456, 12458, 12459, 12461, 12463, 12465, 12467,
+    12469, 12471, 12473, 12475, 12477, 12479, 12481, 12484, 12486, 12488, 12490, 12491, 12492, 12493, 12494,
+    12495, 12498, 12501, 12504, 12507, 12510, 12511, 12512, 12513, 12514, 12516, 12518, 12520, 12521, 12522,
+    12523, 12524, 12525, 12527, 12531, 12441, 12442, 4448, 4352, 4353, 4522, 4354, 4524, 4525, 4355, 4356,
+    4357, 4528, 4529, 4530, 4531, 4532, 4533, 4378, 4358, 4359, 4360, 4385, 4361, 4362, 4363, 4364, 4365,
+    4366, 4367, 4368, 4369, 4370, 4449, 4450, 4451, 4452, 4453, 4454, 4455, 4456, 4457, 4458, 4459, 4460,
+    4461, 4462, 4463, 4464, 4465, 4466, 4467, 4468, 4469, 162, 163, 172, 32, 772, 166, 165, 8361, 9474, 8592,
+    8593, 8594, 8595, 9632, 9675, 720, 721, 230, 665, 595, 675, 43878, 677, 676, 598, 599, 7569, 600, 606,
+    681, 612, 610, 608, 667, 295, 668, 615, 644, 682, 683, 620, 122628, 42894, 622, 122629, 654, 122630, 248,
+    630, 631, 113, 634, 122632, 637, 638, 640, 680, 678, 43879, 679, 648, 11377, 655, 673, 674, 664, 448, 449,
+    450, 122634, 122654, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85,
+    86, 87, 88, 89, 90, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75,
+    76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106,
+    107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 65, 66, 67, 68, 69, 70,
+    71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102,
+    103, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 65, 66, 67,
+    68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99,
+    100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120,
+    121, 122, 65, 67, 68, 71, 74, 75, 78, 79, 80, 81, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 102,
+    104, 105, 106, 107, 108, 109, 110, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 65, 66, 67, 68,
+    69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100,
+    101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121,
+    122, 65, 66, 68, 69, 70, 71, 74, 75, 76, 77, 78, 79, 80, 81, 83, 84, 85, 86, 87, 88, 89, 97, 98, 99, 100,
+    101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121,
+    122, 65, 66, 68, 69, 70, 71, 73, 74, 75, 76, 77, 79, 83, 84, 85, 86, 87, 88, 89, 97, 98, 99, 100, 101,
+    102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122,
+    65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90,
+    97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118,
+    119, 120, 121, 122, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85,
+    86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114,
+    115, 116, 117, 118, 119, 120, 121, 122, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80,
+    81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110,
+    111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75,
+    76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106,
+    107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 65, 66, 67, 68, 69, 70,
+    71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97, 98, 99, 100, 101, 102,
+    103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 65,
+    66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 97,
+    98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118,
+    119, 120, 121, 122, 305, 567, 913, 914, 915, 916, 917, 918, 919, 920, 921, 922, 923, 924, 925, 926, 927,
+    928, 929, 920, 931, 932, 933, 934, 935, 936, 937, 8711, 945, 946, 947, 948, 949, 950, 951, 952, 953, 954,
+    955, 956, 957, 958, 959, 960, 961, 962, 963, 964, 965, 966, 967, 968, 969, 8706, 949, 952, 954, 966, 961,
+    960, 913, 914, 915, 916, 917, 918, 919, 920, 921, 922, 923, 924, 925, 926, 927, 928, 929, 920, 931, 932,
+    933, 934, 935, 936, 937, 8711, 945, 946, 947, 948, 949, 950, 951, 952, 953, 954, 955, 956, 957, 958, 959,
+    960, 961, 962, 963, 964, 965, 966, 967, 968, 969, 8706, 949, 952, 954, 966, 961, 960, 913, 914, 915, 916,
+    917, 918, 919, 920, 921, 922, 923, 924, 925, 926, 927, 928, 929, 920, 931, 932, 933, 934, 935, 936, 937,
+    8711, 945, 946, 947, 948, 949, 950, 951, 952, 953, 954, 955, 956, 957, 958, 959, 960, 961, 962, 963, 964,
+    965, 966, 967, 968, 969, 8706, 949, 952, 954, 966, 961, 960, 913, 914, 915, 916, 917, 918, 919, 920, 921,
+    922, 923, 924, 925, 926, 927, 928, 929, 920, 931, 932, 933, 934, 935, 936, 937, 8711, 945, 946, 947, 948,
+    949, 950, 951, 952, 953, 954, 955, 956, 957, 958, 959, 960, 961, 962, 963, 964, 965, 966, 967, 968, 969,
+    8706, 949, 952, 954, 966, 961, 960, 913, 914, 915, 916, 917, 918, 919, 920, 921, 922, 923, 924, 925, 926,
+    927, 928, 929, 920, 931, 932, 933, 934, 935, 936, 937, 8711, 945, 946, 947, 948, 949, 950, 951, 952, 953,
+    954, 955, 956, 957, 958, 959, 960, 961, 962, 963, 964, 965, 966, 967, 968, 969, 8706, 949, 952, 954, 966,
+    961, 960, 988, 989, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 48,
+    49, 50, 51, 52, 53, 54, 55, 56, 57, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 48, 49, 50, 51, 52, 53, 54,
+    55, 56, 57, 1072, 1073, 1074, 1075, 1076, 1077, 1078, 1079, 1080, 1082, 1083, 1084, 1086, 1087, 1088,
+    1089, 1090, 1091, 1092, 1093, 1094, 1095, 1096, 1099, 1101, 1102, 42633, 1241, 1110, 1112, 1257, 1199,
+    1231, 1072, 1073, 1074, 1075, 1076, 1077, 1078, 1079, 1080, 1082, 1083, 1086, 1087, 1089, 1091, 1092,
+    1093, 1094, 1095, 1096, 1098, 1099, 1169, 1110, 1109, 1119, 1195, 42577, 1201, 1575, 1576, 1580, 1583,
+    1608, 1586, 1581, 1591, 1610, 1603, 1604, 1605, 1606, 1587, 1593, 1601, 1589, 1602, 1585, 1588, 1578,
+    1579, 1582, 1584, 1590, 1592, 1594, 1646, 1722, 1697, 1647, 1576, 1580, 1607, 1581, 1610, 1603, 1604,
+    1605, 1606, 1587, 1593, 1601, 1589, 1602, 1588, 1578, 1579, 1582, 1590, 1594, 1580, 1581, 1610, 1604,
+    1606, 1587, 1593, 1589, 1602, 1588, 1582, 1590, 1594, 1722, 1647, 1576, 1580, 1607, 1581, 1591, 1610,
+    1603, 1605, 1606, 1587, 1593, 1601, 1589, 1602, 1588, 1578, 1579, 1582, 1590, 1592, 1594, 1646, 1697,
+    1575, 1576, 1580, 1583, 1607, 1608, 1586, 1581, 1591, 1610, 1604, 1605, 1606, 1587, 1593, 1601, 1589,
+    1602, 1585, 1588, 1578, 1579, 1582, 1584, 1590, 1592, 1594, 1576, 1580, 1583, 1608, 1586, 1581, 1591,
+    1610, 1604, 1605, 1606, 1587, 1593, 1601, 1589, 1602, 1585, 1588, 1578, 1579, 1582, 1584, 1590, 1592,
+    1594, 48, 46, 48, 44, 49, 44, 50, 44, 51, 44, 52, 44, 53, 44, 54, 44, 55, 44, 56, 44, 57, 44, 40, 65, 41,
+    40, 66, 41, 40, 67, 41, 40, 68, 41, 40, 69, 41, 40, 70, 41, 40, 71, 41, 40, 72, 41, 40, 73, 41, 40, 74,
+    41, 40, 75, 41, 40, 76, 41, 40, 77, 41, 40, 78, 41, 40, 79, 41, 40, 80, 41, 40, 81, 41, 40, 82, 41, 40,
+    83, 41, 40, 84, 41, 40, 85, 41, 40, 86, 41, 40, 87, 41, 40, 88, 41, 40, 89, 41, 40, 90, 41, 12308, 83,
+    12309, 67, 82, 67, 68, 87, 90, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83,
+    84, 85, 86, 87, 88, 89, 90, 72, 86, 77, 86, 83, 68, 83, 83, 80, 80, 86, 87, 67, 77, 67, 77, 68, 77, 82,
+    68, 74, 12411, 12363, 12467, 12467, 12469, 25163, 23383, 21452, 12486, 12441, 20108, 22810, 35299, 22825,
+    20132, 26144, 28961, 26009, 21069, 24460, 20877, 26032, 21021, 32066, 29983, 36009, 22768, 21561, 28436,
+    25237, 25429, 19968, 19977, 36938, 24038, 20013, 21491, 25351, 36208, 25171, 31105, 31354, 21512, 28288,
+    26377, 26376, 30003, 21106, 21942, 37197, 12308, 26412, 12309, 12308, 19977, 12309, 12308, 20108, 12309,
+    12308, 23433, 12309, 12308, 28857, 12309, 12308, 25171, 12309, 12308, 30423, 12309, 12308, 21213, 12309,
+    12308, 25943, 12309, 24471, 21487, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57
+};
+
+/* Simple case folding: code point, what it folds to. */
+static const uint32_t xdi_unicode_folds[2968] = {
+    65, 97, 66, 98, 67, 99, 68, 100, 69, 101, 70, 102, 71, 103, 72, 104, 73, 105, 74, 106, 75, 107, 76, 108,
+    77, 109, 78, 110, 79, 111, 80, 112, 81, 113, 82, 114, 83, 115, 84, 116, 85, 117, 86, 118, 87, 119, 88,
+    120, 89, 121, 90, 122, 181, 956, 192, 224, 193, 225, 194, 226, 195, 227, 196, 228, 197, 229, 198, 230,
+    199, 231, 200, 232, 201, 233, 202, 234, 203, 235, 204, 236, 205, 237, 206, 238, 207, 239, 208, 240, 209,
+    241, 210, 242, 211, 243, 212, 244, 213, 245, 214, 246, 216, 248, 217, 249, 218, 250, 219, 251, 220, 252,
+    221, 253, 222, 254, 256, 257, 258, 259, 260, 261, 262, 263, 264, 265, 266, 267, 268, 269, 270, 271, 272,
+    273, 274, 275, 276, 277, 278, 279, 280, 281, 282, 283, 284, 285, 286, 287, 288, 289, 290, 291, 292, 293,
+    294, 295, 296, 297, 298, 299, 300, 301, 302, 303, 306, 307, 308, 309, 310, 311, 313, 314, 315, 316, 317,
+    318, 319, 320, 321, 322, 323, 324, 325, 326, 327, 328, 330, 331, 332, 333, 334, 335, 336, 337, 338, 339,
+    340, 341, 342, 343, 344, 345, 346, 347, 348, 349, 350, 351, 352, 353, 354, 355, 356, 357, 358, 359, 360,
+    361, 362, 363, 364, 365, 366, 367, 368, 369, 370, 371, 372, 373, 374, 375, 376, 255, 377, 378, 379, 380,
+    381, 382, 383, 115, 385, 595, 386, 387, 388, 389, 390, 596, 391, 392, 393, 598, 394, 599, 395, 396, 398,
+    477, 399, 601, 400, 603, 401, 402, 403, 608, 404, 611, 406, 617, 407, 616, 408, 409, 412, 623, 413, 626,
+    415, 629, 416, 417, 418, 419, 420, 421, 422, 640, 423, 424, 425, 643, 428, 429, 430, 648, 431, 432, 433,
+    650, 434, 651, 435, 436, 437, 438, 439, 658, 440, 441, 444, 445, 452, 454, 453, 454, 455, 457, 456, 457,
+    458, 460, 459, 460, 461, 462, 463, 464, 465, 466, 467, 468, 469, 470, 471, 472, 473, 474, 475, 476, 478,
+    479, 480, 481, 482, 483, 484, 485, 486, 487, 488, 489, 490, 491, 492, 493, 494, 495, 497, 499, 498, 499,
+    500, 501, 502, 405, 503, 447, 504, 505, 506, 507, 508, 509, 510, 511, 512, 513, 514, 515, 516, 517, 518,
+    519, 520, 521, 522, 523, 524, 525, 526, 527, 528, 529, 530, 531, 532, 533, 534, 535, 536, 537, 538, 539,
+    540, 541, 542, 543, 544, 414, 546, 547, 548, 549, 550, 551, 552, 553, 554, 555, 556, 557, 558, 559, 560,
+    561, 562, 563, 570, 11365, 571, 572, 573, 410, 574, 11366, 577, 578, 579, 384, 580, 649, 581, 652, 582,
+    583, 584, 585, 586, 587, 588, 589, 590, 591, 837, 953, 880, 881, 882, 883, 886, 887, 895, 1011, 902, 940,
+    904, 941, 905, 942, 906, 943, 908, 972, 910, 973, 911, 974, 913, 945, 914, 946, 915, 947, 916, 948, 917,
+    949, 918, 950, 919, 951, 920, 952, 921, 953, 922, 954, 923, 955, 924, 956, 925, 957, 926, 958, 927, 959,
+    928, 960, 929, 961, 931, 963, 932, 964, 933, 965, 934, 966, 935, 967, 936, 968, 937, 969, 938, 970, 939,
+    971, 962, 963, 975, 983, 976, 946, 977, 952, 981, 966, 982, 960, 984, 985, 986, 987, 988, 989, 990, 991,
+    992, 993, 994, 995, 996, 997, 998, 999, 1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008, 954, 1009,
+    961, 1012, 952, 1013, 949, 1015, 1016, 1017, 1010, 1018, 1019, 1021, 891, 1022, 892, 1023, 893, 1024,
+    1104, 1025, 1105, 1026, 1106, 1027, 1107, 1028, 1108, 1029, 1109, 1030, 1110, 1031, 1111, 1032, 1112,
+    1033, 1113, 1034, 1114, 1035, 1115, 1036, 1116, 1037, 1117, 1038, 1118, 1039, 1119, 1040, 1072, 1041,
+    1073, 1042, 1074, 1043, 1075, 1044, 1076, 1045, 1077, 1046, 1078, 1047, 1079, 1048, 1080, 1049, 1081,
+    1050, 1082, 1051, 1083, 1052, 1084, 1053, 1085, 1054, 1086, 1055, 1087, 1056, 1088, 1057, 1089, 1058,
+    1090, 1059, 1091, 1060, 1092, 1061, 1093, 1062, 1094, 1063, 1095, 1064, 1096, 1065, 1097, 1066, 1098,
+    1067, 1099, 1068, 1100, 1069, 1101, 1070, 1102, 1071, 1103, 1120, 1121, 1122, 1123, 1124, 1125, 1126,
+    1127, 1128, 1129, 1130, 1131, 1132, 1133, 1134, 1135, 1136, 1137, 1138, 1139, 1140, 1141, 1142, 1143,
+    1144, 1145, 1146, 1147, 1148, 1149, 1150, 1151, 1152, 1153, 1162, 1163, 1164, 1165, 1166, 1167, 1168,
+    1169, 1170, 1171, 1172, 1173, 1174, 1175, 1176, 1177, 1178, 1179, 1180, 1181, 1182, 1183, 1184, 1185,
+    1186, 1187, 1188, 1189, 1190, 1191, 1192, 1193, 1194, 1195, 1196, 1197, 1198, 1199, 1200, 1201, 1202,
+    1203, 1204, 1205, 1206, 1207, 1208, 1209, 1210, 1211, 1212, 1213, 1214, 1215, 1216, 1231, 1217, 1218,
+    1219, 1220, 1221, 1222, 1223, 1224, 1225, 1226, 1227, 1228, 1229, 1230, 1232, 1233, 1234, 1235, 1236,
+    1237, 1238, 1239, 1240, 1241, 1242, 1243, 1244, 1245, 1246, 1247, 1248, 1249, 1250, 1251, 1252, 1253,
+    1254, 1255, 1256, 1257, 1258, 1259, 1260, 1261, 1262, 1263, 1264, 1265, 1266, 1267, 1268, 1269, 1270,
+    1271, 1272, 1273, 1274, 1275, 1276, 1277, 1278, 1279, 1280, 1281, 1282, 1283, 1284, 1285, 1286, 1287,
+    1288, 1289, 1290, 1291, 1292, 1293, 1294, 1295, 1296, 1297, 1298, 1299, 1300, 1301, 1302, 1303, 1304,
+    1305, 1306, 1307, 1308, 1309, 1310, 1311, 1312, 1313, 1314, 1315, 1316, 1317, 1318, 1319, 1320, 1321,
+    1322, 1323, 1324, 1325, 1326, 1327, 1329, 1377, 1330, 1378, 1331, 1379, 1332, 1380, 1333, 1381, 1334,
+    1382, 1335, 1383, 1336, 1384, 1337, 1385, 1338, 1386, 1339, 1387, 1340, 1388, 1341, 1389, 1342, 1390,
+    1343, 1391, 1344, 1392, 1345, 1393, 1346, 1394, 1347, 1395, 1348, 1396, 1349, 1397, 1350, 1398, 1351,
+    1399, 1352, 1400, 1353, 1401, 1354, 1402, 1355, 1403, 1356, 1404, 1357, 1405, 1358, 1406, 1359, 1407,
+    1360, 1408, 1361, 1409, 1362, 1410, 1363, 1411, 1364, 1412, 1365, 1413, 1366, 1414, 4256, 11520, 4257,
+    11521, 4258, 11522, 4259, 11523, 4260, 11524, 4261, 11525, 4262, 11526, 4263, 11527, 4264, 11528, 4265,
+    11529, 4266, 11530, 4267, 11531, 4268, 11532, 4269, 11533, 4270, 11534, 4271, 11535, 4272, 11536, 4273,
+    11537, 4274, 11538, 4275, 11539, 4276, 11540, 4277, 11541, 4278, 11542, 4279, 11543, 4280, 11544, 4281,
+    11545, 4282, 11546, 4283, 11547, 4284, 11548, 4285, 11549, 4286, 11550, 4287, 11551, 4288, 11552, 4289,
+    11553, 4290, 11554, 4291, 11555, 4292, 11556, 4293, 11557, 4295, 11559, 4301, 11565, 5112, 5104, 5113,
+    5105, 5114, 5106, 5115, 5107, 5116, 5108, 5117, 5109, 7296, 1074, 7297, 1076, 7298, 1086, 7299, 1089,
+    7300, 1090, 7301, 1090, 7302, 1098, 7303, 1123, 7304, 42571, 7305, 7306, 7312, 4304, 7313, 4305, 7314,
+    4306, 7315, 4307, 7316, 4308, 7317, 4309, 7318, 4310, 7319, 4311, 7320, 4312, 7321, 4313, 7322, 4314,
+    7323, 4315, 7324, 4316, 7325, 4317, 7326, 4318, 7327, 4319, 7328, 4320, 7329, 4321, 7330, 4322, 7331,
+    4323, 7332, 4324, 7333, 4325, 7334, 4326, 7335, 4327, 7336, 4328, 7337, 4329, 7338, 4330, 7339, 4331,
+    7340, 4332, 7341, 4333, 7342, 4334, 7343, 4335, 7344, 4336, 7345, 4337, 7346, 4338, 7347, 4339, 7348,
+    4340, 7349, 4341, 7350, 4342, 7351, 4343, 7352, 4344, 7353, 4345, 7354, 4346, 7357, 4349, 7358, 4350,
+    7359, 4351, 7680, 7681, 7682, 7683, 7684, 7685, 7686, 7687, 7688, 7689, 7690, 7691, 7692, 7693, 7694,
+    7695, 7696, 7697, 7698, 7699, 7700, 7701, 7702, 7703, 7704, 7705, 7706, 7707, 7708, 7709, 7710, 7711,
+    7712, 7713, 7714, 7715, 7716, 7717, 7718, 7719, 7720, 7721, 7722, 7723, 7724, 7725, 7726, 7727, 7728,
+    7729, 7730, 7731, 7732, 7733, 7734, 7735, 7736, 7737, 7738, 7739, 7740, 7741, 7742, 7743, 7744, 7745,
+    7746, 7747, 7748, 7749, 7750, 7751, 7752, 7753, 7754, 7755, 7756, 7757, 7758, 7759, 7760, 7761, 7762,
+    7763, 7764, 7765, 7766, 7767, 7768, 7769, 7770, 7771, 7772, 7773, 7774, 7775, 7776, 7777, 7778, 7779,
+    7780, 7781, 7782, 7783, 7784, 7785, 7786, 7787, 7788, 7789, 7790, 7791, 7792, 7793, 7794, 7795, 7796,
+    7797, 7798, 7799, 7800, 7801, 7802, 7803, 7804, 7805, 7806, 7807, 7808, 7809, 7810, 7811, 7812, 7813,
+    7814, 7815, 7816, 7817, 7818, 7819, 7820, 7821, 7822, 7823, 7824, 7825, 7826, 7827, 7828, 7829, 7835,
+    7777, 7838, 223, 7840, 7841, 7842, 7843, 7844, 7845, 7846, 7847, 7848, 7849, 7850, 7851, 7852, 7853, 7854,
+    7855, 7856, 7857, 7858, 7859, 7860, 7861, 7862, 7863, 7864, 7865, 7866, 7867, 7868, 7869, 7870, 7871,
+    7872, 7873, 7874, 7875, 7876, 7877, 7878, 7879, 7880, 7881, 7882, 7883, 7884, 7885, 7886, 7887, 7888,
+    7889, 7890, 7891, 7892, 7893, 7894, 7895, 7896, 7897, 7898, 7899, 7900, 7901, 7902, 7903, 7904, 7905,
+    7906, 7907, 7908, 7909, 7910, 7911, 7912, 7913, 7914, 7915, 7916, 7917, 7918, 7919, 7920, 7921, 7922,
+    7923, 7924, 7925, 7926, 7927, 7928, 7929, 7930, 7931, 7932, 7933, 7934, 7935, 7944, 7936, 7945, 7937,
+    7946, 7938, 7947, 7939, 7948, 7940, 7949, 7941, 7950, 7942, 7951, 7943, 7960, 7952, 7961, 7953, 7962,
+    7954, 7963, 7955, 7964, 7956, 7965, 7957, 7976, 7968, 7977, 7969, 7978, 7970, 7979, 7971, 7980, 7972,
+    7981, 7973, 7982, 7974, 7983, 7975, 7992, 7984, 7993, 7985, 7994, 7986, 7995, 7987, 7996, 7988, 7997,
+    7989, 7998, 7990, 7999, 7991, 8008, 8000, 8009, 8001, 8010, 8002, 8011, 8003, 8012, 8004, 8013, 8005,
+    8025, 8017, 8027, 8019, 8029, 8021, 8031, 8023, 8040, 8032, 8041, 8033, 8042, 8034, 8043, 8035, 8044,
+    8036, 8045, 8037, 8046, 8038, 8047, 8039, 8072, 8064, 8073, 8065, 8074, 8066, 8075, 8067, 8076, 8068,
+    8077, 8069, 8078, 8070, 8079, 8071, 8088, 8080, 8089, 8081, 8090, 8082, 8091, 8083, 8092, 8084, 8093,
+    8085, 8094, 8086, 8095, 8087, 8104, 8096, 8105, 8097, 8106, 8098, 8107, 8099, 8108, 8100, 8109, 8101,
+    8110, 8102, 8111, 8103, 8120, 8112, 8121, 8113, 8122, 8048, 8123, 8049, 8124, 8115, 8126, 953, 8136, 8050,
+    8137, 8051, 8138, 8052, 8139, 8053, 8140, 8131, 8147, 912, 8152, 8144, 8153, 8145, 8154, 8054, 8155, 8055,
+    8163, 944, 8168, 8160, 8169, 8161, 8170, 8058, 8171, 8059, 8172, 8165, 8184, 8056, 8185, 8057, 8186, 8060,
+    8187, 8061, 8188, 8179, 8486, 969, 8490, 107, 8491, 229, 8498, 8526, 8544, 8560, 8545, 8561, 8546, 8562,
+    8547, 8563, 8548, 8564, 8549, 8565, 8550, 8566, 8551, 8567, 8552, 8568, 8553, 8569, 8554, 8570, 8555,
+    8571, 8556, 8572, 8557, 8573, 8558, 8574, 8559, 8575, 8579, 8580, 9398, 9424, 9399, 9425, 9400, 9426,
+    9401, 9427, 9402, 9428, 9403, 9429, 9404, 9430, 9405, 9431, 9406, 9432, 9407, 9433, 9408, 9434, 9409,
+    9435, 9410, 9436, 9411, 9437, 9412, 9438, 9413, 9439, 9414, 9440, 9415, 9441, 9416, 9442, 9417, 9443,
+    9418, 9444, 9419, 9445, 9420, 9446, 9421, 9447, 9422, 9448, 9423, 9449, 11264, 11312, 11265, 11313, 11266,
+    11314, 11267, 11315, 11268, 11316, 11269, 11317, 11270, 11318, 11271, 11319, 11272, 11320, 11273, 11321,
+    11274, 11322, 11275, 11323, 11276, 11324, 11277, 11325, 11278, 11326, 11279, 11327, 11280, 11328, 11281,
+    11329, 11282, 11330, 11283, 11331, 11284, 11332, 11285, 11333, 11286, 11334, 11287, 11335, 11288, 11336,
+    11289, 11337, 11290, 11338, 11291, 11339, 11292, 11340, 11293, 11341, 11294, 11342, 11295, 11343, 11296,
+    11344, 11297, 11345, 11298, 11346, 11299, 11347, 11300, 11348, 11301, 11349, 11302, 11350, 11303, 11351,
+    11304, 11352, 11305, 11353, 11306, 11354, 11307, 11355, 11308, 11356, 11309, 11357, 11310, 11358, 11311,
+    11359, 11360, 11361, 11362, 619, 11363, 7549, 11364, 637, 11367, 11368, 11369, 11370, 11371, 11372, 11373,
+    593, 11374, 625, 11375, 592, 11376, 594, 11378, 11379, 11381, 11382, 11390, 575, 11391, 576, 11392, 11393,
+    11394, 11395, 11396, 11397, 11398, 11399, 11400, 11401, 11402, 11403, 11404, 11405, 11406, 11407, 11408,
+    11409, 11410, 11411, 11412, 11413, 11414, 11415, 11416, 11417, 11418, 11419, 11420, 11421, 11422, 11423,
+    11424, 11425, 11426, 11427, 11428, 11429, 11430, 11431, 11432, 11433, 11434, 11435, 11436, 11437, 11438,
+    11439, 11440, 11441, 11442, 11443, 11444, 11445, 11446, 11447, 11448, 11449, 11450, 11451, 11452, 11453,
+    11454, 11455, 11456, 11457, 11458, 11459, 11460, 11461, 11462, 11463, 11464, 11465, 11466, 11467, 11468,
+    11469, 11470, 11471, 11472, 11473, 11474, 11475, 11476, 11477, 11478, 11479, 11480, 11481, 11482, 11483,
+    11484, 11485, 11486, 11487, 11488, 11489, 11490, 11491, 11499, 11500, 11501, 11502, 11506, 11507, 42560,
+    42561, 42562, 42563, 42564, 42565, 42566, 42567, 42568, 42569, 42570, 42571, 42572, 42573, 42574, 42575,
+    42576, 42577, 42578, 42579, 42580, 42581, 42582, 42583, 42584, 42585, 42586, 42587, 42588, 42589, 42590,
+    42591, 42592, 42593, 42594, 42595, 42596, 42597, 42598, 42599, 42600, 42601, 42602, 42603, 42604, 42605,
+    42624, 42625, 42626, 42627, 42628, 42629, 42630, 42631, 42632, 42633, 42634, 42635, 42636, 42637, 42638,
+    42639, 42640, 42641, 42642, 42643, 42644, 42645, 42646, 42647, 42648, 42649, 42650, 42651, 42786, 42787,
+    42788, 42789, 42790, 42791, 42792, 42793, 42794, 42795, 42796, 42797, 42798, 42799, 42802, 42803, 42804,
+    42805, 42806, 42807, 42808, 42809, 42810, 42811, 42812, 42813, 42814, 42815, 42816, 42817, 42818, 42819,
+    42820, 42821, 42822, 42823, 42824, 42825, 42826, 42827, 42828, 42829, 42830, 42831, 42832, 42833, 42834,
+    42835, 42836, 42837, 42838, 42839, 42840, 42841, 42842, 42843, 42844, 42845, 42846, 42847, 42848, 42849,
+    42850, 42851, 42852, 42853, 42854, 42855, 42856, 42857, 42858, 42859, 42860, 42861, 42862, 42863, 42873,
+    42874, 42875, 42876, 42877, 7545, 42878, 42879, 42880, 42881, 42882, 42883, 42884, 42885, 42886, 42887,
+    42891, 42892, 42893, 613, 42896, 42897, 42898, 42899, 42902, 42903, 42904, 42905, 42906, 42907, 42908,
+    42909, 42910, 42911, 42912, 42913, 42914, 42915, 42916, 42917, 42918, 42919, 42920, 42921, 42922, 614,
+    42923, 604, 42924, 609, 42925, 620, 42926, 618, 42928, 670, 42929, 647, 42930, 669, 42931, 43859, 42932,
+    42933, 42934, 42935, 42936, 42937, 42938, 42939, 42940, 42941, 42942, 42943, 42944, 42945, 42946, 42947,
+    42948, 42900, 42949, 642, 42950, 7566, 42951, 42952, 42953, 42954, 42955, 612, 42956, 42957, 42960, 42961,
+    42966, 42967, 42968, 42969, 42970, 42971, 42972, 411, 42997, 42998, 43888, 5024, 43889, 5025, 43890, 5026,
+    43891, 5027, 43892, 5028, 43893, 5029, 43894, 5030, 43895, 5031, 43896, 5032, 43897, 5033, 43898, 5034,
+    43899, 5035, 43900, 5036, 43901, 5037, 43902, 5038, 43903, 5039, 43904, 5040, 43905, 5041, 43906, 5042,
+    43907, 5043, 43908, 5044, 43909, 5045, 43910, 5046, 43911, 5047, 43912, 5048, 43913, 5049, 43914, 5050,
+    43915, 5051, 43916, 5052, 43917, 5053, 43918, 5054, 43919, 5055, 43920, 5056, 43921, 5057, 43922, 5058,
+    43923, 5059, 43924, 5060, 43925, 5061, 43926, 5062, 43927, 5063, 43928, 5064, 43929, 5065, 43930, 5066,
+    43931, 5067, 43932, 5068, 43933, 5069, 43934, 5070, 43935, 5071, 43936, 5072, 43937, 5073, 43938, 5074,
+    43939, 5075, 43940, 5076, 43941, 5077, 43942, 5078, 43943, 5079, 43944, 5080, 43945, 5081, 43946, 5082,
+    43947, 5083, 43948, 5084, 43949, 5085, 43950, 5086, 43951, 5087, 43952, 5088, 43953, 5089, 43954, 5090,
+    43955, 5091, 43956, 5092, 43957, 5093, 43958, 5094, 43959, 5095, 43960, 5096, 43961, 5097, 43962, 5098,
+    43963, 5099, 43964, 5100, 43965, 5101, 43966, 5102, 43967, 5103, 64261, 64262, 65313, 65345, 65314, 65346,
+    65315, 65347, 65316, 65348, 65317, 65349, 65318, 65350, 65319, 65351, 65320, 65352, 65321, 65353, 65322,
+    65354, 65323, 65355, 65324, 65356, 65325, 65357, 65326, 65358, 65327, 65359, 65328, 65360, 65329, 65361,
+    65330, 65362, 65331, 65363, 65332, 65364, 65333, 65365, 65334, 65366, 65335, 65367, 65336, 65368, 65337,
+    65369, 65338, 65370, 66560, 66600, 66561, 66601, 66562, 66602, 66563, 66603, 66564, 66604, 66565, 66605,
+    66566, 66606, 66567, 66607, 66568, 66608, 66569, 66609, 66570, 66610, 66571, 66611, 66572, 66612, 66573,
+    66613, 66574, 66614, 66575, 66615, 66576, 66616, 66577, 66617, 66578, 66618, 66579, 66619, 66580, 66620,
+    66581, 66621, 66582, 66622, 66583, 66623, 66584, 66624, 66585, 66625, 66586, 66626, 66587, 66627, 66588,
+    66628, 66589, 66629, 66590, 66630, 66591, 66631, 66592, 66632, 66593, 66633, 66594, 66634, 66595, 66635,
+    66596, 66636, 66597, 66637, 66598, 66638, 66599, 66639, 66736, 66776, 66737, 66777, 66738, 66778, 66739,
+    66779, 66740, 66780, 66741, 66781, 66742, 66782, 66743, 66783, 66744, 66784, 66745, 66785, 66746, 66786,
+    66747, 66787, 66748, 66788, 66749, 66789, 66750, 66790, 66751, 66791, 66752, 66792, 66753, 66793, 66754,
+    66794, 66755, 66795, 66756, 66796, 66757, 66797, 66758, 66798, 66759, 66799, 66760, 66800, 66761, 66801,
+    66762, 66802, 66763, 66803, 66764, 66804, 66765, 66805, 66766, 66806, 66767, 66807, 66768, 66808, 66769,
+    66809, 66770, 66810, 66771, 66811, 66928, 66967, 66929, 66968, 66930, 66969, 66931, 66970, 66932, 66971,
+    66933, 66972, 66934, 66973, 66935, 66974, 66936, 66975, 66937, 66976, 66938, 66977, 66940, 66979, 66941,
+    66980, 66942, 66981, 66943, 66982, 66944, 66983, 66945, 66984, 66946, 66985, 66947, 66986, 66948, 66987,
+    66949, 66988, 66950, 66989, 66951, 66990, 66952, 66991, 66953, 66992, 66954, 66993, 66956, 66995, 66957,
+    66996, 66958, 66997, 66959, 66998, 66960, 66999, 66961, 67000, 66962, 67001, 66964, 67003, 66965, 67004,
+    68736, 68800, 68737, 68801, 68738, 68802, 68739, 68803, 68740, 68804, 68741, 68805, 68742, 68806, 68743,
+    68807, 68744, 68808, 68745, 68809, 68746, 68810, 68747, 68811, 68748, 68812, 68749, 68813, 68750, 68814,
+    68751, 68815, 68752, 68816, 68753, 68817, 68754, 68818, 68755, 68819, 68756, 68820, 68757, 68821, 68758,
+    68822, 68759, 68823, 68760, 68824, 68761, 68825, 68762, 68826, 68763, 68827, 68764, 68828, 68765, 68829,
+    68766, 68830, 68767, 68831, 68768, 68832, 68769, 68833, 68770, 68834, 68771, 68835, 68772, 68836, 68773,
+    68837, 68774, 68838, 68775, 68839, 68776, 68840, 68777, 68841, 68778, 68842, 68779, 68843, 68780, 68844,
+    68781, 68845, 68782, 68846, 68783, 68847, 68784, 68848, 68785, 68849, 68786, 68850, 68944, 68976, 68945,
+    68977, 68946, 68978, 68947, 68979, 68948, 68980, 68949, 68981, 68950, 68982, 68951, 68983, 68952, 68984,
+    68953, 68985, 68954, 68986, 68955, 68987, 68956, 68988, 68957, 68989, 68958, 68990, 68959, 68991, 68960,
+    68992, 68961, 68993, 68962, 68994, 68963, 68995, 68964, 68996, 68965, 68997, 71840, 71872, 71841, 71873,
+    71842, 71874, 71843, 71875, 71844, 71876, 71845, 71877, 71846, 71878, 71847, 71879, 71848, 71880, 71849,
+    71881, 71850, 71882, 71851, 71883, 71852, 71884, 71853, 71885, 71854, 71886, 71855, 71887, 71856, 71888,
+    71857, 71889, 71858, 71890, 71859, 71891, 71860, 71892, 71861, 71893, 71862, 71894, 71863, 71895, 71864,
+    71896, 71865, 71897, 71866, 71898, 71867, 71899, 71868, 71900, 71869, 71901, 71870, 71902, 71871, 71903,
+    93760, 93792, 93761, 93793, 93762, 93794, 93763, 93795, 93764, 93796, 93765, 93797, 93766, 93798, 93767,
+    93799, 93768, 93800, 93769, 93801, 93770, 93802, 93771, 93803, 93772, 93804, 93773, 93805, 93774, 93806,
+    93775, 93807, 93776, 93808, 93777, 93809, 93778, 93810, 93779, 93811, 93780, 93812, 93781, 93813, 93782,
+    93814, 93783, 93815, 93784, 93816, 93785, 93817, 93786, 93818, 93787, 93819, 93788, 93820, 93789, 93821,
+    93790, 93822, 93791, 93823, 125184, 125218, 125185, 125219, 125186, 125220, 125187, 125221, 125188,
+    125222, 125189, 125223, 125190, 125224, 125191, 125225, 125192, 125226, 125193, 125227, 125194, 125228,
+    125195, 125229, 125196, 125230, 125197, 125231, 125198, 125232, 125199, 125233, 125200, 125234, 125201,
+    125235, 125202, 125236, 125203, 125237, 125204, 125238, 125205, 125239, 125206, 125240, 125207, 125241,
+    125208, 125242, 125209, 125243, 125210, 125244, 125211, 125245, 125212, 125246, 125213, 125247, 125214,
+    125248, 125215, 125249, 125216, 125250, 125217, 125251
+};
+
+/* >>distill/unicode.c */
+
+#include <string.h>
+
+enum {
+    XDI_UNICODE_LIMIT = 0x110000,
+    XDI_UNICODE_PAIRS = (int)(sizeof xdi_unicode_pairs / sizeof xdi_unicode_pairs[0]) / 3,
+    XDI_UNICODE_COMPATS = (int)(sizeof xdi_unicode_compat / sizeof xdi_unicode_compat[0]),
+    XDI_UNICODE_CLASSES = (int)(sizeof xdi_unicode_classes / sizeof xdi_unicode_classes[0]),
+    XDI_UNICODE_FOLDS = (int)(sizeof xdi_unicode_folds / sizeof xdi_unicode_folds[0]) / 2,
+    XDI_UNICODE_SLOTS = 4096 /* of the compositions */
+};
+
+/* Hangul syllables are composed by arithmetic: leading consonants, vowels, trailing consonants (the first is
+ * none). */
+enum {
+    XDI_HANGUL_L = 0x1100,
+    XDI_HANGUL_V = 0x1161,
+    XDI_HANGUL_T = 0x11a7,
+    XDI_HANGUL_S = 0xac00,
+    XDI_HANGUL_LS = 19,
+    XDI_HANGUL_VS = 21,
+    XDI_HANGUL_TS = 28,
+    XDI_HANGUL_COUNT = 11172
+};
+
+/* ---- categories ---- */
+
+XD_PRIVATE bool xdi_unicode_mask(const char *name, size_t bytes, uint32_t *mask) {
+    static const struct {
+        char name[3];
+        int first, last;
+    } groups[] = {
+        { "L", XDI_UNICODE_LU, XDI_UNICODE_LO },  { "M", XDI_UNICODE_MN, XDI_UNICODE_ME },
+        { "N", XDI_UNICODE_ND, XDI_UNICODE_NO },  { "P", XDI_UNICODE_PC, XDI_UNICODE_PO },
+        { "S", XDI_UNICODE_SM, XDI_UNICODE_SO },  { "Z", XDI_UNICODE_ZS, XDI_UNICODE_ZP },
+        { "Lu", XDI_UNICODE_LU, XDI_UNICODE_LU }, { "Ll", XDI_UNICODE_LL, XDI_UNICODE_LL },
+        { "Lt", XDI_UNICODE_LT, XDI_UNICODE_LT }, { "Lm", XDI_UNICODE_LM, XDI_UNICODE_LM },
+        { "Lo", XDI_UNICODE_LO, XDI_UNICODE_LO }, { "Mn", XDI_UNICODE_MN, XDI_UNICODE_MN },
+        { "Nd", XDI_UNICODE_ND, XDI_UNICODE_ND }, { "Pc", XDI_UNICODE_PC, XDI_UNICODE_PC },
+    };
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        if (strlen(groups[i].name) != bytes || memcmp(groups[i].name, name, bytes) != 0) continue;
+        *mask = (2u << groups[i].last) - (1u << groups[i].first);
+        return true;
+    }
+    return false;
+}
+
+XD_PRIVATE uint32_t xdi_unicode_space_mask(void) {
+    return 1u << XDI_UNICODE_ZS | 1u << XDI_UNICODE_ZL | 1u << XDI_UNICODE_ZP | 1u << XDI_UNICODE_XX;
+}
+
+/* ---- building the look-up tables ---- */
+
+static bool xdi_unicode_recomposes(int pair) {
+    return xdi_unicode_pairs[3 * pair] & 1u;
+}
+
+/* What a character decomposes into decides for it too. A first of a pair that is itself a pair has a lower
+ * code point or no flags, so one pass is enough. */
+static void xdi_unicode_inherit(const xdi_unicode *u, uint8_t *flat) {
+    for (int i = 0; i < XDI_UNICODE_COMPATS; i++) {
+        const uint32_t first = xdi_unicode_pool[u->compat_points[XDI_UNICODE_COMPATS + i]];
+        flat[u->compat_points[i]] |= (uint8_t)(flat[first] & XDI_UNICODE_JOINS);
+    }
+    for (int i = 0; i < XDI_UNICODE_PAIRS; i++)
+        flat[u->pair_points[i]] |=
+            (uint8_t)(flat[xdi_unicode_pairs[3 * i + 1]] & (XDI_UNICODE_NFKC | XDI_UNICODE_JOINS));
+}
+
+/* The code points whose distances the generated tables hold, and the flags of every code point. */
+static void xdi_unicode_fill_normal(xdi_unicode *u, uint8_t *flat) {
+    uint32_t point = 0, pool = 0;
+    for (int i = 0; i < XDI_UNICODE_CLASSES; i++) {
+        u->class_starts[i] = point;
+        const uint32_t length = xdi_unicode_classes[i] >> 8;
+        if (xdi_unicode_classes[i] & 255u)
+            for (uint32_t k = 0; k < length; k++) flat[point + k] |= XDI_UNICODE_JOINS;
+        point += length;
+    }
+    point = 0;
+    for (int i = 0; i < XDI_UNICODE_COMPATS; i++) {
+        point += xdi_unicode_compat[i] >> 5;
+        u->compat_points[i] = point;
+        u->compat_points[XDI_UNICODE_COMPATS + i] = pool;
+        pool += xdi_unicode_compat[i] & 31u;
+        flat[point] |= XDI_UNICODE_NFKC;
+    }
+    point = 0;
+    for (int i = 0; i < XDI_UNICODE_PAIRS; i++) {
+        point += xdi_unicode_pairs[3 * i] >> 1;
+        u->pair_points[i] = point;
+        if (xdi_unicode_recomposes(i))
+            flat[xdi_unicode_pairs[3 * i + 2]] |= XDI_UNICODE_JOINS;
+        else
+            flat[point] |= XDI_UNICODE_NFC;
+    }
+    for (uint32_t i = 0; i < XDI_HANGUL_VS; i++) flat[XDI_HANGUL_V + i] |= XDI_UNICODE_JOINS;
+    for (uint32_t i = 1; i < XDI_HANGUL_TS; i++) flat[XDI_HANGUL_T + i] |= XDI_UNICODE_JOINS;
+    xdi_unicode_inherit(u, flat);
+}
+
+static uint32_t xdi_unicode_pair_slot(uint32_t first, uint32_t second) {
+    return (first * 0x9e3779b1u ^ second * 0x85ebca6bu) >> 20;
+}
+
+static void xdi_unicode_fill_compositions(xdi_unicode *u) {
+    for (int i = 0; i < XDI_UNICODE_PAIRS; i++) {
+        if (!xdi_unicode_recomposes(i)) continue;
+        uint32_t slot = xdi_unicode_pair_slot(xdi_unicode_pairs[3 * i + 1], xdi_unicode_pairs[3 * i + 2]);
+        while (u->compositions[slot]) slot = (slot + 1) & (XDI_UNICODE_SLOTS - 1);
+        u->compositions[slot] = (uint16_t)(i + 1);
+    }
+}
+
+/* Stores each block of 256 properties that differs from the one before it. */
+static bool xdi_unicode_fill_blocks(xd_ctx *ctx, xdi_unicode *u, const uint8_t *flat) {
+    unsigned blocks = 1;
+    for (uint32_t b = 1; b < 0x1100; b++) {
+        if (memcmp(flat + b * 256, flat + (b - 1) * 256, 256) != 0) blocks++;
+        u->block[b] = (uint16_t)(blocks - 1);
+    }
+    u->properties = (uint8_t *)xd_allocate(ctx, blocks * (size_t)256);
+    if (!u->properties) return false;
+    for (uint32_t b = 0; b < 0x1100; b++) memcpy(u->properties + u->block[b] * 256u, flat + b * 256, 256);
+    return true;
+}
+
+XD_PRIVATE xdi_unicode *xdi_unicode_create(xd_ctx *ctx) {
+    xdi_unicode *u = (xdi_unicode *)xd_allocate(ctx, sizeof *u);
+    uint8_t *flat = (uint8_t *)xd_allocate(ctx, XDI_UNICODE_LIMIT);
+    bool made = false;
+    if (u && flat) {
+        u->pair_points = (uint32_t *)xd_allocate(ctx, XDI_UNICODE_PAIRS * sizeof *u->pair_points);
+        u->compat_points = (uint32_t *)xd_allocate(ctx, 2 * XDI_UNICODE_COMPATS * sizeof *u->compat_points);
+        u->class_starts = (uint32_t *)xd_allocate(ctx, XDI_UNICODE_CLASSES * sizeof *u->class_starts);
+        u->compositions = (uint16_t *)xd_allocate(ctx, XDI_UNICODE_SLOTS * sizeof *u->compositions);
+        made = u->pair_points && u->compat_points && u->class_starts && u->compositions;
+    }
+    if (made) {
+        uint32_t point = 0;
+        for (size_t i = 0; i < sizeof xdi_unicode_categories / sizeof xdi_unicode_categories[0]; i++) {
+            const uint32_t length = xdi_unicode_categories[i] >> 5;
+            memset(flat + point, (int)(xdi_unicode_categories[i] & XDI_UNICODE_CATEGORY), length);
+            point += length;
+        }
+        xdi_unicode_fill_normal(u, flat);
+        xdi_unicode_fill_compositions(u);
+        made = xdi_unicode_fill_blocks(ctx, u, flat);
+    }
+    xd_release(ctx, flat);
+    if (made) return u;
+    xdi_unicode_destroy(ctx, u);
+    return NULL;
+}
+
+XD_PRIVATE void xdi_unicode_destroy(xd_ctx *ctx, xdi_unicode *u) {
+    if (!u) return;
+    xd_release(ctx, u->properties);
+    xd_release(ctx, u->pair_points);
+    xd_release(ctx, u->compat_points);
+    xd_release(ctx, u->class_starts);
+    xd_release(ctx, u->compositions);
+    xd_release(ctx, u);
+}
+
+/* ---- case folding ---- */
+
+static uint32_t xdi_unicode_fold(uint32_t point) {
+    int low = 0, high = XDI_UNICODE_FOLDS;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (xdi_unicode_folds[2 * middle] == point) return xdi_unicode_folds[2 * middle + 1];
+        if (xdi_unicode_folds[2 * middle] < point)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return point;
+}
+
+XD_PRIVATE int xdi_unicode_fold_mates(uint32_t point, uint32_t mates[4]) {
+    const uint32_t folded = xdi_unicode_fold(point);
+    int count = 0;
+    if (folded != point) mates[count++] = folded;
+    for (int i = 0; i < XDI_UNICODE_FOLDS && count < 4; i++)
+        if (xdi_unicode_folds[2 * i + 1] == folded && xdi_unicode_folds[2 * i] != point)
+            mates[count++] = xdi_unicode_folds[2 * i];
+    return count;
+}
+
+/* ---- normalisation ---- */
+
+/* Index of the last element of an ascending list that is not above `point`; the first element is not. */
+static int xdi_unicode_search(const uint32_t *list, int count, uint32_t point) {
+    int low = 0, high = count;
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (list[middle] <= point)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static unsigned xdi_unicode_class(const xdi_unicode *u, uint32_t point) {
+    return xdi_unicode_classes[xdi_unicode_search(u->class_starts, XDI_UNICODE_CLASSES, point)] & 255u;
+}
+
+static int xdi_unicode_decompose_hangul(uint32_t index, uint32_t *out) {
+    out[0] = XDI_HANGUL_L + index / (XDI_HANGUL_VS * XDI_HANGUL_TS);
+    out[1] = XDI_HANGUL_V + index / XDI_HANGUL_TS % XDI_HANGUL_VS;
+    out[2] = XDI_HANGUL_T + index % XDI_HANGUL_TS;
+    return out[2] == XDI_HANGUL_T ? 2 : 3;
+}
+
+XD_PRIVATE int xdi_unicode_decompose(const xdi_unicode *u, uint32_t point, bool compat, uint32_t *out) {
+    if (point - XDI_HANGUL_S < XDI_HANGUL_COUNT)
+        return xdi_unicode_decompose_hangul(point - XDI_HANGUL_S, out);
+    const int other = xdi_unicode_search(u->compat_points, XDI_UNICODE_COMPATS, point);
+    if (compat && u->compat_points[other] == point) {
+        const int length = (int)(xdi_unicode_compat[other] & 31u);
+        const uint32_t *from = xdi_unicode_pool + u->compat_points[XDI_UNICODE_COMPATS + other];
+        for (int i = 0; i < length; i++) out[i] = from[i];
+        return length;
+    }
+    const int pair = xdi_unicode_search(u->pair_points, XDI_UNICODE_PAIRS, point);
+    if (u->pair_points[pair] != point) {
+        out[0] = point;
+        return 1;
+    }
+    /* Only the first of a pair decomposes again, and not often: the depth is at most 3. */
+    int count = xdi_unicode_decompose(u, xdi_unicode_pairs[3 * pair + 1], compat, out);
+    const uint32_t second = xdi_unicode_pairs[3 * pair + 2];
+    if (second) count += xdi_unicode_decompose(u, second, compat, out + count);
+    return count;
+}
+
+/* Stable counting sort of one run of code points of non-zero class. */
+static void xdi_unicode_sort_run(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp) {
+    size_t place[257] = { 0 };
+    for (size_t i = 0; i < count; i++) place[xdi_unicode_class(u, points[i]) + 1]++;
+    for (int c = 0; c < 256; c++) place[c + 1] += place[c];
+    for (size_t i = 0; i < count; i++) temp[place[xdi_unicode_class(u, points[i])]++] = points[i];
+    memcpy(points, temp, count * sizeof *points);
+}
+
+static void xdi_unicode_order(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp) {
+    for (size_t i = 0; i < count;) {
+        unsigned last = 0;
+        bool sorted = true;
+        size_t end = i;
+        for (; end < count; end++) {
+            const unsigned value = xdi_unicode_class(u, points[end]);
+            if (value == 0) break;
+            if (value < last) sorted = false;
+            last = value;
+        }
+        if (!sorted) xdi_unicode_sort_run(u, points + i, end - i, temp);
+        i = end + 1;
+    }
+}
+
+/* The composite of two code points, 0 when there is none. */
+static uint32_t xdi_unicode_pair(const xdi_unicode *u, uint32_t first, uint32_t second) {
+    const uint32_t l = first - XDI_HANGUL_L, v = second - XDI_HANGUL_V;
+    const uint32_t s = first - XDI_HANGUL_S, t = second - XDI_HANGUL_T;
+    if (l < XDI_HANGUL_LS && v < XDI_HANGUL_VS) return XDI_HANGUL_S + (l * XDI_HANGUL_VS + v) * XDI_HANGUL_TS;
+    if (s < XDI_HANGUL_COUNT && s % XDI_HANGUL_TS == 0 && t > 0 && t < XDI_HANGUL_TS) return first + t;
+    for (uint32_t slot = xdi_unicode_pair_slot(first, second); u->compositions[slot];
+         slot = (slot + 1) & (XDI_UNICODE_SLOTS - 1)) {
+        const int pair = u->compositions[slot] - 1;
+        if (xdi_unicode_pairs[3 * pair + 1] == first && xdi_unicode_pairs[3 * pair + 2] == second)
+            return u->pair_points[pair];
+    }
+    return 0;
+}
+
+XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp) {
+    size_t starter = SIZE_MAX, kept = 0;
+    unsigned last = 0; /* class of the code point before, when it was kept after the starter */
+    xdi_unicode_order(u, points, count, temp);
+    for (size_t i = 0; i < count; i++) {
+        const unsigned value = xdi_unicode_class(u, points[i]);
+        const bool open = starter != SIZE_MAX && (kept == starter + 1 || (last != 0 && last < value));
+        const uint32_t joined = open ? xdi_unicode_pair(u, points[starter], points[i]) : 0;
+        if (joined) {
+            points[starter] = joined;
+            continue;
+        }
+        if (value == 0) starter = kept;
+        last = value;
+        points[kept++] = points[i];
+    }
+    return kept;
+}
+
+/* ---- UTF-8 ---- */
+
+XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point) {
+    const unsigned first = at[0];
+    const size_t length = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    *point = first;
+    if (first < 0x80) return 1;
+    *point = XDI_UNICODE_INVALID;
+    if (first < 0xc2 || first > 0xf4 || length > (size_t)(end - at)) return 1;
+    uint32_t value = first & (0x7fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        if ((at[i] & 0xc0u) != 0x80u) return 1;
+        value = value << 6 | (at[i] & 0x3fu);
+    }
+    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
+    if (value < least[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return 1;
+    *point = value;
+    return length;
+}
+
+XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at) {
+    uint32_t point;
+    for (size_t length = 1; length <= 4 && length <= (size_t)(at - begin); length++)
+        if ((at[-(ptrdiff_t)length] & 0xc0u) != 0x80u)
+            return xdi_utf8_decode(at - length, at, &point) == length ? length : 1;
+    return 1;
+}
+
+XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]) {
+    if (point < 0x80) {
+        out[0] = (uint8_t)point;
+        return 1;
+    }
+    const size_t length = point < 0x800 ? 2 : point < 0x10000 ? 3 : 4;
+    for (size_t i = length - 1; i > 0; i--, point >>= 6) out[i] = (uint8_t)(0x80u | (point & 0x3fu));
+    out[0] = (uint8_t)((0xf00u >> length & 0xf0u) | point);
+    return length;
+}
+
+/* >>distill/pattern.c */
+
+#include <string.h>
+
+/* A small backtracking matcher for the patterns that cut text before BPE: alternation, groups, (?i:...),
+ * greedy and possessive ? * + {m,n}, (?!...), $, and classes. A pattern becomes a tree, the tree a list of
+ * operations; a loop over one class is a single operation, which is nearly all that these patterns do. */
+
+enum {
+    XDI_PATTERN_BYTES = 16384,
+    XDI_PATTERN_DEPTH = 32,
+    XDI_PATTERN_MOST = 1000,
+    XDI_PATTERN_OPS = 1 << 16,
+    XDI_PATTERN_STACK = 1 << 20,
+    XDI_PATTERN_ALTERNATIVES = 32
+};
+
+#define XDI_PATTERN_NONE UINT32_MAX
+
+/* Characters: ASCII by bit, others by category or range. */
+typedef struct xdi_pattern_set {
+    uint32_t ascii[4];
+    uint32_t categories;
+    uint32_t first_range, ranges; /* ascending, apart; code points from 128 on */
+    bool negated;                 /* of what is not ASCII: the bits are final */
+} xdi_pattern_set;
+
+typedef struct xdi_pattern_range {
+    uint32_t low, high;
+} xdi_pattern_range;
+
+typedef enum xdi_pattern_kind {
+    XDI_PATTERN_SET = 0,   /* tree: one character; list: a loop over a class */
+    XDI_PATTERN_SEQUENCE,  /* tree: children one after the other */
+    XDI_PATTERN_CHOICE,    /* tree: one of the children; list: try the next operation, then `target` */
+    XDI_PATTERN_REPEAT,    /* tree only */
+    XDI_PATTERN_JUMP,      /* list only */
+    XDI_PATTERN_ATOMIC,    /* list: match up to `target` for good, then go on behind it */
+    XDI_PATTERN_NOT_AHEAD, /* list: go on at `target` when what stands before it does not match here */
+    XDI_PATTERN_END,       /* $ */
+    XDI_PATTERN_DONE       /* list only: of the pattern or of an inner match */
+} xdi_pattern_kind;
+
+/* Of the tree. Children hang together by `next`. */
+typedef struct xdi_pattern_node {
+    xdi_pattern_kind kind;
+    bool possessive;
+    uint32_t child, next, set;
+    uint32_t min, max; /* max UINT32_MAX: no bound */
+} xdi_pattern_node;
+
+/* Of the list. */
+typedef struct xdi_pattern_op {
+    xdi_pattern_kind kind;
+    bool possessive;
+    uint32_t set, target;
+    uint32_t min, max;
+} xdi_pattern_op;
+
+struct xdi_pattern {
+    const xdi_unicode *unicode;
+    xdi_pattern_set *sets;
+    xdi_pattern_range *ranges;
+    xdi_pattern_op *ops;
+    uint32_t set_count, range_count, op_count, op_capacity;
+    uint32_t alternatives; /* at the top; 1 when there are too many to tell apart */
+    uint32_t starts[XDI_PATTERN_ALTERNATIVES];
+    uint32_t first[256]; /* alternatives that can begin with a byte, as bits */
+};
+
+typedef struct xdi_pattern_parser {
+    xd_ctx *ctx;
+    xdi_pattern *pattern;
+    const uint8_t *text;
+    size_t bytes, at;
+    int depth;
+    bool fold; /* inside (?i:...) */
+    xdi_pattern_node *nodes;
+    uint32_t node_count, node_capacity;
+} xdi_pattern_parser;
+
+/* ---- parsing ---- */
+
+static xd_result xdi_pattern_refuse(const xdi_pattern_parser *p, size_t at, const char *what) {
+    return XDI_FAIL(p->ctx, XD_ERROR_FORMAT, "pattern: %s at byte %llu of %llu", what, (unsigned long long)at,
+                    (unsigned long long)p->bytes);
+}
+
+static bool xdi_pattern_take(xdi_pattern_parser *p, const char *word) {
+    const size_t length = strlen(word);
+    if (p->bytes - p->at < length || memcmp(p->text + p->at, word, length) != 0) return false;
+    p->at += length;
+    return true;
+}
+
+/* A byte makes at most two nodes and two more for each opened group, so the arrays sized by the text never
+ * run out. */
+static uint32_t xdi_pattern_node_new(xdi_pattern_parser *p, xdi_pattern_kind kind) {
+    const uint32_t index = p->node_count++;
+    xdi_pattern_node *node = &p->nodes[index];
+    memset(node, 0, sizeof *node);
+    node->kind = kind;
+    node->child = node->next = XDI_PATTERN_NONE;
+    return index;
+}
+
+static void xdi_pattern_add_range(xdi_pattern *p, xdi_pattern_set *set, uint32_t low, uint32_t high) {
+    for (uint32_t c = low; c < 128 && c <= high; c++) set->ascii[c >> 5] |= 1u << (c & 31u);
+    if (high < 128) return;
+    if (low < 128) low = 128;
+    uint32_t at = set->first_range + set->ranges;
+    while (at > set->first_range && p->ranges[at - 1].low > low) {
+        p->ranges[at] = p->ranges[at - 1];
+        at--;
+    }
+    p->ranges[at].low = low;
+    p->ranges[at].high = high;
+    set->ranges++;
+    p->range_count++;
+}
+
+/* One character of a set, and inside (?i:...) those that fold to the same. */
+static void xdi_pattern_add_point(xdi_pattern_parser *p, xdi_pattern_set *set, uint32_t point) {
+    uint32_t mates[4];
+    const int count = p->fold ? xdi_unicode_fold_mates(point, mates) : 0;
+    xdi_pattern_add_range(p->pattern, set, point, point);
+    for (int i = 0; i < count; i++) xdi_pattern_add_range(p->pattern, set, mates[i], mates[i]);
+}
+
+/* Joins ranges that overlap and settles the ASCII bits. */
+static void xdi_pattern_close_set(xdi_pattern *p, xdi_pattern_set *set, bool negated) {
+    xdi_pattern_range *ranges = p->ranges + set->first_range;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < set->ranges; i++) {
+        if (kept > 0 && ranges[i].low <= ranges[kept - 1].high) {
+            if (ranges[i].high > ranges[kept - 1].high) ranges[kept - 1].high = ranges[i].high;
+        } else {
+            ranges[kept++] = ranges[i];
+        }
+    }
+    p->range_count -= set->ranges - kept;
+    set->ranges = kept;
+    set->negated = negated;
+    for (uint32_t c = 0; c < 128; c++)
+        if (set->categories >> (xdi_unicode_property(p->unicode, c) & XDI_UNICODE_CATEGORY) & 1u)
+            set->ascii[c >> 5] |= 1u << (c & 31u);
+    for (int i = 0; i < 4 && negated; i++) set->ascii[i] = ~set->ascii[i];
+}
+
+static xdi_pattern_set *xdi_pattern_new_set(xdi_pattern *p) {
+    xdi_pattern_set *set = &p->sets[p->set_count++];
+    memset(set, 0, sizeof *set);
+    set->first_range = p->range_count;
+    return set;
+}
+
+/* After "\p" or "\P": the categories. */
+static xd_result xdi_pattern_parse_property(xdi_pattern_parser *p, bool negated, uint32_t *categories) {
+    const size_t begin = p->at - 2;
+    const uint8_t *name = p->text + p->at + 1;
+    size_t length = 0;
+    if (!xdi_pattern_take(p, "{")) return xdi_pattern_refuse(p, begin, "\\p without {");
+    while (p->at < p->bytes && p->text[p->at] != '}') p->at++, length++;
+    const bool known = xdi_unicode_mask((const char *)name, length, categories);
+    if (!xdi_pattern_take(p, "}") || !known)
+        return xdi_pattern_refuse(p, begin, "a property that is not supported");
+    if (p->fold) return xdi_pattern_refuse(p, begin, "a property inside (?i:");
+    if (negated) *categories = ~*categories;
+    return XD_OK;
+}
+
+/* After a backslash: categories, or one character. */
+static xd_result xdi_pattern_parse_escape(xdi_pattern_parser *p, uint32_t *categories, uint32_t *point) {
+    static const char names[] = "rntfv0", values[] = "\r\n\t\f\v";
+    const size_t begin = p->at - 1;
+    const uint8_t c = p->at < p->bytes ? p->text[p->at++] : 0;
+    *categories = 0;
+    *point = c;
+    if (c == 'p' || c == 'P') return xdi_pattern_parse_property(p, c == 'P', categories);
+    if (c == 's' || c == 'S') *categories = xdi_unicode_space_mask();
+    if (c == 'd' || c == 'D') *categories = 1u << XDI_UNICODE_ND;
+    if (c == 'S' || c == 'D') *categories = ~*categories;
+    if (*categories) return XD_OK;
+    const char *name = c ? strchr(names, c) : NULL;
+    if (name) *point = (uint8_t)values[name - names];
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (c <= ' ' || c >= 127 || (letter && !name) || c == '0')
+        return xdi_pattern_refuse(p, begin, "an escape that is not supported");
+    return XD_OK;
+}
+
+/* A character of a class or an escape; *categories is 0 for a character. */
+static xd_result xdi_pattern_parse_item(xdi_pattern_parser *p, uint32_t *categories, uint32_t *point) {
+    *categories = 0;
+    if (xdi_pattern_take(p, "\\")) return xdi_pattern_parse_escape(p, categories, point);
+    const size_t length = xdi_utf8_decode(p->text + p->at, p->text + p->bytes, point);
+    if (*point == XDI_UNICODE_INVALID) return xdi_pattern_refuse(p, p->at, "a byte that is not UTF-8");
+    p->at += length;
+    return XD_OK;
+}
+
+/* After "[". */
+static xd_result xdi_pattern_parse_class(xdi_pattern_parser *p, uint32_t *node) {
+    const size_t begin = p->at - 1;
+    xdi_pattern_set *set = xdi_pattern_new_set(p->pattern);
+    const bool negated = xdi_pattern_take(p, "^");
+    bool empty = true;
+    for (; !xdi_pattern_take(p, "]"); empty = false) {
+        const size_t at = p->at;
+        uint32_t categories, more, low, high;
+        if (at >= p->bytes) return xdi_pattern_refuse(p, begin, "a class without end");
+        if (p->text[at] == '[') return xdi_pattern_refuse(p, at, "a class inside a class");
+        if (p->text[at] == '&' && at + 1 < p->bytes && p->text[at + 1] == '&')
+            return xdi_pattern_refuse(p, at, "an intersection of classes");
+        XDI_TRY(xdi_pattern_parse_item(p, &categories, &low));
+        set->categories |= categories;
+        if (categories) continue;
+        const bool range = p->at + 1 < p->bytes && p->text[p->at] == '-' && p->text[p->at + 1] != ']';
+        if (!range) {
+            xdi_pattern_add_point(p, set, low);
+            continue;
+        }
+        p->at++;
+        XDI_TRY(xdi_pattern_parse_item(p, &more, &high));
+        if (more || high < low) return xdi_pattern_refuse(p, at, "a range that runs backwards");
+        if (p->fold && high >= 128) return xdi_pattern_refuse(p, at, "a range beyond ASCII inside (?i:");
+        if (!p->fold) xdi_pattern_add_range(p->pattern, set, low, high);
+        for (uint32_t c = low; c <= high && p->fold; c++) xdi_pattern_add_point(p, set, c);
+    }
+    if (empty) return xdi_pattern_refuse(p, begin, "an empty class");
+    xdi_pattern_close_set(p->pattern, set, negated);
+    *node = xdi_pattern_node_new(p, XDI_PATTERN_SET);
+    p->nodes[*node].set = p->pattern->set_count - 1;
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_parse_choice(xdi_pattern_parser *p, uint32_t *node);
+
+/* After "(". */
+static xd_result xdi_pattern_parse_group(xdi_pattern_parser *p, uint32_t *node) {
+    const size_t begin = p->at - 1;
+    const bool fold = p->fold, fold_here = xdi_pattern_take(p, "?i:"), ahead = xdi_pattern_take(p, "?!");
+    if (!fold_here && !ahead && !xdi_pattern_take(p, "?:") && p->at < p->bytes && p->text[p->at] == '?')
+        return xdi_pattern_refuse(p, begin, "a kind of group that is not supported");
+    if (++p->depth > XDI_PATTERN_DEPTH) return xdi_pattern_refuse(p, begin, "groups nested too deeply");
+    p->fold = fold || fold_here;
+    XDI_TRY(xdi_pattern_parse_choice(p, node));
+    if (!xdi_pattern_take(p, ")")) return xdi_pattern_refuse(p, begin, "a group without end");
+    p->fold = fold;
+    p->depth--;
+    if (!ahead) return XD_OK;
+    const uint32_t inner = *node;
+    *node = xdi_pattern_node_new(p, XDI_PATTERN_NOT_AHEAD);
+    p->nodes[*node].child = inner;
+    return XD_OK;
+}
+
+/* One character, class, group or $. */
+static xd_result xdi_pattern_parse_atom(xdi_pattern_parser *p, uint32_t *node) {
+    if (xdi_pattern_take(p, "(")) return xdi_pattern_parse_group(p, node);
+    if (xdi_pattern_take(p, "[")) return xdi_pattern_parse_class(p, node);
+    if (xdi_pattern_take(p, "$")) {
+        *node = xdi_pattern_node_new(p, XDI_PATTERN_END);
+        return XD_OK;
+    }
+    if (strchr("^.*+?{", p->text[p->at]) && p->text[p->at])
+        return xdi_pattern_refuse(p, p->at, "an operator that is not supported here");
+    uint32_t categories, point;
+    XDI_TRY(xdi_pattern_parse_item(p, &categories, &point));
+    xdi_pattern_set *set = xdi_pattern_new_set(p->pattern);
+    set->categories = categories;
+    if (!categories) xdi_pattern_add_point(p, set, point);
+    xdi_pattern_close_set(p->pattern, set, false);
+    *node = xdi_pattern_node_new(p, XDI_PATTERN_SET);
+    p->nodes[*node].set = p->pattern->set_count - 1;
+    return XD_OK;
+}
+
+static bool xdi_pattern_parse_number(xdi_pattern_parser *p, uint32_t *number) {
+    const size_t begin = p->at;
+    uint32_t value = 0;
+    for (; p->at < p->bytes && p->text[p->at] >= '0' && p->text[p->at] <= '9'; p->at++)
+        if (value <= XDI_PATTERN_MOST) value = value * 10 + (uint32_t)(p->text[p->at] - '0');
+    *number = value;
+    return p->at > begin;
+}
+
+/* The quantifier at the parser's place; false when there is none. */
+static xd_result xdi_pattern_parse_bounds(xdi_pattern_parser *p, uint32_t *min, uint32_t *max, bool *found) {
+    const size_t begin = p->at;
+    *found = true;
+    *min = 0;
+    *max = UINT32_MAX;
+    if (xdi_pattern_take(p, "*")) return XD_OK;
+    *min = 1;
+    if (xdi_pattern_take(p, "+")) return XD_OK;
+    *min = 0;
+    *max = 1;
+    if (xdi_pattern_take(p, "?")) return XD_OK;
+    *found = xdi_pattern_take(p, "{");
+    if (!*found) return XD_OK;
+    bool good = xdi_pattern_parse_number(p, min);
+    *max = *min;
+    if (good && xdi_pattern_take(p, ",") && !xdi_pattern_parse_number(p, max)) *max = UINT32_MAX;
+    good = good && xdi_pattern_take(p, "}") && *min <= *max && *max > 0 && *min <= XDI_PATTERN_MOST;
+    if (!good || (*max > XDI_PATTERN_MOST && *max != UINT32_MAX))
+        return xdi_pattern_refuse(p, begin, "a repetition that is not {m}, {m,} or {m,n} up to 1000");
+    return XD_OK;
+}
+
+/* Can the tree below a node match nothing? */
+static bool xdi_pattern_is_empty(const xdi_pattern_parser *p, uint32_t index) {
+    const xdi_pattern_node *node = &p->nodes[index];
+    if (node->kind == XDI_PATTERN_SET) return false;
+    if (node->kind == XDI_PATTERN_REPEAT) return node->min == 0 || xdi_pattern_is_empty(p, node->child);
+    const bool all = node->kind == XDI_PATTERN_SEQUENCE;
+    if (!all && node->kind != XDI_PATTERN_CHOICE) return true;
+    for (uint32_t c = node->child; c != XDI_PATTERN_NONE; c = p->nodes[c].next)
+        if (xdi_pattern_is_empty(p, c) != all) return !all;
+    return all;
+}
+
+static xd_result xdi_pattern_parse_repeat(xdi_pattern_parser *p, uint32_t *node) {
+    const size_t begin = p->at;
+    uint32_t min, max;
+    bool found;
+    XDI_TRY(xdi_pattern_parse_atom(p, node));
+    const size_t operator_at = p->at;
+    XDI_TRY(xdi_pattern_parse_bounds(p, &min, &max, &found));
+    if (!found) return XD_OK;
+    const bool possessive = xdi_pattern_take(p, "+");
+    if (p->at < p->bytes && strchr("?*+{", p->text[p->at]) && p->text[p->at])
+        return xdi_pattern_refuse(p, operator_at, "a lazy or repeated quantifier");
+    if (max == UINT32_MAX && xdi_pattern_is_empty(p, *node))
+        return xdi_pattern_refuse(p, begin, "a loop over what can be empty");
+    const uint32_t inner = *node;
+    *node = xdi_pattern_node_new(p, XDI_PATTERN_REPEAT);
+    p->nodes[*node].child = inner;
+    p->nodes[*node].min = min;
+    p->nodes[*node].max = max;
+    p->nodes[*node].possessive = possessive;
+    return XD_OK;
+}
+
+/* Atoms up to "|", ")" or the end. */
+static xd_result xdi_pattern_parse_sequence(xdi_pattern_parser *p, uint32_t *node) {
+    *node = xdi_pattern_node_new(p, XDI_PATTERN_SEQUENCE);
+    uint32_t last = XDI_PATTERN_NONE, child;
+    while (p->at < p->bytes && p->text[p->at] != '|' && p->text[p->at] != ')') {
+        XDI_TRY(xdi_pattern_parse_repeat(p, &child));
+        if (last == XDI_PATTERN_NONE)
+            p->nodes[*node].child = child;
+        else
+            p->nodes[last].next = child;
+        last = child;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_parse_choice(xdi_pattern_parser *p, uint32_t *node) {
+    *node = xdi_pattern_node_new(p, XDI_PATTERN_CHOICE);
+    uint32_t last, child;
+    XDI_TRY(xdi_pattern_parse_sequence(p, &last));
+    p->nodes[*node].child = last;
+    while (xdi_pattern_take(p, "|")) {
+        XDI_TRY(xdi_pattern_parse_sequence(p, &child));
+        p->nodes[last].next = child;
+        last = child;
+    }
+    return XD_OK;
+}
+
+/* ---- from tree to list ---- */
+
+static xd_result xdi_pattern_emit(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t *index) {
+    xdi_pattern *pattern = p->pattern;
+    if (pattern->op_count == pattern->op_capacity) {
+        XDI_REQUIRE(p->ctx, pattern->op_capacity < XDI_PATTERN_OPS, XD_ERROR_FORMAT,
+                    "pattern: more than %d operations", (int)XDI_PATTERN_OPS);
+        const uint32_t capacity = pattern->op_capacity ? 2 * pattern->op_capacity : 64;
+        xdi_pattern_op *ops = (xdi_pattern_op *)xd_allocate(p->ctx, capacity * sizeof *ops);
+        XDI_REQUIRE(p->ctx, ops, XD_ERROR_MEMORY, "pattern: no room for %u operations", (unsigned)capacity);
+        if (pattern->ops) memcpy(ops, pattern->ops, pattern->op_count * sizeof *ops);
+        xd_release(p->ctx, pattern->ops);
+        pattern->ops = ops;
+        pattern->op_capacity = capacity;
+    }
+    *index = pattern->op_count++;
+    memset(&pattern->ops[*index], 0, sizeof *pattern->ops);
+    pattern->ops[*index].kind = kind;
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index);
+
+/* What stands between an operation that matches on its own and its target. */
+static xd_result xdi_pattern_emit_inner(xdi_pattern_parser *p, xdi_pattern_kind kind, uint32_t child) {
+    uint32_t head, done;
+    XDI_TRY(xdi_pattern_emit(p, kind, &head));
+    XDI_TRY(xdi_pattern_emit_node(p, child));
+    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    p->pattern->ops[head].target = p->pattern->op_count;
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_emit_choice(xdi_pattern_parser *p, uint32_t child) {
+    uint32_t split, jump, chain = XDI_PATTERN_NONE; /* jumps to the end, each holding the one before */
+    for (; p->nodes[child].next != XDI_PATTERN_NONE; child = p->nodes[child].next) {
+        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XDI_TRY(xdi_pattern_emit_node(p, child));
+        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
+        p->pattern->ops[jump].target = chain;
+        chain = jump;
+        p->pattern->ops[split].target = p->pattern->op_count;
+    }
+    XDI_TRY(xdi_pattern_emit_node(p, child));
+    while (chain != XDI_PATTERN_NONE) {
+        const uint32_t before = p->pattern->ops[chain].target;
+        p->pattern->ops[chain].target = p->pattern->op_count;
+        chain = before;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_emit_loop(xdi_pattern_parser *p, const xdi_pattern_node *node) {
+    uint32_t split, jump;
+    for (uint32_t i = 0; i < node->min; i++) XDI_TRY(xdi_pattern_emit_node(p, node->child));
+    if (node->max == UINT32_MAX) {
+        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        XDI_TRY(xdi_pattern_emit_node(p, node->child));
+        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_JUMP, &jump));
+        p->pattern->ops[jump].target = split;
+        p->pattern->ops[split].target = p->pattern->op_count;
+        return XD_OK;
+    }
+    uint32_t chain = XDI_PATTERN_NONE;
+    for (uint32_t i = node->min; i < node->max; i++) {
+        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_CHOICE, &split));
+        p->pattern->ops[split].target = chain;
+        chain = split;
+        XDI_TRY(xdi_pattern_emit_node(p, node->child));
+    }
+    while (chain != XDI_PATTERN_NONE) {
+        const uint32_t before = p->pattern->ops[chain].target;
+        p->pattern->ops[chain].target = p->pattern->op_count;
+        chain = before;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_emit_set(xdi_pattern_parser *p, uint32_t set, uint32_t min, uint32_t max,
+                                      bool possessive) {
+    uint32_t index;
+    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_SET, &index));
+    xdi_pattern_op *op = &p->pattern->ops[index];
+    op->set = set;
+    op->min = min;
+    op->max = max;
+    op->possessive = possessive;
+    return XD_OK;
+}
+
+/* The set that a node is, through groups around it; NONE when it is more than a set. */
+static uint32_t xdi_pattern_sole_set(const xdi_pattern_parser *p, uint32_t index) {
+    const xdi_pattern_node *node = &p->nodes[index];
+    while (node->kind == XDI_PATTERN_SEQUENCE || node->kind == XDI_PATTERN_CHOICE) {
+        if (node->child == XDI_PATTERN_NONE || p->nodes[node->child].next != XDI_PATTERN_NONE)
+            return XDI_PATTERN_NONE;
+        node = &p->nodes[node->child];
+    }
+    return node->kind == XDI_PATTERN_SET ? node->set : XDI_PATTERN_NONE;
+}
+
+static xd_result xdi_pattern_emit_node(xdi_pattern_parser *p, uint32_t index) {
+    const xdi_pattern_node *node = &p->nodes[index];
+    uint32_t unused;
+    switch (node->kind) {
+    case XDI_PATTERN_SET: return xdi_pattern_emit_set(p, node->set, 1, 1, false);
+    case XDI_PATTERN_CHOICE: return xdi_pattern_emit_choice(p, node->child);
+    case XDI_PATTERN_NOT_AHEAD: return xdi_pattern_emit_inner(p, node->kind, node->child);
+    case XDI_PATTERN_SEQUENCE:
+        for (uint32_t c = node->child; c != XDI_PATTERN_NONE; c = p->nodes[c].next)
+            XDI_TRY(xdi_pattern_emit_node(p, c));
+        return XD_OK;
+    case XDI_PATTERN_REPEAT: break;
+    case XDI_PATTERN_END:
+    default: return xdi_pattern_emit(p, node->kind, &unused);
+    }
+    const uint32_t set = xdi_pattern_sole_set(p, node->child);
+    if (set != XDI_PATTERN_NONE) return xdi_pattern_emit_set(p, set, node->min, node->max, node->possessive);
+    if (!node->possessive) return xdi_pattern_emit_loop(p, node);
+    uint32_t head, done;
+    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_ATOMIC, &head));
+    XDI_TRY(xdi_pattern_emit_loop(p, node));
+    XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    p->pattern->ops[head].target = p->pattern->op_count;
+    return XD_OK;
+}
+
+/* Marks the bytes that what a node matches can begin with; true when it can match nothing. */
+static bool xdi_pattern_first(const xdi_pattern_parser *p, uint32_t index, uint32_t bit) {
+    const xdi_pattern_node *node = &p->nodes[index];
+    uint32_t *first = p->pattern->first;
+    if (node->kind == XDI_PATTERN_SET) {
+        const xdi_pattern_set *set = &p->pattern->sets[node->set];
+        for (uint32_t c = 0; c < 128; c++)
+            if (set->ascii[c >> 5] >> (c & 31u) & 1u) first[c] |= bit;
+        for (uint32_t c = 128; c < 256 && (set->categories || set->ranges || set->negated); c++)
+            first[c] |= bit;
+        return false;
+    }
+    if (node->kind == XDI_PATTERN_REPEAT) return xdi_pattern_first(p, node->child, bit) || node->min == 0;
+    bool any = node->kind != XDI_PATTERN_CHOICE;
+    for (uint32_t c = node->child; c != XDI_PATTERN_NONE && node->kind <= XDI_PATTERN_CHOICE;
+         c = p->nodes[c].next) {
+        const bool empty = xdi_pattern_first(p, c, bit);
+        if (node->kind == XDI_PATTERN_SEQUENCE && !empty) return false;
+        any = any || empty;
+    }
+    return any;
+}
+
+/* Each alternative at the top gets its own code and its own bit in the table of first bytes. */
+static xd_result xdi_pattern_emit_top(xdi_pattern_parser *p, uint32_t root) {
+    xdi_pattern *pattern = p->pattern;
+    const uint32_t only = p->nodes[root].child;
+    uint32_t count = 0, done;
+    for (uint32_t c = only; c != XDI_PATTERN_NONE; c = p->nodes[c].next) count++;
+    const bool apart = count <= XDI_PATTERN_ALTERNATIVES;
+    for (uint32_t c = apart ? only : root; c != XDI_PATTERN_NONE; c = p->nodes[c].next) {
+        const uint32_t bit = 1u << pattern->alternatives;
+        pattern->starts[pattern->alternatives++] = pattern->op_count;
+        if (xdi_pattern_first(p, c, bit))
+            for (int i = 0; i < 256; i++) pattern->first[i] |= bit;
+        XDI_TRY(xdi_pattern_emit_node(p, c));
+        XDI_TRY(xdi_pattern_emit(p, XDI_PATTERN_DONE, &done));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
+    const size_t room =
+        p->bytes + 2; /* a character may bring four more by folding: five ranges a byte are enough */
+    p->pattern->sets = (xdi_pattern_set *)xd_allocate(p->ctx, room * sizeof *p->pattern->sets);
+    p->pattern->ranges = (xdi_pattern_range *)xd_allocate(p->ctx, 5 * room * sizeof *p->pattern->ranges);
+    p->nodes = (xdi_pattern_node *)xd_allocate(p->ctx, 4 * room * sizeof *p->nodes);
+    XDI_REQUIRE(p->ctx, p->pattern->sets && p->pattern->ranges && p->nodes, XD_ERROR_MEMORY,
+                "no room for a pattern of %llu bytes", (unsigned long long)p->bytes);
+    uint32_t root;
+    XDI_TRY(xdi_pattern_parse_choice(p, &root));
+    if (p->at < p->bytes) return xdi_pattern_refuse(p, p->at, "a ) too many");
+    return xdi_pattern_emit_top(p, root);
+}
+
+XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t bytes, const xdi_unicode *u,
+                                        xdi_pattern **out) {
+    XDI_REQUIRE(ctx, bytes > 0 && bytes <= XDI_PATTERN_BYTES, XD_ERROR_FORMAT,
+                "pattern of %llu bytes; 1 to %d are supported", (unsigned long long)bytes,
+                (int)XDI_PATTERN_BYTES);
+    xdi_pattern_parser p;
+    memset(&p, 0, sizeof p);
+    p.ctx = ctx;
+    p.text = (const uint8_t *)text;
+    p.bytes = bytes;
+    p.pattern = (xdi_pattern *)xd_allocate(ctx, sizeof *p.pattern);
+    XDI_REQUIRE(ctx, p.pattern, XD_ERROR_MEMORY, "no room for a pattern");
+    p.pattern->unicode = u;
+    const xd_result result = xdi_pattern_compile(&p);
+    xd_release(ctx, p.nodes);
+    if (result == XD_OK)
+        *out = p.pattern;
+    else
+        xdi_pattern_destroy(ctx, p.pattern);
+    return result;
+}
+
+XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern) {
+    if (!pattern) return;
+    xd_release(ctx, pattern->sets);
+    xd_release(ctx, pattern->ranges);
+    xd_release(ctx, pattern->ops);
+    xd_release(ctx, pattern);
+}
+
+/* ---- matching ---- */
+
+XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes) {
+    m->text = text;
+    m->bytes = bytes;
+    m->used = 0;
+    m->steps = 65536u + 256u * (uint64_t)bytes;
+}
+
+XD_PRIVATE void xdi_matcher_release(xdi_matcher *m) {
+    xd_release(m->ctx, m->stack);
+    m->stack = NULL;
+    m->capacity = m->used = 0;
+}
+
+static bool xdi_pattern_in_ranges(const xdi_pattern_range *ranges, uint32_t count, uint32_t point) {
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (point < ranges[middle].low)
+            high = middle;
+        else if (point > ranges[middle].high)
+            low = middle + 1;
+        else
+            return true;
+    }
+    return false;
+}
+
+/* Is a character that is not ASCII in the set? */
+static bool xdi_pattern_has(const xdi_pattern *p, const xdi_pattern_set *set, uint32_t point) {
+    bool in = set->categories >> (xdi_unicode_property(p->unicode, point) & XDI_UNICODE_CATEGORY) & 1u;
+    if (!in && set->ranges) in = xdi_pattern_in_ranges(p->ranges + set->first_range, set->ranges, point);
+    return in != set->negated;
+}
+
+/* The longest run of a set's characters, at most max; *enough is where it reached min. False when it is
+ * shorter. */
+static bool xdi_pattern_run_set(const xdi_matcher *m, const xdi_pattern_op *op, size_t *at, size_t *enough) {
+    const xdi_pattern_set *set = &m->pattern->sets[op->set];
+    const uint8_t *text = m->text, *const end = text + m->bytes, *p = text + *at;
+    uint32_t count = 0;
+    *enough = *at;
+    while (count < op->max && p < end) {
+        const uint32_t c = *p;
+        if (c < 128) {
+            if (!(set->ascii[c >> 5] >> (c & 31u) & 1u)) break;
+            p++;
+        } else {
+            uint32_t point;
+            const size_t length = xdi_utf8_decode(p, end, &point);
+            if (!xdi_pattern_has(m->pattern, set, point)) break;
+            p += length;
+        }
+        if (++count == op->min) *enough = (size_t)(p - text);
+    }
+    *at = (size_t)(p - text);
+    return count >= op->min;
+}
+
+static xd_result xdi_matcher_push(xdi_matcher *m, size_t low, size_t high, uint32_t op) {
+    if (m->used == m->capacity) {
+        XDI_REQUIRE(m->ctx, m->capacity < XDI_PATTERN_STACK, XD_ERROR_DATA,
+                    "the split pattern needs more than %d choices at byte %llu of a text",
+                    (int)XDI_PATTERN_STACK, (unsigned long long)high);
+        const size_t capacity = m->capacity ? 4 * m->capacity : 256;
+        xdi_pattern_choice *stack = (xdi_pattern_choice *)xd_allocate(m->ctx, capacity * sizeof *stack);
+        XDI_REQUIRE(m->ctx, stack, XD_ERROR_MEMORY, "no room for %llu choices", (unsigned long long)capacity);
+        if (m->stack) memcpy(stack, m->stack, m->used * sizeof *stack);
+        xd_release(m->ctx, m->stack);
+        m->stack = stack;
+        m->capacity = capacity;
+    }
+    m->stack[m->used].low = low;
+    m->stack[m->used].high = high;
+    m->stack[m->used++].op = op;
+    return XD_OK;
+}
+
+/* Takes back the last choice made above `base`; false when there is none. */
+static bool xdi_matcher_back(xdi_matcher *m, size_t base, uint32_t *op, size_t *at) {
+    if (m->used == base) return false;
+    xdi_pattern_choice *top = &m->stack[m->used - 1];
+    if (top->low != SIZE_MAX) top->high -= xdi_utf8_before(m->text, m->text + top->high);
+    *op = top->op;
+    *at = top->high;
+    if (top->low == SIZE_MAX || top->high <= top->low) m->used--;
+    return true;
+}
+
+static xd_result xdi_pattern_spend(xdi_matcher *m, uint64_t steps, size_t at) {
+    XDI_REQUIRE(m->ctx, m->steps >= steps, XD_ERROR_DATA,
+                "the split pattern takes too many steps at byte %llu of a text of %llu",
+                (unsigned long long)at, (unsigned long long)m->bytes);
+    m->steps -= steps;
+    return XD_OK;
+}
+
+/* Runs the operations from `op` to their DONE. *end is the end of the match; *matched tells whether there is
+ * one. Recursion: one level for each atomic group or look-ahead around the operation. */
+static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t *end, bool *matched) {
+    const xdi_pattern_op *ops = m->pattern->ops;
+    const size_t base = m->used;
+    size_t enough, inner;
+    bool good;
+    for (;;) {
+        const xdi_pattern_op *o = &ops[op];
+        const size_t begin = at;
+        good = true;
+        switch (o->kind) {
+        case XDI_PATTERN_SET:
+            good = xdi_pattern_run_set(m, o, &at, &enough);
+            if (good && at > enough && !o->possessive && ops[op + 1].kind != XDI_PATTERN_DONE)
+                XDI_TRY(xdi_matcher_push(m, enough, at, op + 1));
+            op++;
+            break;
+        case XDI_PATTERN_CHOICE:
+            XDI_TRY(xdi_matcher_push(m, SIZE_MAX, at, o->target));
+            op++;
+            break;
+        case XDI_PATTERN_JUMP: op = o->target; break;
+        case XDI_PATTERN_ATOMIC:
+            XDI_TRY(xdi_pattern_run(m, op + 1, at, &at, &good));
+            op = o->target;
+            break;
+        case XDI_PATTERN_NOT_AHEAD:
+            XDI_TRY(xdi_pattern_run(m, op + 1, at, &inner, &good));
+            good = !good;
+            op = o->target;
+            break;
+        case XDI_PATTERN_END:
+            good = at == m->bytes;
+            op++;
+            break;
+        case XDI_PATTERN_DONE:
+        default:
+            m->used = base;
+            *end = at;
+            *matched = true;
+            return XD_OK;
+        }
+        XDI_TRY(xdi_pattern_spend(m, 1 + (at > begin ? at - begin : 0), begin));
+        if (!good && !xdi_matcher_back(m, base, &op, &at)) {
+            *matched = false;
+            return XD_OK;
+        }
+    }
+}
+
+XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern, size_t from, size_t to,
+                                      size_t *begin, size_t *end) {
+    const size_t bytes = m->bytes;
+    uint32_t point;
+    xd_result result = XD_OK;
+    m->pattern = pattern;
+    m->bytes = to;
+    for (size_t at = from; at < to && result == XD_OK;
+         at += xdi_utf8_decode(m->text + at, m->text + to, &point)) {
+        uint32_t left = pattern->first[m->text[at]];
+        for (uint32_t i = 0; left && result == XD_OK; i++, left >>= 1) {
+            bool matched = false;
+            if (!(left & 1u)) continue;
+            result = xdi_pattern_run(m, pattern->starts[i], at, end, &matched);
+            if (result != XD_OK || !matched || *end == at) continue;
+            *begin = at;
+            m->bytes = bytes;
+            return XD_OK;
+        }
+    }
+    m->used = 0;
+    m->bytes = bytes;
+    *begin = *end = to;
+    return result;
+}
+
+/* >>distill/tokenizer.c */
+
+#include <string.h>
+
+enum {
+    XDI_TOKENIZER_LONGEST = 1 << 16, /* bytes of one token */
+    XDI_TOKENIZER_DERIVED = 1024,    /* ... whose merges are derived, which takes time by the square */
+    XDI_TOKENIZER_ADDED = 512,       /* ... that is looked for at each place of a text */
+    XDI_TOKENIZER_PROBES = 4096      /* of a hash table; only a hostile file needs more */
+};
+
+/* ---- hash tables ---- */
+
+static uint32_t xdi_tokenizer_hash_bytes(const uint8_t *bytes, size_t length) {
+    uint64_t hash = 0x9e3779b97f4a7c15u ^ length;
+    for (; length >= 8; bytes += 8, length -= 8) {
+        uint64_t word;
+        memcpy(&word, bytes, 8);
+        hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+        hash ^= hash >> 32;
+    }
+    uint64_t word = 0;
+    memcpy(&word, bytes, length);
+    hash = (hash ^ word) * 0xff51afd7ed558ccdu;
+    hash ^= hash >> 32;
+    hash *= 0xc4ceb9fe1a85ec53u;
+    return (uint32_t)(hash >> 32);
+}
+
+static bool xdi_tokenizer_is_text(const xd_tokenizer *t, bool raw, int32_t id, const uint8_t *text,
+                                  size_t bytes) {
+    const xdi_token *token = &t->tokens[id];
+    const uint32_t at = raw ? token->raw : token->text, length = raw ? token->raw_bytes : token->text_bytes;
+    return length == bytes && memcmp(t->blob + at, text, bytes) == 0;
+}
+
+/* The slot of a text: its own or a free one; NULL when the table is made to be slow. */
+static xdi_slot *xdi_tokenizer_slot(const xd_tokenizer *t, bool raw, const uint8_t *text, size_t bytes) {
+    xdi_slot *table = raw ? t->raws : t->pieces;
+    const uint32_t hash = xdi_tokenizer_hash_bytes(text, bytes);
+    for (uint32_t i = 0; i < XDI_TOKENIZER_PROBES; i++) {
+        xdi_slot *at = &table[(hash + i) & (t->piece_slots - 1)];
+        if (at->id == 0) return at;
+        if (at->hash == hash && xdi_tokenizer_is_text(t, raw, at->id - 1, text, bytes)) return at;
+    }
+    return NULL;
+}
+
+static void xdi_tokenizer_fill_slot(const xd_tokenizer *t, xdi_slot *slot, bool raw, int32_t id) {
+    const xdi_token *token = &t->tokens[id];
+    slot->hash = xdi_tokenizer_hash_bytes(t->blob + (raw ? token->raw : token->text),
+                                          raw ? token->raw_bytes : token->text_bytes);
+    slot->id = id + 1;
+}
+
+XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes) {
+    const xdi_slot *slot = xdi_tokenizer_slot(t, false, text, bytes);
+    return slot ? slot->id - 1 : -1;
+}
+
+/* ---- spellings ---- */
+
+XD_PRIVATE size_t xdi_tokenizer_unmark(const uint8_t *text, size_t bytes, uint8_t *out) {
+    size_t count = 0;
+    for (size_t i = 0; i < bytes;) {
+        const bool mark = bytes - i >= 3 && memcmp(text + i, XDI_TOKENIZER_MARK, 3) == 0;
+        out[count++] = mark ? (uint8_t)' ' : text[i];
+        i += mark ? 3 : 1;
+    }
+    return count;
+}
+
+static int xdi_tokenizer_hex(uint8_t c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes) {
+    if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
+    const int high = xdi_tokenizer_hex(text[3]), low = xdi_tokenizer_hex(text[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+/* ---- building ---- */
+
+XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out) {
+    XDI_REQUIRE(ctx, size > 0 && size <= XDI_TOKENIZER_IDS, XD_ERROR_FORMAT,
+                "tokenizer: ids up to %lld; 0 to %d are supported", (long long)size - 1,
+                XDI_TOKENIZER_IDS - 1);
+    XDI_REQUIRE(ctx, blob_bytes < UINT32_MAX, XD_ERROR_FORMAT, "tokenizer: %llu bytes of text are too many",
+                (unsigned long long)blob_bytes);
+    xd_tokenizer *t = (xd_tokenizer *)xd_allocate(ctx, sizeof *t);
+    XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
+    t->ctx = ctx;
+    t->size = (int32_t)size;
+    t->unknown = -1;
+    t->blob_capacity = blob_bytes;
+    for (t->piece_slots = 16; t->piece_slots < 2 * (uint32_t)size;) t->piece_slots *= 2;
+    for (int i = 0; i < 256; i++) t->byte_id[i] = -1;
+    for (int i = 0; i < 128; i++) t->ascii_id[i] = -1;
+    t->unicode = xdi_unicode_create(ctx);
+    t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
+    t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + 1);
+    t->pieces = (xdi_slot *)xd_allocate(ctx, t->piece_slots * sizeof *t->pieces);
+    if (t->unicode && t->tokens && t->blob && t->pieces) {
+        *out = t;
+        return XD_OK;
+    }
+    xd_tokenizer_destroy(t);
+    return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
+}
+
+XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
+    if (!t) return;
+    for (int i = 0; i < t->rewrite_count; i++) xdi_pattern_destroy(t->ctx, t->rewrites[i].pattern);
+    for (int i = 0; i < t->split_count; i++) xdi_pattern_destroy(t->ctx, t->splits[i].pattern);
+    for (int i = 0; i < 2; i++) {
+        xd_release(t->ctx, t->added[i].items);
+        xd_release(t->ctx, t->added[i].starts);
+    }
+    xdi_unicode_destroy(t->ctx, t->unicode);
+    xd_release(t->ctx, t->tokens);
+    xd_release(t->ctx, t->blob);
+    xd_release(t->ctx, t->pieces);
+    xd_release(t->ctx, t->raws);
+    xd_release(t->ctx, t->merges);
+    xd_release(t->ctx, t);
+}
+
+/* The blob was sized by a loader's count; should the count be wrong, the text is cut, never the memory. */
+XD_PRIVATE uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
+    const size_t at = t->blob_bytes, left = t->blob_capacity - at;
+    XD_ASSERT(length <= left);
+    memcpy(t->blob + at, bytes, length <= left ? length : left);
+    t->blob_bytes += length <= left ? length : left;
+    return (uint32_t)at;
+}
+
+static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
+    XDI_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
+                (long long)id, (int)t->size - 1);
+    XDI_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+                "tokenizer: id %lld stands twice", (long long)id);
+    XDI_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
+                "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
+                (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
+                                       size_t text_bytes) {
+    XDI_TRY(xdi_tokenizer_check_id(t, id, text_bytes));
+    xdi_token *token = &t->tokens[id];
+    token->kind = kind;
+    token->text = token->raw = xdi_tokenizer_store(t, text, text_bytes);
+    token->text_bytes = token->raw_bytes = (uint32_t)text_bytes;
+    t->count++;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
+                                       size_t text_bytes, const void *raw, size_t raw_bytes) {
+    xdi_slot *slot = xdi_tokenizer_slot(t, false, (const uint8_t *)text, text_bytes);
+    XDI_REQUIRE(t->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
+                (int)XDI_TOKENIZER_PROBES);
+    XDI_REQUIRE(t->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
+                (int)slot->id - 1, (long long)id);
+    XDI_TRY(xdi_tokenizer_set(t, id, kind, text, text_bytes));
+    xdi_tokenizer_fill_slot(t, slot, false, (int32_t)id);
+    xdi_token *token = &t->tokens[id];
+    if (raw) token->raw = xdi_tokenizer_store(t, raw, raw_bytes);
+    if (raw) token->raw_bytes = (uint32_t)raw_bytes;
+    if (kind == XD_TOKEN_KIND_BYTE ||
+        (t->byte_level && kind == XD_TOKEN_KIND_NORMAL && token->raw_bytes == 1))
+        t->byte_id[t->blob[token->raw]] = (int32_t)id;
+    if (kind == XD_TOKEN_KIND_NORMAL && text_bytes == 1 && t->blob[token->text] < 128)
+        t->ascii_id[t->blob[token->text]] = (int32_t)id;
+    return XD_OK;
+}
+
+static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge) {
+    const uint64_t pair = merge->pair;
+    uint32_t slot = (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
+    for (int i = 0; i < XDI_TOKENIZER_PROBES; i++, slot++) {
+        xdi_merge *at = &t->merges[slot & (t->merge_slots - 1)];
+        if (at->pair != UINT64_MAX && at->pair != pair) continue;
+        if (at->pair != pair) t->merge_count++;
+        *at = *merge;
+        return XD_OK;
+    }
+    return XDI_FAIL(t->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
+                    (int)XDI_TOKENIZER_PROBES);
+}
+
+/* Doubles the table of merges. */
+static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
+    xdi_merge *old = t->merges;
+    const uint32_t old_slots = t->merge_slots, slots = old_slots ? 2 * old_slots : 1024;
+    xdi_merge *merges = (xdi_merge *)xd_allocate(t->ctx, slots * sizeof *merges);
+    XDI_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
+    for (uint32_t i = 0; i < slots; i++) merges[i].pair = UINT64_MAX;
+    t->merges = merges;
+    t->merge_slots = slots;
+    t->merge_count = 0;
+    xd_result result = XD_OK;
+    for (uint32_t i = 0; i < old_slots && result == XD_OK; i++)
+        if (old[i].pair != UINT64_MAX) result = xdi_tokenizer_put_merge(t, &old[i]);
+    xd_release(t->ctx, old);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
+                                             int32_t id) {
+    if (2 * t->merge_count >= t->merge_slots) XDI_TRY(xdi_tokenizer_grow_merges(t));
+    xdi_merge merge;
+    merge.pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    merge.rank = rank;
+    merge.id = id;
+    return xdi_tokenizer_put_merge(t, &merge);
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks) {
+    for (int32_t id = 0; id < t->size; id++) {
+        const xdi_token *token = &t->tokens[id];
+        if (token->kind != XD_TOKEN_KIND_NORMAL) continue;
+        const uint8_t *text = t->blob + token->text;
+        XDI_REQUIRE(t->ctx, token->text_bytes <= XDI_TOKENIZER_DERIVED, XD_ERROR_UNSUPPORTED,
+                    "tokenizer: id %d has %u bytes; at most %d are supported in this form", (int)id,
+                    (unsigned)token->text_bytes, (int)XDI_TOKENIZER_DERIVED);
+        for (uint32_t cut = 1; cut < token->text_bytes; cut++) {
+            if (!t->byte_level && (text[cut] & 0xc0u) == 0x80u) continue;
+            const int32_t left = xdi_tokenizer_piece(t, text, cut);
+            if (left < 0 || t->tokens[left].kind != XD_TOKEN_KIND_NORMAL) continue;
+            const int32_t right = xdi_tokenizer_piece(t, text + cut, token->text_bytes - cut);
+            if (right < 0 || t->tokens[right].kind != XD_TOKEN_KIND_NORMAL) continue;
+            XDI_TRY(xdi_tokenizer_add_merge(t, left, right, ranks[id], id));
+        }
+    }
+    return XD_OK;
+}
+
+/* Appends to a list that grows by doubling its memory. */
+static xd_result xdi_tokenizer_append_added(xd_tokenizer *t, const xdi_added *added) {
+    xdi_added_list *list = &t->added[added->normalized ? 1 : 0];
+    if ((list->count & (list->count - 1)) == 0) { /* full: capacities are the powers of two */
+        const size_t capacity = list->count ? 2 * (size_t)list->count : 1;
+        xdi_added *items = (xdi_added *)xd_allocate(t->ctx, capacity * sizeof *items);
+        XDI_REQUIRE(t->ctx, items, XD_ERROR_MEMORY, "no room for %llu added tokens",
+                    (unsigned long long)capacity);
+        if (list->items) memcpy(items, list->items, list->count * sizeof *items);
+        xd_release(t->ctx, list->items);
+        list->items = items;
+    }
+    list->items[list->count++] = *added;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
+                                               size_t bytes) {
+    xdi_added item = *added;
+    XDI_REQUIRE(t->ctx, item.id >= 0 && item.id < t->size, XD_ERROR_FORMAT,
+                "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->size - 1);
+    XDI_REQUIRE(t->ctx, bytes <= XDI_TOKENIZER_ADDED, XD_ERROR_UNSUPPORTED,
+                "tokenizer: added token %d has %llu bytes; at most %d are supported", (int)item.id,
+                (unsigned long long)bytes, (int)XDI_TOKENIZER_ADDED);
+    xdi_token *token = &t->tokens[item.id];
+    if (token->kind == XD_TOKEN_KIND_NONE)
+        XDI_TRY(xdi_tokenizer_set(t, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
+    if (token->raw_bytes != bytes || memcmp(t->blob + token->raw, text, bytes) != 0) {
+        token->text = token->raw = xdi_tokenizer_store(t, text, bytes);
+        token->text_bytes = token->raw_bytes = (uint32_t)bytes;
+    }
+    if (token->kind != XD_TOKEN_KIND_UNKNOWN)
+        token->kind = item.special ? XD_TOKEN_KIND_SPECIAL : XD_TOKEN_KIND_ADDED;
+    item.text = token->text;
+    item.bytes = token->text_bytes;
+    return xdi_tokenizer_append_added(t, &item);
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
+                                                    size_t *bytes) {
+    XDI_REQUIRE(ctx, desc->special_count >= 0 && (desc->specials || desc->special_count == 0),
+                XD_ERROR_ARGUMENT, "%lld special tokens", (long long)desc->special_count);
+    for (int64_t i = 0; i < desc->special_count; i++) {
+        const xd_tokenizer_special *s = &desc->specials[i];
+        XDI_REQUIRE(ctx, s->content && *s->content && s->id >= 0 && s->id < XDI_TOKENIZER_IDS,
+                    XD_ERROR_ARGUMENT, "special token %lld has no content, or id %d is not in 0 to %d",
+                    (long long)i, (int)s->id, XDI_TOKENIZER_IDS - 1);
+        if (s->id >= *size) *size = (int64_t)s->id + 1;
+        *bytes += strlen(s->content);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc) {
+    for (int64_t i = 0; i < desc->special_count; i++) {
+        const char *content = desc->specials[i].content;
+        xdi_added added;
+        memset(&added, 0, sizeof added);
+        added.id = desc->specials[i].id;
+        added.special = true;
+        XDI_REQUIRE(t->ctx, t->tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+                    "special token \"%.80s\": id %d is taken", content, (int)added.id);
+        XDI_TRY(xdi_tokenizer_add_special(t, &added, content, strlen(content)));
+    }
+    return XD_OK;
+}
+
+/* ---- stages ---- */
+
+static void xdi_tokenizer_mix(uint64_t *hash, uint64_t value) {
+    uint64_t h = (*hash ^ value) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+    h *= 0xbf58476d1ce4e5b9u;
+    *hash = h ^ h >> 32;
+}
+
+static void xdi_tokenizer_mix_bytes(uint64_t *hash, const uint8_t *bytes, size_t length) {
+    xdi_tokenizer_mix(hash, length);
+    for (size_t i = 0; i < length; i++) xdi_tokenizer_mix(hash, bytes[i]);
+}
+
+/* A pattern from its text, or from a literal by escaping what is not a letter or a digit. */
+static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t bytes, bool literal,
+                                       xdi_pattern **out) {
+    xdi_tokenizer_mix_bytes(&t->hash, (const uint8_t *)text, bytes);
+    if (!literal) return xdi_pattern_create(t->ctx, text, bytes, t->unicode, out);
+    char *escaped = (char *)xd_allocate(t->ctx, 2 * bytes + 1);
+    size_t length = 0;
+    XDI_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");
+    for (size_t i = 0; i < bytes; i++) {
+        const char c = text[i];
+        if (c > ' ' && c < 127 && strchr("$()*+.?[\\]^{|}", c)) escaped[length++] = '\\';
+        escaped[length++] = c;
+    }
+    const xd_result result = xdi_pattern_create(t->ctx, escaped, length, t->unicode, out);
+    xd_release(t->ctx, escaped);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *pattern, size_t bytes, bool literal,
+                                             xdi_split_behavior behavior, bool invert) {
+    XDI_REQUIRE(t->ctx, t->split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+                "tokenizer: more than %d pre-tokenizers", (int)XDI_TOKENIZER_STAGES);
+    xdi_split *split = &t->splits[t->split_count];
+    XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &split->pattern));
+    split->behavior = behavior;
+    split->invert = invert;
+    t->split_count++;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind kind, const char *pattern,
+                                               size_t bytes, bool literal, const char *to, size_t to_bytes) {
+    XDI_REQUIRE(t->ctx, t->rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+                "tokenizer: more than %d normalizers", (int)XDI_TOKENIZER_STAGES);
+    xdi_rewrite *rewrite = &t->rewrites[t->rewrite_count];
+    if (pattern) XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
+    rewrite->kind = kind;
+    rewrite->to = xdi_tokenizer_store(t, to, to_bytes);
+    rewrite->to_bytes = (uint32_t)to_bytes;
+    t->rewrite_count++;
+    return XD_OK;
+}
+
+/* ---- finishing ---- */
+
+static int xdi_tokenizer_compare(const uint8_t *a, size_t a_bytes, const uint8_t *b, size_t b_bytes) {
+    const int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
+    return order ? order : a_bytes < b_bytes ? -1 : a_bytes > b_bytes;
+}
+
+/* Sifts an item into a heap of added tokens, largest first. */
+static void xdi_added_sift(const xd_tokenizer *t, xdi_added *items, uint32_t root, uint32_t count) {
+    const xdi_added moving = items[root];
+    for (uint32_t child; (child = 2 * root + 1) < count; root = child) {
+        const xdi_added *c = &items[child];
+        if (child + 1 < count &&
+            xdi_tokenizer_compare(t->blob + c->text, c->bytes, t->blob + c[1].text, c[1].bytes) < 0)
+            c = &items[++child];
+        if (xdi_tokenizer_compare(t->blob + moving.text, moving.bytes, t->blob + c->text, c->bytes) >= 0)
+            break;
+        items[root] = *c;
+    }
+    items[root] = moving;
+}
+
+static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list) {
+    if (list->count == 0) return XD_OK;
+    for (uint32_t i = list->count / 2; i-- > 0;) xdi_added_sift(t, list->items, i, list->count);
+    for (uint32_t end = list->count; end-- > 1;) {
+        const xdi_added largest = list->items[0];
+        list->items[0] = list->items[end];
+        list->items[end] = largest;
+        xdi_added_sift(t, list->items, 0, end);
+    }
+    list->starts = (uint8_t *)xd_allocate(t->ctx, 8192);
+    XDI_REQUIRE(t->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
+    for (uint32_t i = 0; i < list->count; i++) {
+        const uint8_t *text = t->blob + list->items[i].text;
+        const unsigned first = text[0] * 256u, low = list->items[i].bytes > 1 ? text[1] : 0u;
+        const unsigned high = list->items[i].bytes > 1 ? text[1] : 255u;
+        for (unsigned s = low; s <= high; s++) list->starts[(first + s) >> 3] |= (uint8_t)(1u << (s & 7u));
+    }
+    return XD_OK;
+}
+
+/* Added tokens that are matched after normalisation are normalised too. */
+static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
+    xdi_added_list *list = &t->added[1];
+    if (t->normalizer_count == 0) return XD_OK;
+    xdi_rewriter rewriter;
+    memset(&rewriter, 0, sizeof rewriter);
+    rewriter.matcher.ctx = t->ctx;
+    xd_result result = XD_OK;
+    for (uint32_t i = 0; i < list->count && result == XD_OK; i++) {
+        xdi_text_run run = { 0, 0, list->items[i].bytes, true };
+        xdi_text_view in = { t->blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
+        result = xdi_rewrite_apply(t->ctx, t, 0, t->normalizer_count, &rewriter, 0, in, &out);
+        if (result != XD_OK || out.bytes == in.bytes) continue;
+        if (out.length == 0 || out.length > XDI_TOKENIZER_ADDED ||
+            t->blob_bytes + out.length > t->blob_capacity)
+            result =
+                XDI_FAIL(t->ctx, XD_ERROR_UNSUPPORTED,
+                         "tokenizer: added token %d normalises to %llu bytes; 1 to %d are supported",
+                         (int)list->items[i].id, (unsigned long long)out.length, (int)XDI_TOKENIZER_ADDED);
+        if (result != XD_OK) continue;
+        list->items[i].text = xdi_tokenizer_store(t, out.bytes, out.length);
+        list->items[i].bytes = (uint32_t)out.length;
+    }
+    xdi_rewriter_release(t->ctx, &rewriter);
+    return result;
+}
+
+/* Does a text hold a blank after something else? */
+static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
+    bool other = false;
+    for (size_t i = 0; i < bytes;) {
+        const bool mark = bytes - i >= 3 && memcmp(text + i, XDI_TOKENIZER_MARK, 3) == 0;
+        if (mark && other) return true;
+        if (!mark) other = true;
+        i += mark ? 3 : 1;
+    }
+    return false;
+}
+
+static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
+    const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
+    t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0;
+    for (uint32_t i = 0; i < t->merge_slots && t->cuts_at_mark; i++) {
+        if (t->merges[i].pair == UINT64_MAX) continue;
+        const xdi_token *token = &t->tokens[t->merges[i].id];
+        if (xdi_tokenizer_crosses_mark(t->blob + token->text, token->text_bytes)) t->cuts_at_mark = false;
+    }
+}
+
+/* The table by raw bytes; where the symbols are bytes it would be the one by text. Of two tokens with the
+ * same bytes the NORMAL one goes in. */
+static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
+    if (t->byte_level) return XD_OK;
+    t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
+    XDI_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
+                (unsigned)t->piece_slots);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t id = 0; id < t->size; id++) {
+            const xdi_token *token = &t->tokens[id];
+            if (token->kind != (pass == 0 ? XD_TOKEN_KIND_NORMAL : XD_TOKEN_KIND_BYTE)) continue;
+            xdi_slot *slot = xdi_tokenizer_slot(t, true, t->blob + token->raw, token->raw_bytes);
+            if (slot && slot->id == 0) xdi_tokenizer_fill_slot(t, slot, true, id);
+        }
+    }
+    return XD_OK;
+}
+
+/* The same for the same tokens, merges and added tokens, in whatever order a file has them. Patterns went
+ * into it when they were added. */
+static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
+    uint64_t hash = t->hash, sum = 0;
+    for (int32_t id = 0; id < t->size; id++) {
+        const xdi_token *token = &t->tokens[id];
+        xdi_tokenizer_mix(&hash, (uint64_t)token->kind);
+        xdi_tokenizer_mix_bytes(&hash, t->blob + token->text, token->text_bytes);
+        xdi_tokenizer_mix_bytes(&hash, t->blob + token->raw, token->raw_bytes);
+    }
+    for (uint32_t i = 0; i < t->merge_slots; i++) {
+        uint64_t one = 0;
+        if (t->merges[i].pair == UINT64_MAX) continue;
+        xdi_tokenizer_mix(&one, t->merges[i].pair);
+        xdi_tokenizer_mix(&one, (uint64_t)t->merges[i].rank << 32 | (uint32_t)t->merges[i].id);
+        sum += one;
+    }
+    xdi_tokenizer_mix(&hash, sum);
+    for (int l = 0; l < 2; l++) {
+        for (uint32_t i = 0; i < t->added[l].count; i++) {
+            const xdi_added *a = &t->added[l].items[i];
+            xdi_tokenizer_mix(&hash, (uint64_t)a->id << 8 | (uint64_t)(a->special + 2 * a->strip_left) |
+                                         (uint64_t)(4 * a->strip_right + 8 * a->single_word + 16 * l));
+        }
+    }
+    for (int i = 0; i < t->rewrite_count; i++) {
+        const xdi_rewrite *r = &t->rewrites[i];
+        xdi_tokenizer_mix(&hash, (uint64_t)r->kind + 8 * r->unless_there + 16 * r->only_first);
+        xdi_tokenizer_mix_bytes(&hash, t->blob + r->to, r->to_bytes);
+    }
+    for (int i = 0; i < t->split_count; i++)
+        xdi_tokenizer_mix(&hash, (uint64_t)t->splits[i].behavior + 8 * t->splits[i].invert);
+    xdi_tokenizer_mix(&hash, (uint64_t)(t->byte_level + 2 * t->ignore_merges + 4 * t->byte_fallback) |
+                                 (uint64_t)(8 * t->fuse_unknown + 16 * t->adds_prefix));
+    t->hash = hash;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
+    if (!t->merges)
+        XDI_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that looking is always legal */
+    XDI_TRY(xdi_tokenizer_normalize_added(t));
+    for (int i = 0; i < 2; i++) XDI_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
+    xdi_tokenizer_find_cuts(t);
+    XDI_TRY(xdi_tokenizer_fill_raws(t));
+    xdi_tokenizer_fill_hash(t);
+    return XD_OK;
+}
+
+/* ---- questions ---- */
+
+XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
+    xd_tokenizer_info info;
+    info.size = t->size;
+    info.tokens = t->count;
+    info.hash = t->hash;
+    info.byte_level = t->byte_level;
+    info.adds_prefix = t->adds_prefix;
+    info.unknown = t->unknown;
+    return info;
+}
+
+XD_API xd_token xd_tokenizer_token(const xd_tokenizer *t, int32_t id) {
+    xd_token token;
+    memset(&token, 0, sizeof token);
+    if (id < 0 || id >= t->size) return token;
+    token.kind = t->tokens[id].kind;
+    if (token.kind == XD_TOKEN_KIND_NONE || token.kind == XD_TOKEN_KIND_UNKNOWN) return token;
+    token.bytes = t->blob + t->tokens[id].raw;
+    token.length = t->tokens[id].raw_bytes;
+    return token;
+}
+
+XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_t length) {
+    const xdi_slot *slot = xdi_tokenizer_slot(t, t->raws != NULL, (const uint8_t *)bytes, length);
+    if (!slot || slot->id == 0) return -1;
+    const xd_token_kind kind = t->tokens[slot->id - 1].kind;
+    return kind == XD_TOKEN_KIND_NORMAL || kind == XD_TOKEN_KIND_BYTE ? slot->id - 1 : -1;
+}
+
+XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name) {
+    const size_t length = strlen(name);
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < t->added[l].count; i++) {
+            const int32_t id = t->added[l].items[i].id;
+            if (xdi_tokenizer_is_text(t, false, id, (const uint8_t *)name, length)) return id;
+        }
+    return -1;
+}
+
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const int32_t *ids, int64_t count,
+                                     bool skip_special, char *out, size_t capacity, size_t *length) {
+    size_t total = 0;
+    bool first = t->adds_prefix;
+    for (int64_t i = 0; i < count; i++) {
+        const xd_token token = xd_tokenizer_token(t, ids[i]);
+        XDI_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA,
+                    "id %d at position %lld is no token", (int)ids[i], (long long)i);
+        if (token.length == 0 || (skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;
+        const size_t skip = first && token.kind == XD_TOKEN_KIND_NORMAL && token.bytes[0] == ' ' ? 1 : 0;
+        const size_t bytes = token.length - skip, room = capacity > total ? capacity - total : 0;
+        if (room > 0) memcpy(out + total, token.bytes + skip, bytes < room ? bytes : room);
+        total += bytes;
+        if (token.kind != XD_TOKEN_KIND_SPECIAL) first = false;
+    }
+    *length = total;
+    return XD_OK;
+}
+
+/* ---- loading ---- */
+
+static xd_result xdi_tokenizer_check_desc(xd_ctx *ctx, const xd_tokenizer_desc *d, const char *form) {
+    XDI_REQUIRE(ctx, d->preset == XD_TOKENIZER_PRESET_NONE && !d->pattern, XD_ERROR_ARGUMENT,
+                "a %s has its own pattern; preset and pattern are for rank files", form);
+    return XD_OK;
+}
+
+static xd_result xdi_tokenizer_parse_json(xd_ctx *ctx, const char *text, size_t bytes,
+                                          const xd_tokenizer_desc *d, xd_tokenizer **out) {
+    xd_json *root = NULL;
+    xd_json_desc limits;
+    memset(&limits, 0, sizeof limits);
+    limits.max_bytes = bytes;
+    limits.allow_nul = true;
+    XDI_TRY(xd_json_parse(ctx, &limits, text, bytes, &root));
+    const bool tekken = xd_json_kind_of(xd_json_find(root, "vocab")) == XD_JSON_ARRAY;
+    xd_result result = xdi_tokenizer_check_desc(ctx, d, tekken ? "Tekken file" : "tokenizer.json");
+    if (result == XD_OK)
+        result = tekken ? xdi_tokenizer_from_tekken(ctx, root, d, out)
+                        : xdi_tokenizer_from_json(ctx, root, d, out);
+    xd_json_destroy(ctx, root);
+    return result;
+}
+
+XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    const char *text = (const char *)data;
+    xd_tokenizer_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    size_t at = 0;
+    while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
+    XDI_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
+                (unsigned long long)bytes);
+    if (text[at] == '{') return xdi_tokenizer_parse_json(ctx, text, bytes, &d, out);
+    if (text[0] != '\n') return xdi_tokenizer_from_ranks(ctx, text, bytes, &d, out);
+    XDI_TRY(xdi_tokenizer_check_desc(ctx, &d, "SentencePiece model"));
+    return xdi_tokenizer_from_sentencepiece(ctx, (const uint8_t *)data, bytes, &d, out);
+}
+
+XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
+                                   xd_tokenizer **out) {
+    char *data = NULL;
+    size_t bytes = 0;
+    XDI_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));
+    const xd_result result = xd_tokenizer_parse(ctx, data, bytes, desc, out);
+    xd_release(ctx, data);
+    XDI_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
+    return XD_OK;
+}
+
+/* >>distill/tokenizer_text.c */
+
+#include <string.h>
+
+/* Text that changes on its way to the tokens, and where each byte of it comes from. */
+
+/* ---- buffers ---- */
+
+/* Room for `more` bytes and one more run. */
+static xd_result xdi_text_reserve(xd_ctx *ctx, xdi_text *t, size_t more) {
+    if (t->length + more > t->capacity) {
+        const size_t capacity = t->length + more + t->capacity / 2 + 64;
+        XDI_REQUIRE(ctx, t->length + more < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
+                    "a text of %llu bytes after normalisation; less than %d are supported",
+                    (unsigned long long)(t->length + more), (int)XDI_TOKENIZER_TEXT);
+        uint8_t *bytes = (uint8_t *)xd_allocate(ctx, capacity);
+        XDI_REQUIRE(ctx, bytes, XD_ERROR_MEMORY, "no room for a text of %llu bytes",
+                    (unsigned long long)capacity);
+        if (t->bytes) memcpy(bytes, t->bytes, t->length);
+        xd_release(ctx, t->bytes);
+        t->bytes = bytes;
+        t->capacity = capacity;
+    }
+    if (t->run_count == t->run_capacity) {
+        const size_t capacity = t->run_capacity ? 2 * t->run_capacity : 64;
+        xdi_text_run *runs = (xdi_text_run *)xd_allocate(ctx, capacity * sizeof *runs);
+        XDI_REQUIRE(ctx, runs, XD_ERROR_MEMORY, "no room for %llu runs of text",
+                    (unsigned long long)capacity);
+        if (t->runs) memcpy(runs, t->runs, t->run_count * sizeof *runs);
+        xd_release(ctx, t->runs);
+        t->runs = runs;
+        t->run_capacity = capacity;
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_rewriter_release(xd_ctx *ctx, xdi_rewriter *r) {
+    for (int i = 0; i < 4; i++) {
+        xd_release(ctx, r->texts[i].bytes);
+        xd_release(ctx, r->texts[i].runs);
+    }
+    xd_release(ctx, r->points);
+    xdi_matcher_release(&r->matcher);
+    memset(r, 0, sizeof *r);
+}
+
+/* ---- origins ---- */
+
+/* Moves the cursor to the run that holds a byte. */
+static void xdi_text_seek(const xdi_text_view *view, size_t *run, size_t at) {
+    while (*run + 1 < view->run_count && view->runs[*run + 1].at <= at) (*run)++;
+}
+
+XD_PRIVATE xd_token_span xdi_text_origin(const xdi_text_view *view, size_t *run, size_t begin, size_t end) {
+    xd_token_span span;
+    xdi_text_seek(view, run, begin);
+    const xdi_text_run *r = &view->runs[*run];
+    span.begin = (int64_t)r->from + (r->linear ? (int64_t)(begin - r->at) : 0);
+    size_t last = *run;
+    if (end > begin) xdi_text_seek(view, &last, end - 1);
+    r = &view->runs[last];
+    span.end = r->linear ? (int64_t)(r->from + (end - r->at)) : (int64_t)r->to;
+    return span;
+}
+
+XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *cursor, size_t begin, size_t end,
+                                       xdi_text_run *runs) {
+    xdi_text_view part;
+    part.bytes = view->bytes + begin;
+    part.length = end - begin;
+    part.runs = runs;
+    part.run_count = 0;
+    xdi_text_seek(view, cursor, begin);
+    size_t run = *cursor;
+    do {
+        xdi_text_run r = view->runs[run];
+        const size_t cut = r.at < begin ? begin - r.at : 0;
+        r.at = (uint32_t)(r.at + cut - begin);
+        if (r.linear) r.from += (uint32_t)cut;
+        runs[part.run_count++] = r;
+        run++;
+    } while (run < view->run_count && view->runs[run].at < end);
+    return part;
+}
+
+/* ---- writing ---- */
+
+/* Bytes [begin, end) of the input as they are. */
+static xd_result xdi_text_copy(xd_ctx *ctx, xdi_text *out, const xdi_text_view *in, size_t *run, size_t begin,
+                               size_t end) {
+    while (begin < end) {
+        xdi_text_seek(in, run, begin);
+        const xdi_text_run *r = &in->runs[*run];
+        const size_t next = *run + 1 < in->run_count ? in->runs[*run + 1].at : in->length;
+        const size_t stop = next < end ? next : end;
+        XDI_TRY(xdi_text_reserve(ctx, out, stop - begin));
+        xdi_text_run *made = &out->runs[out->run_count];
+        const xdi_text_run *last = out->run_count ? made - 1 : NULL;
+        *made = *r;
+        made->at = (uint32_t)out->length;
+        if (r->linear) made->from += (uint32_t)(begin - r->at);
+        /* What goes on where the last run ends needs no run of its own. */
+        if (!last || !last->linear || !r->linear || made->from - last->from != made->at - last->at)
+            out->run_count++;
+        else
+            out->runs[out->run_count - 1].to = made->to;
+        memcpy(out->bytes + out->length, in->bytes + begin, stop - begin);
+        out->length += stop - begin;
+        begin = stop;
+    }
+    return XD_OK;
+}
+
+/* New bytes in the place of `span` of the original. */
+static xd_result xdi_text_put(xd_ctx *ctx, xdi_text *out, const void *bytes, size_t length,
+                              xd_token_span span) {
+    if (length == 0) return XD_OK;
+    XDI_TRY(xdi_text_reserve(ctx, out, length));
+    xdi_text_run *run = &out->runs[out->run_count++];
+    run->at = (uint32_t)out->length;
+    run->from = (uint32_t)span.begin;
+    run->to = (uint32_t)span.end;
+    run->linear = false;
+    memcpy(out->bytes + out->length, bytes, length);
+    out->length += length;
+    return XD_OK;
+}
+
+/* ---- NFC and NFKC ---- */
+
+/* Decomposes one cluster into r->points; their number. Bytes that are no characters never come here. */
+static xd_result xdi_rewrite_decompose(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
+                                       const uint8_t *at, const uint8_t *end, size_t *count) {
+    uint32_t point, one[XDI_UNICODE_LONGEST];
+    size_t needed = 0;
+    for (const uint8_t *p = at; p < end;) {
+        p += xdi_utf8_decode(p, end, &point);
+        needed += (size_t)xdi_unicode_decompose(u, point, compat, one);
+    }
+    if (needed > r->point_capacity) {
+        xd_release(ctx, r->points);
+        r->point_capacity = 0;
+        r->points = (uint32_t *)xd_allocate(ctx, 2 * needed * sizeof *r->points);
+        XDI_REQUIRE(ctx, r->points, XD_ERROR_MEMORY, "no room for a cluster of %llu characters",
+                    (unsigned long long)needed);
+        r->point_capacity = needed;
+    }
+    *count = 0;
+    while (at < end) {
+        at += xdi_utf8_decode(at, end, &point);
+        *count += (size_t)xdi_unicode_decompose(u, point, compat, r->points + *count);
+    }
+    return XD_OK;
+}
+
+/* Writes a cluster of the input normalised: as new bytes, or as it was when nothing changed. */
+static xd_result xdi_rewrite_cluster(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
+                                     const xdi_text_view *in, size_t *run, size_t begin, size_t end,
+                                     xdi_text *out) {
+    size_t count = 0;
+    XDI_TRY(xdi_rewrite_decompose(ctx, u, compat, r, in->bytes + begin, in->bytes + end, &count));
+    count = xdi_unicode_compose(u, r->points, count, r->points + r->point_capacity);
+    uint8_t *bytes = (uint8_t *)(r->points + r->point_capacity); /* the other half is free again */
+    size_t length = 0;
+    for (size_t i = 0; i < count; i++) length += xdi_utf8_encode(r->points[i], bytes + length);
+    if (length == end - begin && memcmp(bytes, in->bytes + begin, length) == 0)
+        return xdi_text_copy(ctx, out, in, run, begin, end);
+    return xdi_text_put(ctx, out, bytes, length, xdi_text_origin(in, run, begin, end));
+}
+
+/* The properties that a normalisation looks at. */
+static unsigned xdi_rewrite_flags(bool compat) {
+    return XDI_UNICODE_JOINS | XDI_UNICODE_NFC | (compat ? (unsigned)XDI_UNICODE_NFKC : 0u);
+}
+
+/* A cluster is a character and those after it that may join it. */
+static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool compat, xdi_rewriter *r,
+                                       xdi_text *out, const xdi_text_view *in) {
+    const unsigned flags = xdi_rewrite_flags(compat);
+    const uint8_t *text = in->bytes, *const end = text + in->length;
+    size_t done = 0, before = 0,
+           run = 0; /* written so far; where the character before begins, when it can be joined */
+    for (size_t at = 0; at < in->length;) {
+        uint32_t point;
+        if (text[at] < 128) {
+            before = at++;
+            continue;
+        }
+        const size_t length = xdi_utf8_decode(text + at, end, &point);
+        const unsigned found = xdi_unicode_property(t->unicode, point) & flags;
+        if (!found) {
+            before = point == XDI_UNICODE_INVALID ? at + 1 : at;
+            at += length;
+            continue;
+        }
+        const size_t start = found & XDI_UNICODE_JOINS ? before : at;
+        size_t stop = at + length;
+        while (stop < in->length) {
+            const size_t next = xdi_utf8_decode(text + stop, end, &point);
+            if (!(xdi_unicode_property(t->unicode, point) & XDI_UNICODE_JOINS)) break;
+            stop += next;
+        }
+        XDI_TRY(xdi_text_copy(ctx, out, in, &run, done, start));
+        XDI_TRY(xdi_rewrite_cluster(ctx, t->unicode, compat, r, in, &run, start, stop, out));
+        done = at = before = stop;
+    }
+    return xdi_text_copy(ctx, out, in, &run, done, in->length);
+}
+
+/* Would normalisation leave the text alone? */
+static bool xdi_rewrite_is_stable(const xd_tokenizer *t, bool compat, const xdi_text_view *in) {
+    const unsigned flags = xdi_rewrite_flags(compat);
+    const uint8_t *at = in->bytes, *const end = at + in->length;
+    while (at < end) {
+        uint32_t point;
+        if (*at < 128) {
+            at++;
+            continue;
+        }
+        at += xdi_utf8_decode(at, end, &point);
+        if (xdi_unicode_property(t->unicode, point) & flags) return false;
+    }
+    return true;
+}
+
+/* ---- the other rewrites ---- */
+
+static xd_result xdi_rewrite_prepend(xd_ctx *ctx, const uint8_t *to, size_t bytes, xdi_text *out,
+                                     const xdi_text_view *in) {
+    size_t run = 0;
+    xd_token_span span = xdi_text_origin(in, &run, 0, 0);
+    span.end = span.begin;
+    XDI_TRY(xdi_text_put(ctx, out, to, bytes, span));
+    return xdi_text_copy(ctx, out, in, &run, 0, in->length);
+}
+
+static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_pattern *pattern, const uint8_t *to, size_t bytes,
+                                     xdi_rewriter *r, xdi_text *out, const xdi_text_view *in) {
+    size_t begin, end, run = 0;
+    xdi_matcher_start(&r->matcher, in->bytes, in->length);
+    for (size_t at = 0; at < in->length; at = end) {
+        XDI_TRY(xdi_pattern_find(&r->matcher, pattern, at, in->length, &begin, &end));
+        XDI_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
+        if (begin < end) XDI_TRY(xdi_text_put(ctx, out, to, bytes, xdi_text_origin(in, &run, begin, end)));
+    }
+    return XD_OK;
+}
+
+/* Does this rewrite leave the text as it is? Only what is cheap to see is seen. */
+static bool xdi_rewrite_is_idle(const xd_tokenizer *t, const xdi_rewrite *w, const xdi_text_view *in) {
+    if (in->length == 0) return true;
+    if (w->kind == XDI_REWRITE_NFC || w->kind == XDI_REWRITE_NFKC)
+        return xdi_rewrite_is_stable(t, w->kind == XDI_REWRITE_NFKC, in);
+    if (w->kind != XDI_REWRITE_PREPEND) return false;
+    if (w->only_first && (in->runs[0].from > 0)) return true;
+    return w->unless_there && in->length >= w->to_bytes &&
+           memcmp(in->bytes, t->blob + w->to, w->to_bytes) == 0;
+}
+
+XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int first, int last,
+                                       xdi_rewriter *r, int place, xdi_text_view in, xdi_text_view *out) {
+    int use = place;
+    for (int i = first; i < last; i++) {
+        const xdi_rewrite *w = &t->rewrites[i];
+        const uint8_t *to = t->blob + w->to;
+        xdi_text *text = &r->texts[use];
+        if (xdi_rewrite_is_idle(t, w, &in)) continue;
+        text->length = text->run_count = 0;
+        XDI_TRY(xdi_text_reserve(ctx, text, in.length));
+        if (w->kind == XDI_REWRITE_PREPEND)
+            XDI_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
+        else if (w->kind == XDI_REWRITE_REPLACE)
+            XDI_TRY(xdi_rewrite_replace(ctx, w->pattern, to, w->to_bytes, r, text, &in));
+        else
+            XDI_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
+        in.bytes = text->bytes;
+        in.length = text->length;
+        in.runs = text->runs;
+        in.run_count = text->run_count;
+        use = place + (use == place);
+    }
+    *out = in;
+    return XD_OK;
+}
+
+/* >>distill/tokenizer_encode.c */
+
+#include <string.h>
+
+/* From text to ids: added tokens are cut out first, the rest is normalised, cut into pieces by the splits,
+ * and each piece is merged. A cache remembers what short pieces became. */
+
+enum {
+    XDI_ENCODER_CACHED = 1 << 14, /* entries of one cache line each */
+    XDI_ENCODER_KEY = 24,         /* bytes of the longest piece that is remembered */
+    XDI_ENCODER_IDS = 7,          /* tokens of one */
+    XDI_ENCODER_SHORT = 48        /* symbols up to which a plain search beats a heap */
+};
+
+/* A piece and its tokens; count 0: free. */
+typedef struct xdi_cached {
+    uint64_t key[3]; /* the bytes, filled up with zeros */
+    uint8_t bytes, count;
+    uint8_t lengths[XDI_ENCODER_IDS];
+    int32_t ids[XDI_ENCODER_IDS];
+} xdi_cached;
+
+/* A part of a piece that is one token so far. */
+typedef struct xdi_symbol {
+    int32_t id;              /* -1: taken into the symbol before it */
+    uint32_t previous, next; /* indexes; UINT32_MAX at the ends */
+    uint32_t begin, end;     /* in the text */
+} xdi_symbol;
+
+/* A merge that was possible when it was found. */
+typedef struct xdi_candidate {
+    int32_t rank;
+    uint32_t at; /* the left symbol */
+    int32_t left, right, id;
+} xdi_candidate;
+
+struct xd_encoder {
+    xd_ctx *ctx;
+    const xd_tokenizer *tokenizer;
+    xdi_cached *cache;
+    void *cache_memory;
+    xdi_rewriter rewriter;
+    xdi_matcher matchers[XDI_TOKENIZER_STAGES];
+    xdi_text_run *part_runs; /* of the piece between two added tokens */
+    size_t part_capacity;
+    xdi_symbol *symbols;
+    size_t symbol_capacity;
+    xdi_candidate *heap;
+    size_t heap_count, heap_capacity;
+    int32_t *ids;
+    xd_token_span *spans;
+    int64_t count, capacity;
+    bool parse_special, with_spans;
+    const uint8_t *text; /* the normalised text that is being cut, and its length */
+    size_t length;
+};
+
+XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
+    xd_encoder *e = (xd_encoder *)xd_allocate(ctx, sizeof *e);
+    XDI_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
+    e->ctx = ctx;
+    e->tokenizer = tokenizer;
+    e->rewriter.matcher.ctx = ctx;
+    for (int i = 0; i < XDI_TOKENIZER_STAGES; i++) e->matchers[i].ctx = ctx;
+    e->cache_memory = xd_allocate(ctx, (XDI_ENCODER_CACHED + 1) * sizeof(xdi_cached));
+    if (!e->cache_memory) {
+        xd_encoder_destroy(e);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the cache of an encoder");
+    }
+    const size_t line = sizeof(xdi_cached);
+    e->cache = (xdi_cached *)(((uintptr_t)e->cache_memory + line - 1) / line * line);
+    *out = e;
+    return XD_OK;
+}
+
+XD_API void xd_encoder_destroy(xd_encoder *e) {
+    if (!e) return;
+    for (int i = 0; i < XDI_TOKENIZER_STAGES; i++) xdi_matcher_release(&e->matchers[i]);
+    xdi_rewriter_release(e->ctx, &e->rewriter);
+    xd_release(e->ctx, e->cache_memory);
+    xd_release(e->ctx, e->part_runs);
+    xd_release(e->ctx, e->symbols);
+    xd_release(e->ctx, e->heap);
+    xd_release(e->ctx, e->ids);
+    xd_release(e->ctx, e->spans);
+    xd_release(e->ctx, e);
+}
+
+/* Replaces a buffer by a larger one with the same first bytes. */
+static xd_result xdi_encoder_grow(xd_encoder *e, void **memory, size_t kept, size_t bytes) {
+    void *larger = xd_allocate(e->ctx, bytes);
+    XDI_REQUIRE(e->ctx, larger, XD_ERROR_MEMORY, "no room for %llu bytes of an encoding",
+                (unsigned long long)bytes);
+    if (kept) memcpy(larger, *memory, kept);
+    xd_release(e->ctx, *memory);
+    *memory = larger;
+    return XD_OK;
+}
+
+/* ---- tokens out ---- */
+
+/* Room for `more` tokens, and a few that a whole copy from the cache writes beyond. */
+static xd_result xdi_encoder_reserve(xd_encoder *e, size_t more) {
+    const int64_t needed = e->count + (int64_t)more + XDI_ENCODER_IDS;
+    if (needed <= e->capacity) return XD_OK;
+    const int64_t capacity = needed + e->capacity / 2 + 256;
+    const size_t kept = (size_t)e->count;
+    void *ids = e->ids, *spans = e->spans;
+    XDI_TRY(xdi_encoder_grow(e, &ids, kept * sizeof *e->ids, (size_t)capacity * sizeof *e->ids));
+    e->ids = (int32_t *)ids;
+    XDI_TRY(xdi_encoder_grow(e, &spans, kept * sizeof *e->spans, (size_t)capacity * sizeof *e->spans));
+    e->spans = (xd_token_span *)spans;
+    e->capacity = capacity;
+    return XD_OK;
+}
+
+/* One token of bytes [begin, end) of the current text; there is room. */
+static void xdi_encoder_put(xd_encoder *e, int32_t id, size_t begin, size_t end) {
+    e->ids[e->count] = id;
+    e->spans[e->count].begin = (int64_t)begin;
+    e->spans[e->count++].end = (int64_t)end;
+}
+
+/* ---- the cache ---- */
+
+/* The bytes of a short piece as three words; what lies behind them is cut off. */
+static void xdi_encoder_key(const xd_encoder *e, size_t begin, size_t bytes, uint64_t key[3]) {
+    static const uint8_t mask[2 * XDI_ENCODER_KEY] = { 255, 255, 255, 255, 255, 255, 255, 255,
+                                                       255, 255, 255, 255, 255, 255, 255, 255,
+                                                       255, 255, 255, 255, 255, 255, 255, 255 };
+    uint64_t keep[3];
+    key[0] = key[1] = key[2] = 0;
+    if (e->length - begin < XDI_ENCODER_KEY) {
+        memcpy(key, e->text + begin, bytes);
+        return;
+    }
+    memcpy(key, e->text + begin, XDI_ENCODER_KEY);
+    memcpy(keep, mask + XDI_ENCODER_KEY - bytes, XDI_ENCODER_KEY);
+    for (int i = 0; i < 3; i++) key[i] &= keep[i];
+}
+
+static xdi_cached *xdi_encoder_entry(xd_encoder *e, const uint64_t key[3], size_t bytes) {
+    uint64_t hash = (key[0] ^ bytes) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 32;
+    hash = (hash ^ key[1] ^ (key[2] << 17 | key[2] >> 47)) * 0xff51afd7ed558ccdu;
+    return &e->cache[hash >> 50];
+}
+
+static bool xdi_encoder_recall(xd_encoder *e, const xdi_cached *c, const uint64_t key[3], size_t begin,
+                               size_t bytes) {
+    if (c->count == 0 || c->bytes != bytes) return false;
+    if (c->key[0] != key[0] || c->key[1] != key[1] || c->key[2] != key[2]) return false;
+    memcpy(e->ids + e->count, c->ids, sizeof c->ids);
+    for (int i = 0; i < c->count; i++) {
+        e->spans[e->count + i].begin = (int64_t)begin;
+        begin += c->lengths[i];
+        e->spans[e->count + i].end = (int64_t)begin;
+    }
+    e->count += c->count;
+    return true;
+}
+
+/* Remembers the tokens from `first` on, when they tile the piece. */
+static void xdi_encoder_remember(const xd_encoder *e, xdi_cached *c, const uint64_t key[3], size_t begin,
+                                 size_t bytes, int64_t first) {
+    const int64_t count = e->count - first;
+    int64_t at = (int64_t)begin;
+    if (count < 1 || count > XDI_ENCODER_IDS) return;
+    c->count = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const xd_token_span *span = &e->spans[first + i];
+        if (span->begin != at) return;
+        c->ids[i] = e->ids[first + i];
+        c->lengths[i] = (uint8_t)(span->end - at);
+        at = span->end;
+    }
+    if (at != (int64_t)(begin + bytes)) return;
+    memcpy(c->key, key, sizeof c->key);
+    c->bytes = (uint8_t)bytes;
+    c->count = (uint8_t)count;
+}
+
+/* ---- merging ---- */
+
+static xd_result xdi_encoder_reserve_symbols(xd_encoder *e, size_t count) {
+    if (count <= e->symbol_capacity) return XD_OK;
+    void *symbols = e->symbols;
+    const size_t capacity = count + e->symbol_capacity / 2 + 64;
+    e->symbol_capacity = 0;
+    XDI_TRY(xdi_encoder_grow(e, &symbols, 0, capacity * sizeof *e->symbols));
+    e->symbols = (xdi_symbol *)symbols;
+    e->symbol_capacity = capacity;
+    return XD_OK;
+}
+
+static size_t xdi_encoder_symbol(xd_encoder *e, size_t count, int32_t id, size_t begin, size_t end) {
+    xdi_symbol *s = &e->symbols[count];
+    s->id = id;
+    s->begin = (uint32_t)begin;
+    s->end = (uint32_t)end;
+    return count + 1;
+}
+
+/* One symbol a byte; bytes without a token are left out. */
+static size_t xdi_encoder_byte_symbols(xd_encoder *e, size_t begin, size_t end) {
+    const xd_tokenizer *t = e->tokenizer;
+    size_t count = 0;
+    for (size_t i = begin; i < end; i++) {
+        const int32_t id = t->byte_id[e->text[i]] >= 0 ? t->byte_id[e->text[i]] : t->unknown;
+        if (id >= 0) count = xdi_encoder_symbol(e, count, id, i, i + 1);
+    }
+    return count;
+}
+
+/* What a character without a token becomes: its bytes, the unknown token, or nothing. */
+static size_t xdi_encoder_unknown(xd_encoder *e, size_t count, size_t begin, size_t end) {
+    const xd_tokenizer *t = e->tokenizer;
+    bool bytes = t->byte_fallback;
+    for (size_t i = begin; i < end && bytes; i++) bytes = t->byte_id[e->text[i]] >= 0;
+    if (bytes) {
+        for (size_t i = begin; i < end; i++)
+            count = xdi_encoder_symbol(e, count, t->byte_id[e->text[i]], i, i + 1);
+        return count;
+    }
+    if (t->unknown < 0) return count;
+    const bool fuse = t->fuse_unknown && count > 0 && e->symbols[count - 1].id == t->unknown;
+    if (!fuse) return xdi_encoder_symbol(e, count, t->unknown, begin, end);
+    e->symbols[count - 1].end = (uint32_t)end;
+    return count;
+}
+
+/* One symbol a character. */
+static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t end) {
+    const xd_tokenizer *t = e->tokenizer;
+    const uint8_t *text = e->text;
+    size_t count = 0;
+    for (size_t i = begin; i < end;) {
+        uint32_t point;
+        const size_t length = xdi_utf8_decode(text + i, text + end, &point);
+        const int32_t id = point < 128 ? t->ascii_id[point] : xdi_tokenizer_piece(t, text + i, length);
+        if (id >= 0 && point != XDI_UNICODE_INVALID)
+            count = xdi_encoder_symbol(e, count, id, i, i + length);
+        else
+            count = xdi_encoder_unknown(e, count, i, i + length);
+        i += length;
+    }
+    return count;
+}
+
+/* The merge of symbols `at` and `at` + 1: its rank, INT32_MAX when there is none, and what it makes. */
+static void xdi_encoder_look(const xd_encoder *e, size_t at, int32_t *rank, int32_t *id) {
+    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, e->symbols[at].id, e->symbols[at + 1].id);
+    *rank = merge ? merge->rank : INT32_MAX;
+    *id = merge ? merge->id : -1;
+}
+
+/* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
+static size_t xdi_encoder_merge_short(xd_encoder *e, size_t count) {
+    xdi_symbol *s = e->symbols;
+    int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
+    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, i, &ranks[i], &ids[i]);
+    while (count > 1) {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < count; i++)
+            if (ranks[i] < ranks[best]) best = i;
+        if (ids[best] < 0) return count;
+        s[best].id = ids[best];
+        s[best].end = s[best + 1].end;
+        count--;
+        memmove(s + best + 1, s + best + 2, (count - best - 1) * sizeof *s);
+        memmove(ranks + best, ranks + best + 1, (count - best - 1) * sizeof *ranks);
+        memmove(ids + best, ids + best + 1, (count - best - 1) * sizeof *ids);
+        if (best > 0) xdi_encoder_look(e, best - 1, &ranks[best - 1], &ids[best - 1]);
+        if (best + 1 < count) xdi_encoder_look(e, best, &ranks[best], &ids[best]);
+    }
+    return count;
+}
+
+static bool xdi_candidate_before(const xdi_candidate *a, const xdi_candidate *b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
+}
+
+static void xdi_encoder_push(xd_encoder *e, uint32_t at) {
+    const xdi_symbol *left = &e->symbols[at];
+    if (left->next == UINT32_MAX) return;
+    const int32_t right = e->symbols[left->next].id;
+    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left->id, right);
+    if (!merge) return;
+    xdi_candidate c;
+    c.rank = merge->rank;
+    c.at = at;
+    c.left = left->id;
+    c.right = right;
+    c.id = merge->id;
+    size_t place = e->heap_count++;
+    while (place > 0 && xdi_candidate_before(&c, &e->heap[(place - 1) / 2])) {
+        e->heap[place] = e->heap[(place - 1) / 2];
+        place = (place - 1) / 2;
+    }
+    e->heap[place] = c;
+}
+
+static xdi_candidate xdi_encoder_pop(xd_encoder *e) {
+    const xdi_candidate top = e->heap[0], moving = e->heap[--e->heap_count];
+    size_t place = 0;
+    for (size_t child; (child = 2 * place + 1) < e->heap_count; place = child) {
+        if (child + 1 < e->heap_count && xdi_candidate_before(&e->heap[child + 1], &e->heap[child])) child++;
+        if (!xdi_candidate_before(&e->heap[child], &moving)) break;
+        e->heap[place] = e->heap[child];
+    }
+    e->heap[place] = moving;
+    return top;
+}
+
+/* The same by a heap: at most three candidates a symbol, each costs the logarithm of their number. */
+static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kept) {
+    xdi_symbol *s = e->symbols;
+    if (3 * count > e->heap_capacity) {
+        void *heap = e->heap;
+        e->heap_capacity = 0;
+        XDI_TRY(xdi_encoder_grow(e, &heap, 0, 3 * count * sizeof *e->heap));
+        e->heap = (xdi_candidate *)heap;
+        e->heap_capacity = 3 * count;
+    }
+    for (size_t i = 0; i < count; i++) {
+        s[i].previous = i ? (uint32_t)(i - 1) : UINT32_MAX;
+        s[i].next = i + 1 < count ? (uint32_t)(i + 1) : UINT32_MAX;
+    }
+    e->heap_count = 0;
+    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_push(e, (uint32_t)i);
+    while (e->heap_count) {
+        const xdi_candidate c = xdi_encoder_pop(e);
+        xdi_symbol *left = &s[c.at];
+        if (left->id != c.left || left->next == UINT32_MAX || s[left->next].id != c.right)
+            continue; /* is gone */
+        xdi_symbol *right = &s[left->next];
+        left->id = c.id;
+        left->end = right->end;
+        left->next = right->next;
+        right->id = -1;
+        if (left->next != UINT32_MAX) s[left->next].previous = c.at;
+        if (left->previous != UINT32_MAX) xdi_encoder_push(e, left->previous);
+        xdi_encoder_push(e, c.at);
+    }
+    *kept = 0;
+    for (size_t i = 0; i < count; i++)
+        if (s[i].id >= 0) s[(*kept)++] = s[i];
+    return XD_OK;
+}
+
+/* Merges a piece that the cache does not know. */
+static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
+    const xd_tokenizer *t = e->tokenizer;
+    if (t->ignore_merges) {
+        const int32_t whole = xdi_tokenizer_piece(t, e->text + begin, end - begin);
+        if (whole >= 0) {
+            xdi_encoder_put(e, whole, begin, end);
+            return XD_OK;
+        }
+    }
+    XDI_TRY(xdi_encoder_reserve_symbols(e, end - begin));
+    size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
+                                 : xdi_encoder_character_symbols(e, begin, end);
+    if (count <= XDI_ENCODER_SHORT)
+        count = xdi_encoder_merge_short(e, count);
+    else
+        XDI_TRY(xdi_encoder_merge_long(e, count, &count));
+    for (size_t i = 0; i < count; i++)
+        xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
+    return XD_OK;
+}
+
+static xd_result xdi_encoder_piece(xd_encoder *e, size_t begin, size_t end) {
+    const size_t bytes = end - begin;
+    XDI_TRY(xdi_encoder_reserve(e, bytes));
+    if (bytes > XDI_ENCODER_KEY) return xdi_encoder_merge(e, begin, end);
+    uint64_t key[3];
+    xdi_encoder_key(e, begin, bytes, key);
+    xdi_cached *entry = xdi_encoder_entry(e, key, bytes);
+    if (xdi_encoder_recall(e, entry, key, begin, bytes)) return XD_OK;
+    const int64_t first = e->count;
+    XDI_TRY(xdi_encoder_merge(e, begin, end));
+    xdi_encoder_remember(e, entry, key, begin, bytes, first);
+    return XD_OK;
+}
+
+/* A piece as the splits cut it; where no merge crosses a blank it may be cut before each, and words are in
+ * the cache. */
+static xd_result xdi_encoder_cut(xd_encoder *e, size_t begin, size_t end) {
+    if (!e->tokenizer->cuts_at_mark) return xdi_encoder_piece(e, begin, end);
+    const uint8_t *text = e->text;
+    bool other = false;
+    size_t from = begin;
+    for (size_t i = begin; i < end;) {
+        if (text[i] != 0xe2 || end - i < 3 || memcmp(text + i, XDI_TOKENIZER_MARK, 3) != 0) {
+            other = true;
+            i++;
+            continue;
+        }
+        if (other) {
+            XDI_TRY(xdi_encoder_piece(e, from, i));
+            from = i;
+            other = false;
+        }
+        i += 3;
+    }
+    return from < end ? xdi_encoder_piece(e, from, end) : XD_OK;
+}
+
+/* ---- splitting ---- */
+
+static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_t end);
+
+/* A piece of a split that goes on to the next one; empty pieces are nothing. */
+static xd_result xdi_encoder_next(xd_encoder *e, int stage, size_t begin, size_t end) {
+    if (begin >= end) return XD_OK;
+    if (stage + 1 < e->tokenizer->split_count) return xdi_encoder_split(e, stage + 1, begin, end);
+    return xdi_encoder_cut(e, begin, end);
+}
+
+/* What waits for its neighbour: the text from `at` on, SIZE_MAX for nothing. */
+typedef struct xdi_held {
+    size_t at;
+    bool match;
+} xdi_held;
+
+/* The parts of a text in turn: matches, and what lies between them. What is held goes on, or is joined to the
+ * part. */
+static xd_result xdi_encoder_part(xd_encoder *e, int stage, size_t begin, size_t end, bool match,
+                                  xdi_held *held) {
+    const xdi_split_behavior behavior = e->tokenizer->splits[stage].behavior;
+    if (begin >= end || (match && behavior == XDI_SPLIT_REMOVED)) return XD_OK;
+    if (behavior <= XDI_SPLIT_REMOVED) return xdi_encoder_next(e, stage, begin, end);
+    bool joins = held->at != SIZE_MAX, waits = true;
+    if (behavior == XDI_SPLIT_CONTIGUOUS) joins = joins && held->match == match;
+    if (behavior == XDI_SPLIT_WITH_PREVIOUS) {
+        joins = joins && match;
+        waits = !match;
+    }
+    if (behavior == XDI_SPLIT_WITH_NEXT) {
+        joins = joins && !match;
+        waits = match;
+    }
+    if (held->at != SIZE_MAX && !joins) XDI_TRY(xdi_encoder_next(e, stage, held->at, begin));
+    const size_t from = joins ? held->at : begin;
+    held->at = waits ? from : SIZE_MAX;
+    held->match = match;
+    return waits ? XD_OK : xdi_encoder_next(e, stage, from, end);
+}
+
+static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_t end) {
+    const xdi_split *split = &e->tokenizer->splits[stage];
+    xdi_held held = { SIZE_MAX, false };
+    size_t from, to;
+    for (size_t at = begin; at < end; at = to) {
+        XDI_TRY(xdi_pattern_find(&e->matchers[stage], split->pattern, at, end, &from, &to));
+        XDI_TRY(xdi_encoder_part(e, stage, at, from, split->invert, &held));
+        XDI_TRY(xdi_encoder_part(e, stage, from, to, !split->invert, &held));
+    }
+    return held.at == SIZE_MAX ? XD_OK : xdi_encoder_next(e, stage, held.at, end);
+}
+
+/* ---- a text without added tokens ---- */
+
+/* Turns the places of the tokens from `first` on from the changed text into the original. */
+static void xdi_encoder_origins(xd_encoder *e, const xdi_text_view *view, int64_t first) {
+    size_t run = 0;
+    const bool whole = view->run_count == 1 && view->runs[0].linear;
+    const int64_t shift = (int64_t)view->runs[0].from - (int64_t)view->runs[0].at;
+    for (int64_t i = first; i < e->count; i++) {
+        xd_token_span *span = &e->spans[i];
+        if (whole) {
+            span->begin += shift;
+            span->end += shift;
+        } else {
+            *span = xdi_text_origin(view, &run, (size_t)span->begin, (size_t)span->end);
+        }
+    }
+}
+
+static xd_result xdi_encoder_plain(xd_encoder *e, const xdi_text_view *normal) {
+    const xd_tokenizer *t = e->tokenizer;
+    const int64_t first = e->count;
+    xdi_text_view view;
+    if (normal->length == 0) return XD_OK;
+    XDI_TRY(
+        xdi_rewrite_apply(e->ctx, t, t->normalizer_count, t->rewrite_count, &e->rewriter, 2, *normal, &view));
+    if (view.length == 0) return XD_OK;
+    e->text = view.bytes;
+    e->length = view.length;
+    for (int i = 0; i < t->split_count; i++) xdi_matcher_start(&e->matchers[i], view.bytes, view.length);
+    if (t->split_count)
+        XDI_TRY(xdi_encoder_split(e, 0, 0, view.length));
+    else
+        XDI_TRY(xdi_encoder_cut(e, 0, view.length));
+    if (e->with_spans) xdi_encoder_origins(e, &view, first);
+    return XD_OK;
+}
+
+/* ---- added tokens ---- */
+
+/* Index of the first item of [low, high) whose byte at `depth` is not below c. */
+static uint32_t xdi_encoder_narrow(const xd_encoder *e, const xdi_added *items, uint32_t low, uint32_t high,
+                                   size_t depth, unsigned c) {
+    while (low < high) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (e->tokenizer->blob[items[middle].text + depth] < c)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The longest added token at the beginning of a text, NULL when there is none. The sorted list is narrowed
+ * byte by byte to the items that begin like the text. */
+static const xdi_added *xdi_encoder_added_at(const xd_encoder *e, const xdi_added_list *list,
+                                             const uint8_t *text, size_t bytes) {
+    const xdi_added *found = NULL;
+    uint32_t low = 0, high = list->count;
+    for (size_t depth = 0; low < high; depth++) {
+        for (; low < high && list->items[low].bytes == depth; low++) found = &list->items[low];
+        if (depth == bytes) break;
+        low = xdi_encoder_narrow(e, list->items, low, high, depth, text[depth]);
+        high = xdi_encoder_narrow(e, list->items, low, high, depth, text[depth] + 1u);
+    }
+    return found;
+}
+
+/* Letters, marks, digits, connectors and joiners: what \w is in most patterns. */
+static bool xdi_encoder_is_word(const xd_encoder *e, const uint8_t *at, const uint8_t *end) {
+    uint32_t point;
+    xdi_utf8_decode(at, end, &point);
+    const unsigned category = xdi_unicode_property(e->tokenizer->unicode, point) & XDI_UNICODE_CATEGORY;
+    const bool letter = category >= XDI_UNICODE_LU && category <= XDI_UNICODE_NL;
+    return letter || category == XDI_UNICODE_PC || point == 0x200c || point == 0x200d;
+}
+
+static bool xdi_encoder_is_space(const xd_encoder *e, const uint8_t *at, const uint8_t *end) {
+    uint32_t point;
+    xdi_utf8_decode(at, end, &point);
+    const unsigned category = xdi_unicode_property(e->tokenizer->unicode, point) & XDI_UNICODE_CATEGORY;
+    return xdi_unicode_space_mask() >> category & 1u;
+}
+
+/* Does a token that must be a word of its own stand alone? Others always do. */
+static bool xdi_encoder_is_apart(const xd_encoder *e, const xdi_added *added, const xdi_text_view *view,
+                                 size_t begin, size_t end) {
+    const uint8_t *text = view->bytes, *const stop = text + view->length;
+    if (!added->single_word) return true;
+    if (begin > 0 && xdi_encoder_is_word(e, text + begin - xdi_utf8_before(text, text + begin), stop))
+        return false;
+    return end == view->length || !xdi_encoder_is_word(e, text + end, stop);
+}
+
+/* Finds the first added token in [at, end of the view): its item and the bytes it takes, white space
+ * included. */
+static const xdi_added *xdi_encoder_find_added(const xd_encoder *e, const xdi_added_list *list,
+                                               const xdi_text_view *view, size_t at, size_t *begin,
+                                               size_t *end) {
+    const uint8_t *text = view->bytes, *const stop = text + view->length;
+    for (size_t i = at; i < view->length && list->count; i++) {
+        const unsigned pair = text[i] * 256u + (i + 1 < view->length ? text[i + 1] : 0u);
+        const bool starts = ((unsigned)list->starts[pair >> 3] >> (pair & 7u)) & 1u;
+        if (!starts && i + 1 < view->length) continue;
+        const xdi_added *found = xdi_encoder_added_at(e, list, text + i, view->length - i);
+        if (!found) continue;
+        *begin = i;
+        *end = i + found->bytes;
+        /* A match that does not count hides what begins inside it, as in the reference. */
+        if ((found->special && !e->parse_special) || !xdi_encoder_is_apart(e, found, view, *begin, *end)) {
+            i = *end - 1;
+            continue;
+        }
+        while (found->strip_left && *begin > at) {
+            const size_t back = xdi_utf8_before(text + at, text + *begin);
+            if (!xdi_encoder_is_space(e, text + *begin - back, stop)) break;
+            *begin -= back;
+        }
+        while (found->strip_right && *end < view->length && xdi_encoder_is_space(e, text + *end, stop)) {
+            uint32_t point;
+            *end += xdi_utf8_decode(text + *end, stop, &point);
+        }
+        return found;
+    }
+    *begin = *end = view->length;
+    return NULL;
+}
+
+static xd_result xdi_encoder_reserve_runs(xd_encoder *e, size_t count) {
+    if (count <= e->part_capacity) return XD_OK;
+    void *memory = e->part_runs;
+    e->part_capacity = 0;
+    XDI_TRY(xdi_encoder_grow(e, &memory, 0, 2 * count * sizeof *e->part_runs));
+    e->part_runs = (xdi_text_run *)memory;
+    e->part_capacity = 2 * count;
+    return XD_OK;
+}
+
+static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view *view, xdi_text_run *runs);
+
+/* Text between added tokens of a list: it is normalised and searched for those of the second list, or is
+ * plain. */
+static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_view *part) {
+    const xd_tokenizer *t = e->tokenizer;
+    xdi_text_view normal;
+    if (list == 1) return xdi_encoder_plain(e, part);
+    XDI_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->normalizer_count, &e->rewriter, 0, *part, &normal));
+    XDI_TRY(xdi_encoder_reserve_runs(e, normal.run_count + 1));
+    return xdi_encoder_added(e, 1, &normal, e->part_runs);
+}
+
+/* Cuts added tokens out of a view and hands on what is between them: those of list 0 are matched in the text
+ * as it was given, those of list 1 in the normalised text. `runs` has room for those of a part. */
+static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view *view, xdi_text_run *runs) {
+    size_t begin, end, run = 0;
+    for (size_t at = 0; at < view->length; at = end) {
+        const xdi_added *found =
+            xdi_encoder_find_added(e, &e->tokenizer->added[list], view, at, &begin, &end);
+        if (begin > at) {
+            const xdi_text_view part = xdi_text_part(view, &run, at, begin, runs);
+            XDI_TRY(xdi_encoder_between(e, list, &part));
+        }
+        if (!found) continue;
+        const xd_token_span span = xdi_text_origin(view, &run, begin, end);
+        XDI_TRY(xdi_encoder_reserve(e, 1));
+        xdi_encoder_put(e, found->id, (size_t)span.begin, (size_t)span.end);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
+                           xd_encoding *out) {
+    XDI_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
+                "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
+                (int)XDI_TOKENIZER_TEXT);
+    xdi_text_run whole = { 0, 0, (uint32_t)bytes, true }, part;
+    const xdi_text_view view = { (const uint8_t *)text, bytes, &whole, 1 };
+    e->count = 0;
+    e->parse_special = desc && desc->parse_special;
+    e->with_spans = !desc || !desc->skip_spans;
+    XDI_TRY(xdi_encoder_reserve(e, 1));
+    XDI_TRY(xdi_encoder_added(e, 0, &view, &part));
+    out->count = e->count;
+    out->ids = e->ids;
+    out->spans = e->with_spans ? e->spans : NULL;
+    return XD_OK;
+}
+
+/* >>distill/tokenizer_json.c */
+
+#include <string.h>
+
+/* tokenizer.json, as the tokenizers library of Hugging Face writes it. */
+
+typedef struct xdi_hf_loader {
+    xd_ctx *ctx;
+    const xd_json *root, *model, *vocab, *merges, *added;
+    xd_tokenizer *t;
+    bool byte_level;     /* a pre-tokenizer spells bytes as characters, and so does the vocabulary */
+    bool finished_split; /* ... it has come: nothing may follow */
+    bool marks;          /* blanks are written as U+2581 */
+    uint8_t *buffer;     /* of one spelling or one joined pair */
+    size_t buffer_bytes;
+} xdi_hf_loader;
+
+/* ---- reading members ---- */
+
+static bool xdi_hf_is(const xd_json *value, const char *text) {
+    const char *string = xd_json_string(value, NULL);
+    return string && strcmp(string, text) == 0;
+}
+
+static bool xdi_hf_flag(const xd_json *object, const char *key, bool otherwise) {
+    bool value = otherwise;
+    (void)xd_json_bool(xd_json_find(object, key), &value);
+    return value;
+}
+
+static const char *xdi_hf_type(const xd_json *object) {
+    const char *type = xd_json_string(xd_json_find(object, "type"), NULL);
+    return type ? type : "without type";
+}
+
+static bool xdi_hf_is_absent(const xd_json *value) {
+    size_t bytes = 1;
+    const char *text = xd_json_string(value, &bytes);
+    return !value || xd_json_kind_of(value) == XD_JSON_NULL || (text && bytes == 0);
+}
+
+/* All bytes of strings below a value: no stage stores more. */
+static size_t xdi_hf_string_bytes(const xd_json *value) {
+    size_t bytes = 0;
+    (void)xd_json_string(value, &bytes);
+    for (const xd_json *item = xd_json_first(value); item; item = xd_json_next(item))
+        bytes += xdi_hf_string_bytes(item);
+    return bytes;
+}
+
+/* ---- the byte alphabet ---- */
+
+/* Each byte is spelled by one character: the printable ones of Latin-1 by themselves, the 68 others, in
+ * order, by U+0100 and what follows. */
+static int xdi_hf_byte_of(uint32_t point) {
+    const bool printable =
+        (point >= 33 && point <= 126) || (point >= 161 && point <= 172) || (point >= 174 && point < 256);
+    if (printable) return (int)point;
+    if (point < 256 || point >= 256 + 68) return -1;
+    const int rank = (int)point - 256;
+    return rank < 33 ? rank : rank < 67 ? rank - 33 + 127 : 173;
+}
+
+/* The bytes that a text spells; false when it holds a character that spells none. */
+static bool xdi_hf_unspell(const char *text, size_t bytes, uint8_t *out, size_t *out_bytes) {
+    const uint8_t *at = (const uint8_t *)text, *const end = at + bytes;
+    size_t count = 0;
+    while (at < end) {
+        uint32_t point;
+        at += xdi_utf8_decode(at, end, &point);
+        const int byte = xdi_hf_byte_of(point);
+        if (byte < 0) return false;
+        out[count++] = (uint8_t)byte;
+    }
+    *out_bytes = count;
+    return true;
+}
+
+/* ---- vocabulary ---- */
+
+static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
+    size_t bytes = 0, raw_bytes = 0;
+    const char *text = xd_json_key(item, &bytes);
+    int64_t id = -1;
+    (void)xd_json_int64(item, &id); /* it is one: they were measured */
+    if (l->byte_level) {
+        if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes))
+            return xdi_tokenizer_set(l->t, id, XD_TOKEN_KIND_NORMAL, text, bytes);
+        return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_NORMAL, l->buffer, raw_bytes, NULL, 0);
+    }
+    const int byte = l->t->byte_fallback ? xdi_tokenizer_fallback_byte((const uint8_t *)text, bytes) : -1;
+    if (byte >= 0) {
+        const uint8_t raw = (uint8_t)byte;
+        return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_BYTE, text, bytes, &raw, 1);
+    }
+    raw_bytes = l->marks ? xdi_tokenizer_unmark((const uint8_t *)text, bytes, l->buffer) : bytes;
+    return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_NORMAL, text, bytes, l->marks ? l->buffer : NULL,
+                             raw_bytes);
+}
+
+static xd_result xdi_hf_add_vocab(xdi_hf_loader *l) {
+    for (const xd_json *item = xd_json_first(l->vocab); item; item = xd_json_next(item))
+        XDI_TRY(xdi_hf_add_token(l, item));
+    size_t bytes = 0;
+    const char *unknown = xd_json_string(xd_json_find(l->model, "unk_token"), &bytes);
+    const xd_json *item = unknown ? xd_json_find_n(l->vocab, unknown, bytes) : NULL;
+    int64_t id = -1;
+    if (!item || !xd_json_int64(item, &id)) return XD_OK;
+    l->t->unknown = (int32_t)id;
+    l->t->tokens[id].kind = XD_TOKEN_KIND_UNKNOWN;
+    return XD_OK;
+}
+
+/* The token of a piece of a merge, as the vocabulary spells it; its bytes are appended to the buffer. */
+static int32_t xdi_hf_half(xdi_hf_loader *l, const char *text, size_t bytes, size_t *used) {
+    size_t length = bytes;
+    if (bytes > l->buffer_bytes - *used) return -1;
+    if (!l->byte_level)
+        memcpy(l->buffer + *used, text, bytes);
+    else if (!xdi_hf_unspell(text, bytes, l->buffer + *used, &length))
+        return -1;
+    const int32_t id = xdi_tokenizer_piece(l->t, l->buffer + *used, length);
+    *used += length;
+    return id;
+}
+
+/* "left right", or ["left", "right"] in newer files. */
+static xd_result xdi_hf_add_merge(xdi_hf_loader *l, const xd_json *item, int32_t rank) {
+    const char *left, *right;
+    size_t left_bytes = 0, right_bytes = 0, used = 0;
+    left = xd_json_string(item, &left_bytes);
+    if (left) {
+        const char *blank = (const char *)memchr(left, ' ', left_bytes);
+        right = blank ? blank + 1 : left;
+        right_bytes = blank ? left_bytes - (size_t)(right - left) : 0;
+        left_bytes = blank ? (size_t)(blank - left) : 0;
+    } else {
+        left = xd_json_string(xd_json_at(item, 0), &left_bytes);
+        right = xd_json_string(xd_json_at(item, 1), &right_bytes);
+    }
+    XDI_REQUIRE(l->ctx, left && right && left_bytes && right_bytes, XD_ERROR_FORMAT,
+                "tokenizer.json: merge %d at byte %llu is not two texts", (int)rank,
+                (unsigned long long)xd_json_offset(item));
+    const int32_t a = xdi_hf_half(l, left, left_bytes, &used), b = xdi_hf_half(l, right, right_bytes, &used);
+    const int32_t whole = a < 0 || b < 0 ? -1 : xdi_tokenizer_piece(l->t, l->buffer, used);
+    XDI_REQUIRE(l->ctx, whole >= 0, XD_ERROR_FORMAT,
+                "tokenizer.json: merge %d at byte %llu (\"%.40s\", \"%.40s\") is not in the vocabulary",
+                (int)rank, (unsigned long long)xd_json_offset(item), left, right);
+    return xdi_tokenizer_add_merge(l->t, a, b, rank, whole);
+}
+
+static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
+    size_t bytes = 0;
+    int64_t id = -1, known = -1;
+    const char *content = xd_json_string(xd_json_find(item, "content"), &bytes);
+    XDI_REQUIRE(l->ctx,
+                content && bytes && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 &&
+                    id < l->t->size,
+                XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
+                (unsigned long long)xd_json_offset(item));
+    const xd_json *entry = xd_json_find_n(l->vocab, content, bytes);
+    if (entry) (void)xd_json_int64(entry, &known);
+    XDI_REQUIRE(l->ctx, entry ? known == id : l->t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+                "tokenizer.json: added token \"%.80s\" has id %lld, which the vocabulary uses otherwise",
+                content, (long long)id);
+    xdi_added added;
+    memset(&added, 0, sizeof added);
+    added.id = (int32_t)id;
+    added.special = xdi_hf_flag(item, "special", false);
+    added.strip_left = xdi_hf_flag(item, "lstrip", false);
+    added.strip_right = xdi_hf_flag(item, "rstrip", false);
+    added.single_word = xdi_hf_flag(item, "single_word", false);
+    added.normalized = xdi_hf_flag(item, "normalized", !added.special);
+    return xdi_tokenizer_add_special(l->t, &added, content, bytes);
+}
+
+/* ---- normalizers and pre-tokenizers ---- */
+
+static xd_result xdi_hf_unsupported(const xdi_hf_loader *l, const char *what, const xd_json *value) {
+    return XDI_FAIL(l->ctx, XD_ERROR_UNSUPPORTED, "tokenizer.json: %s %.80s at byte %llu is not supported",
+                    what, xdi_hf_type(value), (unsigned long long)xd_json_offset(value));
+}
+
+/* {"String": ...} or {"Regex": ...}. */
+static xd_result xdi_hf_pattern(const xdi_hf_loader *l, const xd_json *stage, const char **text,
+                                size_t *bytes, bool *literal) {
+    const xd_json *pattern = xd_json_find(stage, "pattern");
+    *text = xd_json_string(xd_json_find(pattern, "String"), bytes);
+    *literal = *text != NULL;
+    if (!*text) *text = xd_json_string(xd_json_find(pattern, "Regex"), bytes);
+    XDI_REQUIRE(l->ctx, *text && *bytes, XD_ERROR_FORMAT, "tokenizer.json: %.80s at byte %llu has no pattern",
+                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
+    return XD_OK;
+}
+
+static xd_result xdi_hf_add_replace(xdi_hf_loader *l, const xd_json *stage) {
+    size_t bytes = 0, to_bytes = 0;
+    const char *text, *to = xd_json_string(xd_json_find(stage, "content"), &to_bytes);
+    bool literal;
+    XDI_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
+    XDI_REQUIRE(l->ctx, to, XD_ERROR_FORMAT, "tokenizer.json: Replace at byte %llu has no content",
+                (unsigned long long)xd_json_offset(stage));
+    return xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, text, bytes, literal, to, to_bytes);
+}
+
+static xd_result xdi_hf_add_prepend(xdi_hf_loader *l, const char *text, size_t bytes, bool unless_there,
+                                    bool only_first) {
+    XDI_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_PREPEND, NULL, 0, false, text, bytes));
+    xdi_rewrite *rewrite = &l->t->rewrites[l->t->rewrite_count - 1];
+    rewrite->unless_there = unless_there;
+    rewrite->only_first = only_first;
+    l->t->adds_prefix = true;
+    return XD_OK;
+}
+
+static xd_result xdi_hf_add_normalizer(xdi_hf_loader *l, const xd_json *stage) {
+    const xd_json *type = xd_json_find(stage, "type");
+    size_t bytes = 0;
+    if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
+    if (xdi_hf_is(type, "Sequence")) {
+        const xd_json *list = xd_json_find(stage, "normalizers");
+        for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
+            XDI_TRY(xdi_hf_add_normalizer(l, item));
+        return XD_OK;
+    }
+    if (xdi_hf_is(type, "NFC"))
+        return xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_NFC, NULL, 0, false, "", 0);
+    if (xdi_hf_is(type, "NFKC"))
+        return xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_NFKC, NULL, 0, false, "", 0);
+    if (xdi_hf_is(type, "Replace")) return xdi_hf_add_replace(l, stage);
+    const char *prepend = xd_json_string(xd_json_find(stage, "prepend"), &bytes);
+    if (xdi_hf_is(type, "Prepend") && prepend) return xdi_hf_add_prepend(l, prepend, bytes, false, false);
+    return xdi_hf_unsupported(l, "normalizer", stage);
+}
+
+static xd_result xdi_hf_add_split(xdi_hf_loader *l, const xd_json *stage) {
+    static const char *const names[] = { "Isolated", "Removed", "Contiguous", "MergedWithPrevious",
+                                         "MergedWithNext" };
+    const xd_json *behavior = xd_json_find(stage, "behavior");
+    const char *text;
+    size_t bytes = 0;
+    bool literal;
+    XDI_TRY(xdi_hf_pattern(l, stage, &text, &bytes, &literal));
+    for (int i = 0; i < 5; i++)
+        if (xdi_hf_is(behavior, names[i]))
+            return xdi_tokenizer_add_split(l->t, text, bytes, literal,
+                                           (xdi_split_behavior)(XDI_SPLIT_ISOLATED + i),
+                                           xdi_hf_flag(stage, "invert", false));
+    return XDI_FAIL(l->ctx, XD_ERROR_FORMAT, "tokenizer.json: Split at byte %llu has no known behavior",
+                    (unsigned long long)xd_json_offset(stage));
+}
+
+/* A pre-tokenizer that changes the text can be the first only: pieces are not changed one by one here. */
+static xd_result xdi_hf_check_first(const xdi_hf_loader *l, const xd_json *stage) {
+    XDI_REQUIRE(l->ctx, l->t->split_count == 0, XD_ERROR_UNSUPPORTED,
+                "tokenizer.json: %.80s at byte %llu adds to the text after another pre-tokenizer, which is "
+                "not supported",
+                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
+    return XD_OK;
+}
+
+static xd_result xdi_hf_add_byte_level(xdi_hf_loader *l, const xd_json *stage) {
+    static const char pattern[] =
+        "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+    l->finished_split = true;
+    if (xdi_hf_flag(stage, "add_prefix_space", true)) {
+        XDI_TRY(xdi_hf_check_first(l, stage));
+        XDI_TRY(xdi_hf_add_prepend(l, " ", 1, true, false));
+    }
+    if (!xdi_hf_flag(stage, "use_regex", true)) return XD_OK;
+    return xdi_tokenizer_add_split(l->t, pattern, sizeof pattern - 1, false, XDI_SPLIT_ISOLATED, false);
+}
+
+static xd_result xdi_hf_add_metaspace(xdi_hf_loader *l, const xd_json *stage) {
+    size_t bytes = 0;
+    const char *mark = xd_json_string(xd_json_find(stage, "replacement"), &bytes);
+    const xd_json *scheme = xd_json_find(stage, "prepend_scheme");
+    const bool first = xdi_hf_is(scheme, "first");
+    const bool always = scheme ? xdi_hf_is(scheme, "always") : xdi_hf_flag(stage, "add_prefix_space", true);
+    XDI_REQUIRE(l->ctx, mark && bytes, XD_ERROR_FORMAT,
+                "tokenizer.json: Metaspace at byte %llu has no replacement",
+                (unsigned long long)xd_json_offset(stage));
+    XDI_TRY(xdi_hf_check_first(l, stage));
+    XDI_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_REPLACE, " ", 1, true, mark, bytes));
+    if (first || always) XDI_TRY(xdi_hf_add_prepend(l, mark, bytes, true, first));
+    if (!xdi_hf_flag(stage, "split", true)) return XD_OK;
+    return xdi_tokenizer_add_split(l->t, mark, bytes, true, XDI_SPLIT_WITH_NEXT, false);
+}
+
+static xd_result xdi_hf_add_pre_tokenizer(xdi_hf_loader *l, const xd_json *stage) {
+    const xd_json *type = xd_json_find(stage, "type");
+    if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
+    if (xdi_hf_is(type, "Sequence")) {
+        const xd_json *list = xd_json_find(stage, "pretokenizers");
+        for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
+            XDI_TRY(xdi_hf_add_pre_tokenizer(l, item));
+        return XD_OK;
+    }
+    if (l->finished_split) return xdi_hf_unsupported(l, "a pre-tokenizer after ByteLevel:", stage);
+    if (xdi_hf_is(type, "Split")) return xdi_hf_add_split(l, stage);
+    if (xdi_hf_is(type, "ByteLevel")) return xdi_hf_add_byte_level(l, stage);
+    if (xdi_hf_is(type, "Metaspace")) return xdi_hf_add_metaspace(l, stage);
+    if (!xdi_hf_is(type, "Digits")) return xdi_hf_unsupported(l, "pre-tokenizer", stage);
+    const char *pattern = xdi_hf_flag(stage, "individual_digits", false) ? "\\p{N}" : "\\p{N}+";
+    return xdi_tokenizer_add_split(l->t, pattern, strlen(pattern), false, XDI_SPLIT_ISOLATED, false);
+}
+
+/* Does a stage or one inside it have this type? */
+static bool xdi_hf_has(const xd_json *stage, const char *list, const char *type) {
+    if (xdi_hf_is(xd_json_find(stage, "type"), type)) return true;
+    for (const xd_json *item = xd_json_first(xd_json_find(stage, list)); item; item = xd_json_next(item))
+        if (xdi_hf_has(item, list, type)) return true;
+    return false;
+}
+
+/* ---- the whole file ---- */
+
+static xd_result xdi_hf_check_model(xdi_hf_loader *l) {
+    static const char *const absent[] = { "continuing_subword_prefix", "end_of_word_suffix" };
+    const xd_json *type = xd_json_find(l->model, "type");
+    double dropout = 0.0;
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(l->model) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
+                "tokenizer.json: no model");
+    XDI_REQUIRE(l->ctx, !type || xdi_hf_is(type, "BPE"), XD_ERROR_UNSUPPORTED,
+                "tokenizer.json: model %.80s is not supported, only BPE is", xdi_hf_type(l->model));
+    XDI_REQUIRE(l->ctx,
+                xd_json_kind_of(l->vocab) == XD_JSON_OBJECT && xd_json_kind_of(l->merges) == XD_JSON_ARRAY,
+                XD_ERROR_FORMAT, "tokenizer.json: the model lacks vocab or merges");
+    for (int i = 0; i < 2; i++)
+        XDI_REQUIRE(l->ctx, xdi_hf_is_absent(xd_json_find(l->model, absent[i])), XD_ERROR_UNSUPPORTED,
+                    "tokenizer.json: %s is not supported", absent[i]);
+    (void)xd_json_double(xd_json_find(l->model, "dropout"), &dropout);
+    XDI_REQUIRE(l->ctx, dropout == 0.0, XD_ERROR_UNSUPPORTED, "tokenizer.json: dropout %g is not supported",
+                dropout);
+    return XD_OK;
+}
+
+/* The largest id, the bytes of all texts and the longest one. */
+static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc, int64_t *size,
+                                size_t *bytes) {
+    size_t length = 0, longest = 0;
+    int64_t id;
+    *size = 0;
+    *bytes = xdi_hf_string_bytes(xd_json_find(l->root, "normalizer"));
+    *bytes += 2 * xdi_hf_string_bytes(xd_json_find(l->root, "pre_tokenizer")) + 16;
+    for (const xd_json *item = xd_json_first(l->vocab); item; item = xd_json_next(item)) {
+        const char *text = xd_json_key(item, &length);
+        XDI_REQUIRE(l->ctx, xd_json_int64(item, &id), XD_ERROR_FORMAT,
+                    "tokenizer.json: \"%.80s\" has no id at byte %llu", text,
+                    (unsigned long long)xd_json_offset(item));
+        *bytes += 2 * length;
+        if (length > longest) longest = length;
+        if (id >= *size) *size = id == INT64_MAX ? id : id + 1;
+    }
+    for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item)) {
+        length = 0;
+        (void)xd_json_string(xd_json_find(item, "content"), &length);
+        *bytes += 8 * length; /* once as it is, and once more with room to grow by normalisation */
+        if (xd_json_int64(xd_json_find(item, "id"), &id) && id >= *size && id < INT64_MAX) *size = id + 1;
+    }
+    XDI_TRY(xdi_tokenizer_measure_specials(l->ctx, desc, size, bytes));
+    l->buffer_bytes = 2 * longest + 2;
+    l->buffer = (uint8_t *)xd_allocate(l->ctx, l->buffer_bytes);
+    XDI_REQUIRE(l->ctx, l->buffer, XD_ERROR_MEMORY, "no room for a token of %llu bytes",
+                (unsigned long long)longest);
+    return XD_OK;
+}
+
+static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
+    xd_tokenizer *t = l->t;
+    int32_t rank = 0;
+    t->byte_level = l->byte_level;
+    t->byte_fallback = xdi_hf_flag(l->model, "byte_fallback", false);
+    t->fuse_unknown = xdi_hf_flag(l->model, "fuse_unk", false);
+    t->ignore_merges = xdi_hf_flag(l->model, "ignore_merges", false);
+    XDI_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
+    t->normalizer_count = t->rewrite_count;
+    XDI_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));
+    for (int i = 0; i < t->rewrite_count; i++) {
+        const xdi_rewrite *w = &t->rewrites[i];
+        if (w->to_bytes == 3 && memcmp(t->blob + w->to, XDI_TOKENIZER_MARK, 3) == 0) l->marks = true;
+    }
+    XDI_TRY(xdi_hf_add_vocab(l));
+    for (const xd_json *item = xd_json_first(l->merges); item; item = xd_json_next(item))
+        XDI_TRY(xdi_hf_add_merge(l, item, rank++));
+    for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item))
+        XDI_TRY(xdi_hf_add_added(l, item));
+    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    return xdi_tokenizer_finish(t);
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_from_json(xd_ctx *ctx, const xd_json *root, const xd_tokenizer_desc *desc,
+                                             xd_tokenizer **out) {
+    xdi_hf_loader l;
+    int64_t size = 0;
+    size_t bytes = 0;
+    memset(&l, 0, sizeof l);
+    l.ctx = ctx;
+    l.root = root;
+    l.model = xd_json_find(root, "model");
+    l.vocab = xd_json_find(l.model, "vocab");
+    l.merges = xd_json_find(l.model, "merges");
+    l.added = xd_json_find(root, "added_tokens");
+    l.byte_level = xdi_hf_has(xd_json_find(root, "pre_tokenizer"), "pretokenizers", "ByteLevel");
+    XDI_TRY(xdi_hf_check_model(&l));
+    xd_result result = xdi_hf_measure(&l, desc, &size, &bytes);
+    if (result == XD_OK) result = xdi_tokenizer_begin(ctx, size, bytes, &l.t);
+    if (result == XD_OK) result = xdi_hf_fill(&l, desc);
+    xd_release(ctx, l.buffer);
+    if (result == XD_OK)
+        *out = l.t;
+    else
+        xd_tokenizer_destroy(l.t);
+    return result;
+}
+
+/* >>distill/tokenizer_ranks.c */
+
+#include <stdio.h>
+#include <string.h>
+
+/* Vocabularies as bytes with a rank each, merged by the rank of what two neighbours make together: the rank
+ * files of tiktoken and the Tekken files of Mistral. */
+
+/* ---- base64 ---- */
+
+static int xdi_base64_value(char c) {
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* Decodes padded base64 of at least one byte; out has room for 3/4 of the text. */
+static bool xdi_base64_decode(const char *text, size_t bytes, uint8_t *out, size_t *out_bytes) {
+    size_t count = 0, padding = 0;
+    if (bytes == 0 || bytes % 4 != 0) return false;
+    if (text[bytes - 1] == '=') padding = text[bytes - 2] == '=' ? 2 : 1;
+    for (size_t i = 0; i < bytes; i += 4) {
+        uint32_t word = 0;
+        for (size_t k = 0; k < 4; k++) {
+            const bool pad = i + k >= bytes - padding;
+            const int value = pad ? 0 : xdi_base64_value(text[i + k]);
+            if (value < 0) return false;
+            word = word << 6 | (uint32_t)value;
+        }
+        out[count++] = (uint8_t)(word >> 16);
+        out[count++] = (uint8_t)(word >> 8);
+        out[count++] = (uint8_t)word;
+    }
+    *out_bytes = count - padding;
+    return true;
+}
+
+/* ---- presets ---- */
+
+#define XDI_RANKS_CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define XDI_RANKS_SPACES "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define XDI_RANKS_WORDS(digits)                                     \
+    XDI_RANKS_CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
+                           "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" XDI_RANKS_SPACES
+#define XDI_RANKS_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define XDI_RANKS_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define XDI_RANKS_O200K                                                                       \
+    "[^\\r\\n\\p{L}\\p{N}]?" XDI_RANKS_UPPER "*" XDI_RANKS_LOWER "+" XDI_RANKS_CONTRACTIONS   \
+    "?|[^\\r\\n\\p{L}\\p{N}]?" XDI_RANKS_UPPER "+" XDI_RANKS_LOWER "*" XDI_RANKS_CONTRACTIONS \
+    "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" XDI_RANKS_SPACES
+
+typedef struct xdi_ranks_preset {
+    const char *pattern;
+    bool nfc;
+    xd_tokenizer_special specials[13]; /* up to the first without content */
+    int reserved_begin, reserved_end;  /* ids of "<|reserved_special_token_N|>" ... */
+    int reserved_first;                /* ... and the N of the first */
+} xdi_ranks_preset;
+
+static const xdi_ranks_preset xdi_ranks_presets[] = {
+    { NULL, false, { { NULL, 0 } }, 0, 0, 0 },
+    { "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+      false,
+      { { "<|endoftext|>", 50256 }, { NULL, 0 } },
+      0,
+      0,
+      0 },
+    { "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
+      "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
+      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s",
+      false,
+      { { "<|endoftext|>", 100257 },
+        { "<|fim_prefix|>", 100258 },
+        { "<|fim_middle|>", 100259 },
+        { "<|fim_suffix|>", 100260 },
+        { "<|endofprompt|>", 100276 },
+        { NULL, 0 } },
+      0,
+      0,
+      0 },
+    { XDI_RANKS_O200K,
+      false,
+      { { "<|endoftext|>", 199999 }, { "<|endofprompt|>", 200018 }, { NULL, 0 } },
+      0,
+      0,
+      0 },
+    { XDI_RANKS_WORDS("\\p{N}{1,3}"),
+      false,
+      { { "<|begin_of_text|>", 128000 },
+        { "<|end_of_text|>", 128001 },
+        { "<|reserved_special_token_0|>", 128002 },
+        { "<|reserved_special_token_1|>", 128003 },
+        { "<|finetune_right_pad_id|>", 128004 },
+        { "<|step_id|>", 128005 },
+        { "<|start_header_id|>", 128006 },
+        { "<|end_header_id|>", 128007 },
+        { "<|eom_id|>", 128008 },
+        { "<|eot_id|>", 128009 },
+        { "<|python_tag|>", 128010 },
+        { "<|image|>", 128011 },
+        { NULL, 0 } },
+      128012,
+      128256,
+      2 },
+    { XDI_RANKS_O200K, false, { { NULL, 0 } }, 0, 0, 0 },
+    { XDI_RANKS_WORDS("\\p{N}"),
+      true,
+      { { "<|endoftext|>", 151643 }, { "<|im_start|>", 151644 }, { "<|im_end|>", 151645 }, { NULL, 0 } },
+      0,
+      0,
+      0 },
+};
+
+enum {
+    XDI_RANKS_PRESETS = (int)(sizeof xdi_ranks_presets / sizeof xdi_ranks_presets[0]),
+    XDI_RANKS_NAME = 48 /* bytes of the longest name of a preset's special tokens */
+};
+
+static void xdi_ranks_measure_preset(const xdi_ranks_preset *p, int64_t *size, size_t *bytes) {
+    for (int i = 0; p->specials[i].content; i++) {
+        if (p->specials[i].id >= *size) *size = (int64_t)p->specials[i].id + 1;
+        *bytes += XDI_RANKS_NAME;
+    }
+    if (p->reserved_end > *size) *size = p->reserved_end;
+    *bytes += (size_t)(p->reserved_end - p->reserved_begin) * XDI_RANKS_NAME;
+}
+
+static xd_result xdi_ranks_add_special(xd_tokenizer *t, int32_t id, const char *name) {
+    xdi_added added;
+    memset(&added, 0, sizeof added);
+    added.id = id;
+    added.special = true;
+    XDI_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+                "the preset's special token %s has id %d, which the file uses otherwise: another preset?",
+                name, (int)id);
+    return xdi_tokenizer_add_special(t, &added, name, strlen(name));
+}
+
+static xd_result xdi_ranks_add_preset(xd_tokenizer *t, const xdi_ranks_preset *p) {
+    char name[XDI_RANKS_NAME];
+    for (int i = 0; p->specials[i].content; i++)
+        XDI_TRY(xdi_ranks_add_special(t, p->specials[i].id, p->specials[i].content));
+    for (int id = p->reserved_begin; id < p->reserved_end; id++) {
+        snprintf(name, sizeof name, "<|reserved_special_token_%d|>",
+                 id - p->reserved_begin + p->reserved_first);
+        XDI_TRY(xdi_ranks_add_special(t, (int32_t)id, name));
+    }
+    return XD_OK;
+}
+
+/* ---- what both forms share ---- */
+
+/* Merges of a complete set of byte tokens whose ids grow with their ranks, and the pattern. */
+static xd_result xdi_ranks_finish(xd_tokenizer *t, const char *pattern, size_t pattern_bytes) {
+    int32_t *ranks = (int32_t *)xd_allocate(t->ctx, (size_t)t->size * sizeof *ranks);
+    XDI_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->size);
+    for (int32_t i = 0; i < t->size; i++) ranks[i] = i;
+    const xd_result result = xdi_tokenizer_derive_merges(t, ranks);
+    xd_release(t->ctx, ranks);
+    XDI_TRY(result);
+    XDI_TRY(xdi_tokenizer_add_split(t, pattern, pattern_bytes, false, XDI_SPLIT_ISOLATED, false));
+    return xdi_tokenizer_finish(t);
+}
+
+/* ---- rank files ---- */
+
+/* The next line of a rank file: its base64 and its rank. False at the end; *line counts from 1. */
+static xd_result xdi_ranks_next(xd_ctx *ctx, const char **at, const char *end, int64_t *line,
+                                const char **text, size_t *bytes, int64_t *rank, bool *found) {
+    const char *p = *at;
+    *found = false;
+    for (; p < end && (*p == '\n' || *p == '\r'); p++) *line += *p == '\n';
+    if (p == end) return XD_OK;
+    *text = p;
+    while (p < end && *p != ' ' && *p != '\n') p++;
+    *bytes = (size_t)(p - *text);
+    while (p < end && *p == ' ') p++;
+    const char *digits = p;
+    *rank = 0;
+    for (; p < end && *p >= '0' && *p <= '9' && *rank < XDI_TOKENIZER_IDS; p++)
+        *rank = *rank * 10 + (*p - '0');
+    const bool closed = p == end || *p == '\n' || *p == '\r';
+    XDI_REQUIRE(ctx, p > digits && closed, XD_ERROR_FORMAT, "rank file: line %lld is not base64 and a rank",
+                (long long)*line);
+    *found = true;
+    *at = p;
+    return XD_OK;
+}
+
+static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t bytes, uint8_t *buffer) {
+    const char *at = text, *base64 = NULL;
+    int64_t line = 1, rank = 0;
+    size_t length = 0, decoded = 0;
+    bool found;
+    for (;;) {
+        XDI_TRY(xdi_ranks_next(t->ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        if (!found) return XD_OK;
+        if (length == 1 && *base64 == '=')
+            continue; /* no bytes: an id that is kept free, as Whisper's file has it */
+        XDI_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
+                    "rank file: line %lld is not base64", (long long)line);
+        XDI_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
+    }
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_from_ranks(xd_ctx *ctx, const char *text, size_t bytes,
+                                              const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    const char *at = text, *base64 = NULL;
+    int64_t line = 1, rank = 0, size = 0;
+    size_t length = 0, longest = 0, blob = 0;
+    bool found = true;
+    XDI_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
+                "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
+    const xdi_ranks_preset *preset = &xdi_ranks_presets[desc->preset];
+    const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
+    while (found) {
+        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        if (!found) break;
+        if (rank >= size) size = rank + 1;
+        if (length > longest) longest = length;
+        blob += length;
+    }
+    XDI_REQUIRE(ctx, pattern, XD_ERROR_ARGUMENT, "a rank file needs a preset or a pattern");
+    xdi_ranks_measure_preset(preset, &size, &blob);
+    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
+    xd_tokenizer *t = NULL;
+    XDI_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
+    t->byte_level = t->ignore_merges = true;
+    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, longest + 4);
+    xd_result result = buffer ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
+    if (result == XD_OK) result = xdi_ranks_add_lines(t, text, bytes, buffer);
+    if (result == XD_OK) result = xdi_ranks_add_preset(t, preset);
+    if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
+    if (result == XD_OK && preset->nfc)
+        result = xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0);
+    t->normalizer_count = t->rewrite_count;
+    if (result == XD_OK) result = xdi_ranks_finish(t, pattern, strlen(pattern));
+    xd_release(ctx, buffer);
+    if (result == XD_OK)
+        *out = t;
+    else
+        xd_tokenizer_destroy(t);
+    return result;
+}
+
+/* ---- Tekken ---- */
+
+/* Sizes of a Tekken file: ids begin with the special tokens; then come the ranks that fit. */
+typedef struct xdi_tekken {
+    xd_ctx *ctx;
+    const xd_json *vocab, *specials;
+    const char *pattern;
+    size_t pattern_bytes, longest, blob;
+    int64_t size, special_count;
+} xdi_tekken;
+
+static xd_result xdi_tekken_measure(xdi_tekken *k, const xd_json *root, const xd_tokenizer_desc *desc) {
+    const xd_json *config = xd_json_find(root, "config");
+    k->vocab = xd_json_find(root, "vocab");
+    k->specials = xd_json_find(root, "special_tokens");
+    k->pattern = xd_json_string(xd_json_find(config, "pattern"), &k->pattern_bytes);
+    const bool good = k->pattern && xd_json_int64(xd_json_find(config, "default_vocab_size"), &k->size) &&
+                      xd_json_int64(xd_json_find(config, "default_num_special_tokens"), &k->special_count);
+    XDI_REQUIRE(
+        k->ctx, good && k->special_count >= 0 && k->special_count < k->size && k->size <= XDI_TOKENIZER_IDS,
+        XD_ERROR_FORMAT, "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens");
+    for (const xd_json *item = xd_json_first(k->vocab); item; item = xd_json_next(item)) {
+        size_t length = 0;
+        (void)xd_json_string(xd_json_find(item, "token_bytes"), &length);
+        k->blob += length;
+        if (length > k->longest) k->longest = length;
+    }
+    for (const xd_json *item = xd_json_first(k->specials); item; item = xd_json_next(item)) {
+        size_t length = 0;
+        (void)xd_json_string(xd_json_find(item, "token_str"), &length);
+        k->blob += length;
+    }
+    k->blob += (size_t)k->special_count * XDI_RANKS_NAME;
+    return xdi_tokenizer_measure_specials(k->ctx, desc, &k->size, &k->blob);
+}
+
+static xd_result xdi_tekken_add_vocab(const xdi_tekken *k, xd_tokenizer *t, uint8_t *buffer) {
+    int64_t rank = -1;
+    size_t length = 0, decoded = 0;
+    for (const xd_json *item = xd_json_first(k->vocab); item; item = xd_json_next(item)) {
+        const char *base64 = xd_json_string(xd_json_find(item, "token_bytes"), &length);
+        const bool good = base64 && xd_json_int64(xd_json_find(item, "rank"), &rank) && rank >= 0 &&
+                          xdi_base64_decode(base64, length, buffer, &decoded);
+        XDI_REQUIRE(k->ctx, good, XD_ERROR_FORMAT, "Tekken: the token at byte %llu lacks token_bytes or rank",
+                    (unsigned long long)xd_json_offset(item));
+        if (rank < k->size - k->special_count)
+            XDI_TRY(xdi_tokenizer_add(t, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL,
+                                      0));
+    }
+    return XD_OK;
+}
+
+/* The special tokens of the file; ids it does not name get the names that the reference gives them. */
+static xd_result xdi_tekken_add_specials(const xdi_tekken *k, xd_tokenizer *t) {
+    static const char *const old[] = { "<unk>",
+                                       "<s>",
+                                       "</s>",
+                                       "[INST]",
+                                       "[/INST]",
+                                       "[AVAILABLE_TOOLS]",
+                                       "[/AVAILABLE_TOOLS]",
+                                       "[TOOL_RESULTS]",
+                                       "[/TOOL_RESULTS]",
+                                       "[TOOL_CALLS]",
+                                       "[IMG]",
+                                       "<pad>",
+                                       "[IMG_BREAK]",
+                                       "[IMG_END]",
+                                       "[PREFIX]",
+                                       "[MIDDLE]",
+                                       "[SUFFIX]",
+                                       "[SYSTEM_PROMPT]",
+                                       "[/SYSTEM_PROMPT]",
+                                       "[TOOL_CONTENT]" };
+    char name[XDI_RANKS_NAME];
+    int64_t rank = -1;
+    for (const xd_json *item = xd_json_first(k->specials); item; item = xd_json_next(item)) {
+        const char *text = xd_json_string(xd_json_find(item, "token_str"), NULL);
+        const bool good = text && *text && xd_json_int64(xd_json_find(item, "rank"), &rank);
+        XDI_REQUIRE(k->ctx, good && rank >= 0 && rank < k->special_count, XD_ERROR_FORMAT,
+                    "Tekken: the special token at byte %llu lacks token_str, or a rank in 0 to %lld",
+                    (unsigned long long)xd_json_offset(item), (long long)k->special_count - 1);
+        XDI_TRY(xdi_ranks_add_special(t, (int32_t)rank, text));
+    }
+    for (int32_t id = 0; id < k->special_count; id++) {
+        if (t->tokens[id].kind != XD_TOKEN_KIND_NONE) continue;
+        const bool named = !k->specials && id < (int32_t)(sizeof old / sizeof old[0]);
+        snprintf(name, sizeof name, "%s", named ? old[id] : "");
+        if (!named) snprintf(name, sizeof name, "<SPECIAL_%d>", (int)id);
+        XDI_TRY(xdi_ranks_add_special(t, id, name));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_from_tekken(xd_ctx *ctx, const xd_json *root,
+                                               const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    xdi_tekken k;
+    xd_tokenizer *t = NULL;
+    memset(&k, 0, sizeof k);
+    k.ctx = ctx;
+    XDI_TRY(xdi_tekken_measure(&k, root, desc));
+    XDI_TRY(xdi_tokenizer_begin(ctx, k.size, k.blob, &t));
+    t->byte_level = t->ignore_merges = true;
+    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, k.longest + 4);
+    xd_result result = buffer ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token");
+    if (result == XD_OK) result = xdi_tekken_add_vocab(&k, t, buffer);
+    if (result == XD_OK) result = xdi_tekken_add_specials(&k, t);
+    if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
+    if (result == XD_OK) result = xdi_ranks_finish(t, k.pattern, k.pattern_bytes);
+    xd_release(ctx, buffer);
+    if (result == XD_OK)
+        *out = t;
+    else
+        xd_tokenizer_destroy(t);
+    return result;
+}
+
+/* >>distill/tokenizer_sentencepiece.c */
+
+#include <string.h>
+
+/* SentencePiece models of type BPE: a protobuf of pieces with scores, and what the trainer and the normaliser
+ * were told. Merges are by score: whichever two neighbours make the piece of the highest one. */
+
+/* ---- protobuf ---- */
+
+typedef struct xdi_protobuf {
+    xd_ctx *ctx;
+    const uint8_t *start, *at, *end; /* start: of the file, for messages */
+} xdi_protobuf;
+
+/* One field: a number, or bytes. */
+typedef struct xdi_protobuf_field {
+    uint32_t number;
+    unsigned wire; /* 0 varint, 1 eight bytes, 2 bytes, 5 four bytes */
+    uint64_t value;
+    const uint8_t *bytes;
+    size_t length;
+} xdi_protobuf_field;
+
+static xd_result xdi_protobuf_refuse(const xdi_protobuf *p, const char *what) {
+    return XDI_FAIL(p->ctx, XD_ERROR_FORMAT, "SentencePiece model: %s at byte %llu", what,
+                    (unsigned long long)(p->at - p->start));
+}
+
+static xd_result xdi_protobuf_varint(xdi_protobuf *p, uint64_t *value) {
+    *value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+        if (p->at == p->end) return xdi_protobuf_refuse(p, "a number without end");
+        const uint8_t byte = *p->at++;
+        *value |= (uint64_t)(byte & 0x7fu) << shift;
+        if (byte < 0x80) return XD_OK;
+    }
+    return xdi_protobuf_refuse(p, "a number of more than 64 bits");
+}
+
+/* The next field; false at the end of the message. */
+static xd_result xdi_protobuf_next(xdi_protobuf *p, xdi_protobuf_field *f, bool *found) {
+    uint64_t key;
+    *found = p->at < p->end;
+    if (!*found) return XD_OK;
+    XDI_TRY(xdi_protobuf_varint(p, &key));
+    memset(f, 0, sizeof *f);
+    f->wire = (unsigned)(key & 7u);
+    if (key >> 3 == 0 || key >> 3 > 0x1fffffff) return xdi_protobuf_refuse(p, "a field number out of range");
+    f->number = (uint32_t)(key >> 3);
+    if (f->wire == 0) return xdi_protobuf_varint(p, &f->value);
+    uint64_t length = f->wire == 1 ? 8 : 4;
+    if (f->wire == 2) XDI_TRY(xdi_protobuf_varint(p, &length));
+    if (f->wire != 1 && f->wire != 2 && f->wire != 5)
+        return xdi_protobuf_refuse(p, "an unknown kind of field");
+    if (length > (uint64_t)(p->end - p->at))
+        return xdi_protobuf_refuse(p, "a field that is longer than its message");
+    f->bytes = p->at;
+    f->length = (size_t)length;
+    p->at += length;
+    return XD_OK;
+}
+
+static xdi_protobuf xdi_protobuf_inside(const xdi_protobuf *p, const xdi_protobuf_field *f) {
+    xdi_protobuf inside = *p;
+    inside.at = f->bytes;
+    inside.end = f->bytes + f->length;
+    return inside;
+}
+
+/* ---- the model ---- */
+
+/* Kinds of pieces in the file. */
+enum {
+    XDI_SENTENCEPIECE_NORMAL = 1,
+    XDI_SENTENCEPIECE_UNKNOWN,
+    XDI_SENTENCEPIECE_CONTROL,
+    XDI_SENTENCEPIECE_USER,
+    XDI_SENTENCEPIECE_UNUSED,
+    XDI_SENTENCEPIECE_BYTE
+};
+
+typedef struct xdi_sentencepiece {
+    xdi_protobuf file;
+    int64_t pieces;
+    size_t bytes; /* of all pieces */
+    uint64_t model_type;
+    bool prefix, remove_spaces, escape_spaces, byte_fallback, spaces_behind;
+    size_t character_map, rules;
+} xdi_sentencepiece;
+
+/* One piece of the vocabulary. */
+typedef struct xdi_sentencepiece_piece {
+    const uint8_t *text;
+    size_t length;
+    float score;
+    uint64_t kind;
+} xdi_sentencepiece_piece;
+
+static xd_result xdi_sentencepiece_read_piece(const xdi_protobuf *file, const xdi_protobuf_field *field,
+                                              xdi_sentencepiece_piece *piece) {
+    xdi_protobuf p = xdi_protobuf_inside(file, field);
+    xdi_protobuf_field f;
+    bool found;
+    memset(piece, 0, sizeof *piece);
+    piece->kind = XDI_SENTENCEPIECE_NORMAL;
+    for (;;) {
+        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        if (!found) break;
+        if (f.number == 1 && f.wire == 2) {
+            piece->text = f.bytes;
+            piece->length = f.length;
+        } else if (f.number == 2 && f.wire == 5) {
+            const uint32_t bits = f.bytes[0] | (uint32_t)f.bytes[1] << 8 | (uint32_t)f.bytes[2] << 16 |
+                                  (uint32_t)f.bytes[3] << 24;
+            memcpy(&piece->score, &bits, sizeof piece->score);
+        } else if (f.number == 3 && f.wire == 0) {
+            piece->kind = f.value;
+        }
+    }
+    if (piece->length == 0) return xdi_protobuf_refuse(&p, "a piece without text");
+    if (!(piece->score - piece->score == 0.0f)) return xdi_protobuf_refuse(&p, "a score that is not finite");
+    return XD_OK;
+}
+
+static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_protobuf_field *field) {
+    xdi_protobuf p = xdi_protobuf_inside(&m->file, field);
+    xdi_protobuf_field f;
+    bool found;
+    for (;;) {
+        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        if (!found) return XD_OK;
+        if (f.number == 3 && f.wire == 0) m->model_type = f.value;
+        if (f.number == 24 && f.wire == 0) m->spaces_behind = f.value != 0;
+        if (f.number == 35 && f.wire == 0) m->byte_fallback = f.value != 0;
+    }
+}
+
+static xd_result xdi_sentencepiece_read_normalizer(xdi_sentencepiece *m, const xdi_protobuf_field *field) {
+    xdi_protobuf p = xdi_protobuf_inside(&m->file, field);
+    xdi_protobuf_field f;
+    bool found;
+    for (;;) {
+        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        if (!found) return XD_OK;
+        if (f.number == 2 && f.wire == 2) m->character_map = f.length;
+        if (f.number == 3 && f.wire == 0) m->prefix = f.value != 0;
+        if (f.number == 4 && f.wire == 0) m->remove_spaces = f.value != 0;
+        if (f.number == 5 && f.wire == 0) m->escape_spaces = f.value != 0;
+        if (f.number == 6 && f.wire == 2) m->rules = f.length;
+    }
+}
+
+/* Everything but the pieces, which are counted. */
+static xd_result xdi_sentencepiece_measure(xdi_sentencepiece *m) {
+    xdi_protobuf p = m->file;
+    xdi_protobuf_field f;
+    xdi_sentencepiece_piece piece;
+    bool found;
+    m->model_type = 1; /* the defaults of the format */
+    m->prefix = m->remove_spaces = m->escape_spaces = true;
+    for (;;) {
+        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        if (!found) return XD_OK;
+        if (f.wire != 2) continue;
+        if (f.number == 1) {
+            XDI_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
+            m->pieces++;
+            m->bytes += 2 * piece.length;
+        }
+        if (f.number == 2) XDI_TRY(xdi_sentencepiece_read_trainer(m, &f));
+        if (f.number == 3) XDI_TRY(xdi_sentencepiece_read_normalizer(m, &f));
+    }
+}
+
+static xd_result xdi_sentencepiece_check(const xdi_sentencepiece *m) {
+    static const char *const types[] = { "0", "Unigram", "BPE", "Word", "Character" };
+    xd_ctx *ctx = m->file.ctx;
+    XDI_REQUIRE(ctx, m->pieces > 0, XD_ERROR_FORMAT, "SentencePiece model: there are no pieces");
+    XDI_REQUIRE(ctx, m->model_type == 2, XD_ERROR_UNSUPPORTED,
+                "SentencePiece model of type %s: only BPE is supported",
+                m->model_type < 5 ? types[m->model_type] : "unknown");
+    XDI_REQUIRE(ctx, m->character_map == 0 && m->rules == 0, XD_ERROR_UNSUPPORTED,
+                "SentencePiece model: a normaliser's character map of %llu bytes is not supported",
+                (unsigned long long)(m->character_map + m->rules));
+    XDI_REQUIRE(ctx, !m->remove_spaces, XD_ERROR_UNSUPPORTED,
+                "SentencePiece model: remove_extra_whitespaces is not supported");
+    XDI_REQUIRE(ctx, m->escape_spaces && !m->spaces_behind, XD_ERROR_UNSUPPORTED,
+                "SentencePiece model: blanks that are not escaped, or that end words, are not supported");
+    return XD_OK;
+}
+
+static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_sentencepiece_piece *piece,
+                                       uint8_t *buffer) {
+    xdi_added added;
+    memset(&added, 0, sizeof added);
+    added.id = id;
+    added.special = piece->kind == XDI_SENTENCEPIECE_CONTROL;
+    const int byte = xdi_tokenizer_fallback_byte(piece->text, piece->length);
+    const uint8_t raw = (uint8_t)byte;
+    const size_t length = xdi_tokenizer_unmark(piece->text, piece->length, buffer);
+    switch (piece->kind) {
+    case XDI_SENTENCEPIECE_NORMAL:
+        return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_NORMAL, piece->text, piece->length, buffer, length);
+    case XDI_SENTENCEPIECE_UNKNOWN:
+        XDI_REQUIRE(t->ctx, t->unknown < 0, XD_ERROR_FORMAT,
+                    "SentencePiece model: pieces %d and %d are unknown", (int)t->unknown, (int)id);
+        t->unknown = id;
+        return xdi_tokenizer_set(t, id, XD_TOKEN_KIND_UNKNOWN, piece->text, piece->length);
+    case XDI_SENTENCEPIECE_CONTROL:
+    case XDI_SENTENCEPIECE_USER: return xdi_tokenizer_add_special(t, &added, (const char *)buffer, length);
+    case XDI_SENTENCEPIECE_BYTE:
+        XDI_REQUIRE(t->ctx, byte >= 0, XD_ERROR_FORMAT, "SentencePiece model: piece %d is no byte", (int)id);
+        return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_BYTE, piece->text, piece->length, &raw, 1);
+    default:
+        return XDI_FAIL(t->ctx, XD_ERROR_UNSUPPORTED, "SentencePiece model: piece %d is of kind %llu%s",
+                        (int)id, (unsigned long long)piece->kind,
+                        piece->kind == XDI_SENTENCEPIECE_UNUSED ? " (unused), which is not supported" : "");
+    }
+}
+
+/* A score as an integer that grows while the score falls. */
+static int32_t xdi_sentencepiece_rank(float score) {
+    int32_t bits;
+    memcpy(&bits, &score, sizeof bits);
+    const uint32_t magnitude = (uint32_t)bits & 0x7fffffffu;
+    return bits < 0 ? (int32_t)magnitude : -(int32_t)magnitude;
+}
+
+static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer *t,
+                                        const xd_tokenizer_desc *desc, int32_t *ranks, uint8_t *buffer) {
+    xdi_protobuf p = m->file;
+    xdi_protobuf_field f;
+    xdi_sentencepiece_piece piece;
+    int32_t id = 0;
+    bool found;
+    for (;;) {
+        XDI_TRY(xdi_protobuf_next(&p, &f, &found));
+        if (!found) break;
+        if (f.wire != 2 || f.number != 1) continue;
+        XDI_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
+        ranks[id] = xdi_sentencepiece_rank(piece.score);
+        XDI_TRY(xdi_sentencepiece_add(t, id, &piece, buffer));
+        id++;
+    }
+    t->byte_fallback = m->byte_fallback;
+    t->fuse_unknown = true;
+    XDI_TRY(xdi_tokenizer_derive_merges(t, ranks));
+    XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
+    if (m->prefix) {
+        XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
+        t->adds_prefix = true;
+    }
+    t->normalizer_count = t->rewrite_count;
+    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    return xdi_tokenizer_finish(t);
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_from_sentencepiece(xd_ctx *ctx, const uint8_t *data, size_t bytes,
+                                                      const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    xdi_sentencepiece m;
+    xd_tokenizer *t = NULL;
+    memset(&m, 0, sizeof m);
+    m.file.ctx = ctx;
+    m.file.start = m.file.at = data;
+    m.file.end = data + bytes;
+    XDI_TRY(xdi_sentencepiece_measure(&m));
+    XDI_TRY(xdi_sentencepiece_check(&m));
+    int64_t size = m.pieces;
+    size_t blob = m.bytes + 16;
+    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
+    XDI_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
+    int32_t *ranks = (int32_t *)xd_allocate(ctx, (size_t)size * sizeof *ranks);
+    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, m.bytes + 1);
+    xd_result result = ranks && buffer
+                           ? xdi_sentencepiece_fill(&m, t, desc, ranks, buffer)
+                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)size);
+    xd_release(ctx, ranks);
+    xd_release(ctx, buffer);
+    if (result == XD_OK)
+        *out = t;
+    else
+        xd_tokenizer_destroy(t);
+    return result;
+}
+
+#endif
 
 /* >>io/internal */
 
@@ -15828,4 +25916,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f5bdba63ef3cc83d567de20da85747689f5acda5e68b58af71cafd73f1364a7f */
+/* xdistill sha256 34ab7672278ec46a0ae6836a0ba8827d955cedb215b60afab055ad9a686bd5e8 */

@@ -536,6 +536,9 @@ static xd_result xdi_mpi_pair(xdi_mpi *t, const xd_collective *c, double deadlin
                          deadline));
     XDI_TRY(xdi_mpi_tell(t, peer, XDI_MPI_REPLY, sends ? NULL : reply, sends ? theirs : NULL, sizeof *reply,
                          deadline));
+    if (t->mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    XDI_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
+                "rank %d refused its own arguments", t->world_ranks[peer]);
     XDI_REQUIRE(t->base.ctx, offer->dtype == reply->dtype, XD_ERROR_MISMATCH,
                 "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
                 xd_dtype_name((xd_dtype)reply->dtype));

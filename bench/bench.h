@@ -1,7 +1,8 @@
 /* The bench harness: machine ceilings, interleaved timing, one table, one JSON line a row (schema xdistill-bench/1).
  *
  * Every row times our operation and a naive reference in the same process, A/B/B/A, and prints the median of each and
- * the median of the per-round ratios. The floor of a row is its minimal bytes over the rate this machine showed a
+ * the median of the per-round ratios; "A/A" is how far the ratio of our own two times of a round strays (10th to 90th
+ * percentile): a speedup below it is noise. The floor of a row is its minimal bytes over the rate this machine showed a
  * moment ago for the same access pattern; score = floor / measured. */
 #ifndef XDISTILL_BENCH_H
 #define XDISTILL_BENCH_H
@@ -151,16 +152,17 @@ static void bench_header(const bench_machine *m, const char *title) {
     printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one "
            "thread)\n",
            m->cpu, m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
-    printf("# %-22s %-26s %-5s %12s %12s %7s %6s %12s %8s %8s\n", "op", "variant", "type", "time(us)",
-           "p90(us)", "GB/s", "score", "ref(us)", "speedup", "error");
+    printf("# %-22s %-26s %-5s %12s %12s %7s %6s %12s %8s %6s %8s\n", "op", "variant", "type", "time(us)",
+           "p90(us)", "GB/s", "score", "ref(us)", "speedup", "A/A", "error");
 }
 
 typedef struct bench_times {
     bench_timing ours, reference, ratio; /* ratio: reference over ours, per round */
+    double aa_spread;
 } bench_times;
 
 static bench_times bench_interleave(const bench_arm *ours, const bench_arm *reference) {
-    double a[BENCH_ROUNDS * 2], b[BENCH_ROUNDS * 2], ratio[BENCH_ROUNDS];
+    double a[BENCH_ROUNDS * 2], b[BENCH_ROUNDS * 2], ratio[BENCH_ROUNDS], own[BENCH_ROUNDS];
     bench_times t;
     for (int i = 0; i < BENCH_WARMUP; i++) {
         bench_time_once(ours);
@@ -172,10 +174,13 @@ static bench_times bench_interleave(const bench_arm *ours, const bench_arm *refe
         b[2 * round + 1] = bench_time_once(reference);
         a[2 * round + 1] = bench_time_once(ours);
         ratio[round] = (b[2 * round] + b[2 * round + 1]) / (a[2 * round] + a[2 * round + 1]);
+        own[round] = a[2 * round + 1] / a[2 * round];
     }
     t.ours = bench_summary(a, 2 * BENCH_ROUNDS);
     t.reference = bench_summary(b, 2 * BENCH_ROUNDS);
     t.ratio = bench_summary(ratio, BENCH_ROUNDS);
+    const bench_timing noise = bench_summary(own, BENCH_ROUNDS);
+    t.aa_spread = noise.high - noise.low;
     return t;
 }
 
@@ -192,8 +197,8 @@ static void bench_write_json(FILE *json, const bench_machine *m, const bench_row
             row->bytes < (double)m->cache_bytes ? "hot" : "kernel");
     fprintf(json, "\"ms\":{\"median\":%.6g,\"p10\":%.6g,\"p90\":%.6g,\"samples\":%d,\"rounds\":%d},",
             t->ours.median * 1e3, t->ours.low * 1e3, t->ours.high * 1e3, 2 * BENCH_ROUNDS, BENCH_ROUNDS);
-    fprintf(json, "\"ratio\":{\"vs\":\"%s\",\"median\":%.4g,\"p10\":%.4g,\"p90\":%.4g},", reference,
-            t->ratio.median, t->ratio.low, t->ratio.high);
+    fprintf(json, "\"ratio\":{\"vs\":\"%s\",\"median\":%.4g,\"p10\":%.4g,\"p90\":%.4g,\"aa_spread\":%.4g},",
+            reference, t->ratio.median, t->ratio.low, t->ratio.high, t->aa_spread);
     if (row->bytes > 0.0)
         fprintf(json,
                 "\"roof\":{\"min_bytes\":%.6g,\"bound\":\"bytes\",\"floor_ms\":%.6g,\"ceiling_name\":\"%s\","
@@ -217,9 +222,10 @@ static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, 
     }
     const bench_times t = bench_interleave(ours, reference);
     const double floor_seconds = row->bytes > 0.0 ? row->bytes / row->ceiling : 0.0;
-    printf("  %-22s %-26s %-5s %12.2f %12.2f %7.2f %6.2f %12.2f %8.2f %8.1e\n", row->op, row->variant,
+    printf("  %-22s %-26s %-5s %12.2f %12.2f %7.2f %6.2f %12.2f %8.2f %6.2f %8.1e\n", row->op, row->variant,
            row->dtype, t.ours.median * 1e6, t.ours.high * 1e6, row->bytes / t.ours.median * 1e-9,
-           floor_seconds / t.ours.median, t.reference.median * 1e6, t.ratio.median, row->error);
+           floor_seconds / t.ours.median, t.reference.median * 1e6, t.ratio.median, t.aa_spread,
+           row->error);
     fflush(stdout);
     if (json) bench_write_json(json, m, row, &t, reference->name, floor_seconds);
     return true;

@@ -1,16 +1,27 @@
-/* Collectives between ranks that are threads, beside the naive way: one shared sum behind a mutex.
+/* Collectives between ranks that are threads, beside the naive way: one shared sum behind a mutex. Built with
+ * -DBENCH_MPI by mpicc and run by mpirun -n N: beside MPI's own collectives between N processes.
  *
- *     make bench      or      build/bench/comm [-J FILE]
+ *     make bench      or      build/bench/comm [-J FILE]      mpirun -n 2 build/bench/comm_mpi [-J FILE]
  *
- * With more ranks than cores the rows show what waiting costs when a rank cannot run. */
+ * Ranks are pinned, one after another over the cores; "free" rows leave them to the system. With more ranks than
+ * cores the rows show what waiting costs when a rank cannot run. */
+#if defined(__linux__)
+#    define _GNU_SOURCE /* sched_setaffinity */
+#endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
 #include "bench.h"
 
 #include <pthread.h>
+#include <sched.h>
 
-enum { RANKS_MAX = 8 };
+#if defined(BENCH_MPI)
+#    define OMPI_SKIP_MPICXX 1
+#    include <mpi.h>
+#endif
+
+enum { RANKS_MAX = 8, CORES_MAX = 64 };
 
 typedef enum team_operation { BARRIER, ALL_REDUCE, REDUCE_SCATTER } team_operation;
 
@@ -30,9 +41,23 @@ typedef struct team_case {
     int64_t counts[RANKS_MAX]; /* reduce_scatter: what each rank receives */
     float *send[RANKS_MAX], *recv[RANKS_MAX];
     naive_team team;
-    bool naive;
+    bool naive, pinned;
     double seconds; /* of one operation */
 } team_case;
+
+/* The calling thread on one core; core < 0 -> on any. */
+static void pin(int core) {
+#if defined(__linux__)
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = 0; i < cores && i < CORES_MAX; i++)
+        if (core < 0 || core % cores == i) CPU_SET(i, &set);
+    sched_setaffinity(0, sizeof set, &set);
+#else
+    (void)core;
+#endif
+}
 
 static void naive_barrier(team_case *c) {
     naive_team *t = &c->team;
@@ -78,12 +103,15 @@ static xd_result run_operation(team_case *c, xd_comm *comm) {
 
 static xd_result run_rank(xd_comm *comm, void *state) {
     team_case *c = (team_case *)state;
-    xd_result result = run_operation(c, comm);
+    xd_result result = XD_OK;
+    if (c->pinned) pin(xd_comm_rank(comm));
+    for (int i = 0; i <= c->iterations / 5 && result == XD_OK; i++) result = run_operation(c, comm);
     if (result == XD_OK) result = xd_barrier(comm);
     const double begin = bench_now();
     for (int i = 0; i < c->iterations && result == XD_OK; i++) result = run_operation(c, comm);
     if (result == XD_OK) result = xd_barrier(comm);
     if (xd_comm_rank(comm) == 0) c->seconds = (bench_now() - begin) / c->iterations;
+    pin(-1);
     return result;
 }
 
@@ -101,16 +129,87 @@ static double measure(void *state, bool naive) {
 static double measure_ours(void *state) {
     return measure(state, false);
 }
-static double measure_naive(void *state) {
+
+/* ---- the other arm ---- */
+
+#if defined(BENCH_MPI)
+
+static const char other_name[] = "mpi";
+
+/* What rank 0 tells the others to do: operation (-1: leave), elements, iterations. */
+enum { ORDER_OPERATION, ORDER_COUNT, ORDER_ITERATIONS, ORDER_FIELDS };
+
+static double run_mpi(const long *order) {
+    int rank, size, counts[RANKS_MAX];
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    const int count = (int)order[ORDER_COUNT], iterations = (int)order[ORDER_ITERATIONS];
+    for (int r = 0; r < size; r++) {
+        const xd_interval piece = xd_chunk(count, size, r);
+        counts[r] = (int)(piece.end - piece.begin);
+    }
+    float *send = (float *)calloc((size_t)count, sizeof *send), *recv = (float *)calloc((size_t)count, sizeof *recv);
+    if (!send || !recv) exit(2);
+    double begin = 0.0;
+    pin(rank);
+    for (int i = -iterations / 5 - 1; i < iterations; i++) {
+        if (i == 0) MPI_Barrier(MPI_COMM_WORLD);
+        if (i == 0) begin = bench_now();
+        if (order[ORDER_OPERATION] == BARRIER)
+            MPI_Barrier(MPI_COMM_WORLD);
+        else if (order[ORDER_OPERATION] == ALL_REDUCE)
+            MPI_Allreduce(send, recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        else
+            MPI_Reduce_scatter(send, recv, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    const double seconds = (bench_now() - begin) / iterations;
+    pin(-1);
+    free(recv);
+    free(send);
+    return seconds;
+}
+
+static double measure_other(void *state) {
+    const team_case *c = (const team_case *)state;
+    long order[ORDER_FIELDS] = { c->operation, (long)c->count, c->iterations };
+    for (int r = 1; r < c->ranks; r++) MPI_Send(order, ORDER_FIELDS, MPI_LONG, r, 0, MPI_COMM_WORLD);
+    return run_mpi(order);
+}
+
+/* The other processes sleep while rank 0 measures threads: a blocking MPI call would keep their cores busy. */
+static void serve(void) {
+    for (;;) {
+        const struct timespec nap = { 0, 200000 };
+        long order[ORDER_FIELDS];
+        int there = 0;
+        MPI_Iprobe(0, 0, MPI_COMM_WORLD, &there, MPI_STATUS_IGNORE);
+        if (!there) {
+            nanosleep(&nap, NULL);
+            continue;
+        }
+        MPI_Recv(order, ORDER_FIELDS, MPI_LONG, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        if (order[ORDER_OPERATION] < 0) return;
+        run_mpi(order);
+    }
+}
+
+#else
+
+static const char other_name[] = "naive";
+
+static double measure_other(void *state) {
     return measure(state, true);
 }
+
+#endif
 
 /* Small whole numbers: every order of additions gives the same sum. */
 static float contribution(int rank, int64_t i) {
     return (float)((7 * i + rank) % 13);
 }
 
-/* The largest difference from the true sums, for either arm. */
+/* The largest difference from the true sums, ours or the naive ones. */
 static double check(team_case *c, bool naive) {
     double error = 0.0;
     for (int r = 0; r < c->ranks; r++) memset(c->recv[r], 0xff, (size_t)c->count * sizeof(float)); /* NaN */
@@ -133,7 +232,7 @@ static void open_team(team_case *c, team_operation operation, int ranks, int64_t
     c->operation = operation;
     c->ranks = ranks;
     c->count = count;
-    c->iterations = count >= 1 << 20 ? 3 : count >= 1 << 16 ? 20 : 500;
+    c->iterations = count >= 1 << 20 ? 3 : count >= 1 << 16 ? 20 : 1000;
     pthread_mutex_init(&c->team.mutex, NULL);
     pthread_cond_init(&c->team.all_here, NULL);
     c->team.sum = (float *)malloc((size_t)count * sizeof(float));
@@ -158,7 +257,7 @@ static void close_team(team_case *c) {
 
 /* Minimal bytes: every rank's payload read once, every result written once. */
 static bool bench_team(FILE *json, const bench_machine *m, team_operation operation, int ranks,
-                       int64_t count) {
+                       int64_t count, bool pinned) {
     static const char *const names[] = { "barrier", "all_reduce", "reduce_scatter" };
     const double payload = operation == BARRIER ? 0.0 : (double)count * sizeof(float);
     const double bytes = payload * (operation == ALL_REDUCE ? 2 * ranks : ranks + 1);
@@ -166,10 +265,13 @@ static bool bench_team(FILE *json, const bench_machine *m, team_operation operat
     char variant[64], shape[64];
     team_case c;
     open_team(&c, operation, ranks, count);
-    const int length = snprintf(variant, sizeof variant, "%d ranks", ranks);
+    c.pinned = pinned;
+    const int length = snprintf(variant, sizeof variant, "%d ranks%s", ranks, pinned ? "" : ", free");
     if (operation != BARRIER)
-        snprintf(variant + length, sizeof variant - (size_t)length, ", %lld KiB", (long long)payload >> 10);
-    snprintf(shape, sizeof shape, "\"n\":%d,\"bytes\":%.0f", ranks, payload);
+        snprintf(variant + length, sizeof variant - (size_t)length, payload < 1024 ? ", %.0f B" : ", %.0f KiB",
+                 payload < 1024 ? payload : payload / 1024);
+    snprintf(shape, sizeof shape, "\"n\":%d,\"bytes\":%.0f,\"pinned\":%s", ranks, payload,
+             pinned ? "true" : "false");
     const bench_row row = { names[operation],
                             variant,
                             shape,
@@ -180,25 +282,48 @@ static bool bench_team(FILE *json, const bench_machine *m, team_operation operat
                             fmax(check(&c, false), check(&c, true)),
                             0.0 };
     const bench_arm ours = { "xdistill", &c, NULL, measure_ours },
-                    naive = { "naive", &c, NULL, measure_naive };
-    const bool good = bench_run(json, m, &row, &ours, &naive);
+                    other = { other_name, &c, NULL, measure_other };
+    const bool good = bench_run(json, m, &row, &ours, &other);
     close_team(&c);
     return good;
 }
 
+static int bench_all(FILE *json, const bench_machine *m, const int *ranks, int rank_counts) {
+    static const int64_t counts[] = { 64, 1 << 10, 1 << 18, 1 << 22 };
+    int wrong = 0;
+    for (int i = 0; i < rank_counts; i++) wrong += !bench_team(json, m, BARRIER, ranks[i], 1, true);
+    for (int i = 0; i < rank_counts; i++) wrong += !bench_team(json, m, BARRIER, ranks[i], 1, false);
+    for (int operation = ALL_REDUCE; operation <= REDUCE_SCATTER; operation++)
+        for (int i = 0; i < rank_counts && ranks[i] < RANKS_MAX; i++)
+            for (int k = 0; k < 4; k++)
+                wrong += !bench_team(json, m, (team_operation)operation, ranks[i], counts[k], true);
+    printf("# wrong results: %d\n", wrong);
+    return wrong;
+}
+
 int main(int argc, char **argv) {
-    static const int64_t counts[] = { 1 << 10, 1 << 18, 1 << 22 };
-    static const int ranks[] = { 2, 4, 8 };
+    int ranks[] = { 2, 4, RANKS_MAX }, rank_counts = 3;
+#if defined(BENCH_MPI)
+    int rank = 0;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks[0]);
+    rank_counts = ranks[0] <= RANKS_MAX;
+    if (rank > 0) {
+        serve();
+        MPI_Finalize();
+        return 0;
+    }
+#endif
     FILE *json = bench_open_json(argc, argv);
     const bench_machine machine = bench_measure_machine((size_t)128 << 20);
-    int wrong = 0;
     bench_header(&machine, "collectives, ranks are threads");
-    for (int i = 0; i < 3; i++) wrong += !bench_team(json, &machine, BARRIER, ranks[i], 1);
-    for (int operation = ALL_REDUCE; operation <= REDUCE_SCATTER; operation++)
-        for (int i = 0; i < 2; i++)
-            for (int k = 0; k < 3; k++)
-                wrong += !bench_team(json, &machine, (team_operation)operation, ranks[i], counts[k]);
-    printf("# wrong results: %d\n", wrong);
+    const int wrong = bench_all(json, &machine, ranks, rank_counts);
     if (json) fclose(json);
+#if defined(BENCH_MPI)
+    const long leave[ORDER_FIELDS] = { -1, 0, 0 };
+    for (int r = 1; r < ranks[0]; r++) MPI_Send(leave, ORDER_FIELDS, MPI_LONG, r, 0, MPI_COMM_WORLD);
+    MPI_Finalize();
+#endif
     return wrong == 0 ? 0 : 1;
 }

@@ -12,6 +12,7 @@
 enum { ROWS = 8, VOCABULARY = 128256, LOGITS = ROWS * VOCABULARY, K = 64, ELEMENTS = 1 << 23 };
 
 static bench_machine machine;
+static double exponentials; /* a second, by the loops of the best level on what the cache holds */
 static FILE *json;
 static int wrong;
 
@@ -241,19 +242,39 @@ static double loss_error(const void *gradient, double loss, const void *expected
                 fabs(loss - expected_loss) / fabs(expected_loss));
 }
 
-/* Minimal bytes: each matrix of logits read once, the gradient written once. */
+static double measure_exponentials(void) {
+    static float x[XDI_TILE];
+    const xdi_simd_array array = { x, false };
+    double best = INFINITY, sum = 0.0;
+    float max;
+    for (uint64_t i = 0; i < XDI_TILE; i++) x[i] = 8.0f * noise(i);
+    for (int round = 0; round < 200; round++) {
+        const double begin = bench_now();
+        for (int i = 0; i < 20; i++)
+            sum +=
+                xdi_tiles_of(xd_cpu_best())->sum(array, XDI_TILE, xdi_tile_power_of(1.4427, 8.0), NULL, &max);
+        best = fmin(best, bench_now() - begin);
+    }
+    return sum > 0.0 ? 20.0 * XDI_TILE / best : 0.0;
+}
+
+/* Minimal bytes: each matrix of logits read once, the gradient written once. Where the exponentials of two sweeps take
+ * longer, they are the floor; a logarithm counts as one. */
 static bench_row loss_row(loss_kind kind, const char *variant, xd_dtype dtype) {
     static const char *const names[] = { "ce_fwd_bwd", "kl_fwd_bwd", "jsd_fwd_bwd", "kl_topk_fwd_bwd" };
     static char shape[64];
+    static const int powers[] = { 2, 4, 9, 2 };
     const int units = kind == KL || kind == JSD ? 3 : 2;
+    const double bytes = (double)units * LOGITS * (double)xd_dtype_size(dtype);
+    const double limit = bytes / (powers[kind] * (double)LOGITS / exponentials);
     snprintf(shape, sizeof shape, "\"N\":%d,\"V\":%d,\"K\":%d", ROWS, VOCABULARY, kind == TOPK ? K : 0);
     const bench_row row = { names[kind],
                             variant,
                             shape,
                             dtype == XD_DTYPE_F32 ? "f32" : "bf16",
-                            (double)units * LOGITS * (double)xd_dtype_size(dtype),
-                            machine.copy,
-                            "copy",
+                            bytes,
+                            fmin(limit, machine.copy),
+                            limit < machine.copy ? "exp" : "copy",
                             0.0,
                             dtype == XD_DTYPE_F32 ? 1e-5 : 4e-3 };
     return row;
@@ -269,6 +290,54 @@ static void bench_loss(loss_kind kind, const char *variant, xd_dtype dtype, doub
     row.error = loss_error(c.gradient, c.loss, c.naive_gradient, c.naive_loss, dtype);
     report(&row, &ours, &naive);
     close_loss(&c);
+}
+
+/* ---- selection ---- */
+
+enum { SELECT_OF = 50000, SELECT = 8192 };
+
+typedef struct select_case {
+    xd_ctx *ctx;
+    xd_vocab *vocab;
+    float logits[SELECT_OF], sorted[SELECT_OF];
+    double values[SELECT];
+    int64_t ids[SELECT];
+} select_case;
+
+static void run_select(void *state) {
+    select_case *c = (select_case *)state;
+    const xd_rows row = { c->logits, XD_DTYPE_F32, 1, SELECT_OF, 0 };
+    require(c->ctx, xd_vocab_topk(c->ctx, c->vocab, row, SELECT, c->values, c->ids));
+}
+
+static int descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+static void run_sort(void *state) {
+    select_case *c = (select_case *)state;
+    memcpy(c->sorted, c->logits, sizeof c->sorted);
+    qsort(c->sorted, SELECT_OF, sizeof *c->sorted, descending);
+}
+
+static void bench_select(void) {
+    select_case *c = (select_case *)allocate(sizeof *c);
+    const bench_arm ours = { "xdistill", c, run_select, NULL }, sort = { "qsort", c, run_sort, NULL };
+    bench_row row = {
+        "select", "8192 of 50000", "\"N\":1,\"V\":50000,\"K\":8192", "f32", 0.0, 1.0, "none", 0.0, 0.0
+    };
+    c->ctx = context(XD_REDUCTION_DETERMINISTIC);
+    require(c->ctx, xd_vocab_create(c->ctx, NULL, 0, SELECT_OF, SELECT_OF, &c->vocab));
+    for (uint64_t i = 0; i < SELECT_OF; i++)
+        c->logits[i] = noise(i) + noise(i + SELECT_OF) + noise(i + 2 * SELECT_OF);
+    run_select(c);
+    run_sort(c);
+    for (int i = 0; i < SELECT; i++) row.error += fabs(c->values[i] - (double)c->sorted[i]);
+    report(&row, &ours, &sort);
+    xd_vocab_destroy(c->vocab);
+    xd_ctx_destroy(c->ctx);
+    free(c);
 }
 
 /* What the bits of INVARIANT mode cost: the reference is the default mode, so the speed-up is below 1. */
@@ -292,7 +361,7 @@ static void bench_invariant_loss(loss_kind kind) {
 typedef struct param_case {
     xd_ctx *ctx;
     xd_param param;
-    float *value, *gradient, *naive_value, *first, *second;
+    float *value, *gradient, *naive_value, *first, *second, *shadow;
     int64_t step;
     xd_optimizer *optimizer;
     xd_ema *ema;
@@ -322,7 +391,7 @@ static void open_param(param_case *c, xd_reduction reduction) {
 static void close_param(param_case *c) {
     xd_ema_destroy(c->ema);
     xd_optimizer_destroy(c->optimizer);
-    float *const all[] = { c->value, c->gradient, c->naive_value, c->first, c->second };
+    float *const all[] = { c->value, c->gradient, c->naive_value, c->first, c->second, c->shadow };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     xd_ctx_destroy(c->ctx);
 }
@@ -397,6 +466,38 @@ static void bench_ema(void) {
     close_param(&c);
 }
 
+/* The parameter's average in the same pass; the naive one takes two, with `shadow` as the average. */
+static void run_adamw_ema(void *state) {
+    param_case *c = (param_case *)state;
+    const xd_optimizer_step_desc desc = { .ema = c->ema };
+    require(c->ctx, xd_optimizer_step(c->optimizer, &desc, NULL));
+}
+
+static void run_naive_adamw_ema(void *state) {
+    param_case *c = (param_case *)state;
+    run_naive_adamw(state);
+    for (int64_t i = 0; i < ELEMENTS; i++) c->shadow[i] += 0.001f * (c->naive_value[i] - c->shadow[i]);
+}
+
+static void bench_adamw_ema(void) {
+    param_case c;
+    bench_row row = param_row("adamw+ema", "one pass", 36.0, machine.in_place, "in place");
+    open_param(&c, XD_REDUCTION_DETERMINISTIC);
+    const xd_optimizer_desc desc = { .params = &c.param, .param_count = 1 };
+    const xd_ema_desc average = { .decay = 0.999, .init_from_current = true };
+    require(c.ctx, xd_optimizer_create(c.ctx, &desc, &c.optimizer));
+    require(c.ctx, xd_ema_create(c.ctx, &c.param, 1, &average, &c.ema));
+    c.shadow = (float *)allocate(ELEMENTS * sizeof(float));
+    memcpy(c.shadow, c.value, ELEMENTS * sizeof(float));
+    const bench_arm ours = { "xdistill", &c, run_adamw_ema, NULL },
+                    naive = { "naive", &c, run_naive_adamw_ema, NULL };
+    run_adamw_ema(&c);
+    run_naive_adamw_ema(&c);
+    row.error = distance(xd_ema_view(c.ema, 0).value, c.shadow, XD_DTYPE_F32, ELEMENTS);
+    report(&row, &ours, &naive);
+    close_param(&c);
+}
+
 static void run_norm(void *state) {
     param_case *c = (param_case *)state;
     const xd_gradient_norm_desc desc = { .params = &c->param, .param_count = 1 };
@@ -437,15 +538,20 @@ static void bench_norm(void) {
 int main(int argc, char **argv) {
     json = bench_open_json(argc, argv);
     machine = bench_measure_machine((size_t)128 << 20);
+    exponentials = measure_exponentials();
     bench_header(&machine, "kernels, one core");
+    printf("# level %s, %.1f G exponentials a second\n", xd_cpu_level_name(xd_cpu_best()),
+           exponentials * 1e-9);
     bench_loss(CROSS_ENTROPY, "", XD_DTYPE_F32, 1.0);
     bench_loss(CROSS_ENTROPY, "", XD_DTYPE_BF16, 1.0);
     bench_loss(KL, "forward", XD_DTYPE_F32, 1.0);
     bench_loss(KL, "forward, temperature 2", XD_DTYPE_BF16, 2.0);
     bench_loss(JSD, "beta 0.5", XD_DTYPE_F32, 1.0);
     bench_loss(TOPK, "64 ids and a tail", XD_DTYPE_F32, 1.0);
+    bench_select();
     bench_ema();
     bench_adamw();
+    bench_adamw_ema();
     bench_norm();
     bench_invariant_loss(CROSS_ENTROPY);
     bench_invariant_loss(KL);

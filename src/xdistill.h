@@ -9,7 +9,8 @@
                    that are split over ranks, AdamW, EMA, safetensors files. Ranks are threads of one process, or
                    processes through a companion header (xdistill_mpi.h).
 
-   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT; all else is a run-time field of a desc struct.
+   BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
+                   tables); all else is a run-time field of a desc struct.
    SHAPES          T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS          Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place
                    and the rank. Ranks fail alike: no rank is left waiting for one that has refused.
@@ -33,12 +34,16 @@
 #include "base/json.h"
 
 #include "kernel/table.h"
+#include "kernel/copy.h"
 #include "kernel/fixed.h"
 #include "kernel/reduce.h"
 #include "kernel/loss.h"
+#include "kernel/rows.h"
+#include "kernel/softmax.h"
 #include "kernel/optimizer.h"
 #include "kernel/matmul.h"
 #include "kernel/kernels.h"
+#include "kernel/cuda.h"
 
 #include "comm/collective.h"
 #include "comm/transport.h"
@@ -61,11 +66,18 @@
 #include "distill/shift.h"
 #include "distill/softmax.h"
 #include "distill/loss.h"
+#include "distill/head.h"
+#include "distill/mft.h"
+#include "distill/estimator.h"
 #include "distill/topk.h"
 #include "distill/compat.h"
 #include "distill/align.h"
 #include "distill/canonical.h"
+#include "distill/uld.h"
 #include "distill/projection.h"
+#ifndef XD_NO_TOKENIZERS
+#include "distill/tokenizer.h"
+#endif
 
 #include "io/safetensors.h"
 #include "io/model_files.h"
@@ -92,11 +104,26 @@
 #include "base/json.c"
 
 #include "kernel/internal.h"
+#include "kernel/simd.h"
+#include "kernel/tiles.h"
+#include "kernel/span.h"
 #include "kernel/fixed.c"
+#include "kernel/copy_cpu.c"
 #include "kernel/reduce_cpu.c"
 #include "kernel/loss_cpu.c"
+#include "kernel/tiles.c"
+#include "kernel/loss_simd.c"
 #include "kernel/topk_cpu.c"
+#include "kernel/topk_simd.c"
+#include "kernel/rows_cpu.c"
+#include "kernel/softmax_cpu.c"
 #include "kernel/optimizer_cpu.c"
+#include "kernel/clip_cpu.c"
+#include "kernel/span_portable.c"
+#include "kernel/span_avx2.c"
+#include "kernel/span_avx512.c"
+#include "kernel/optimizer_simd.c"
+#include "kernel/reduce_simd.c"
 #include "kernel/matmul_cpu.c"
 #include "kernel/kernels.c"
 
@@ -126,6 +153,9 @@
 #include "distill/softmax.c"
 #include "distill/reduction.c"
 #include "distill/loss.c"
+#include "distill/head.c"
+#include "distill/mft.c"
+#include "distill/estimator.c"
 #include "distill/topk.c"
 #include "distill/topk_kl.c"
 #include "distill/compat.c"
@@ -133,10 +163,24 @@
 #include "distill/align.c"
 #include "distill/align_dp.c"
 #include "distill/align_bytes.c"
+#include "distill/uld.c"
 #include "distill/votes.c"
 #include "distill/special_pairs.c"
 #include "distill/projection_rows.c"
 #include "distill/projection.c"
+
+#ifndef XD_NO_TOKENIZERS
+#include "distill/tokenizer_internal.h"
+#include "distill/unicode_tables.h"
+#include "distill/unicode.c"
+#include "distill/pattern.c"
+#include "distill/tokenizer.c"
+#include "distill/tokenizer_text.c"
+#include "distill/tokenizer_encode.c"
+#include "distill/tokenizer_json.c"
+#include "distill/tokenizer_ranks.c"
+#include "distill/tokenizer_sentencepiece.c"
+#endif
 
 #include "io/internal.h"
 #include "io/safetensors.c"

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <stdlib.h>
 
@@ -182,6 +183,7 @@ static void run_mesh(batch *b, int which, int cp, int tp, xd_reduction mode) {
     xd_error error;
     memset(&desc, 0, sizeof desc);
     desc.reduction = mode;
+    desc.cpu = xd_test_cpu();
     b->which = which;
     b->cp = cp;
     b->tp = tp;

@@ -39,11 +39,19 @@ typedef enum fault {
 } fault;
 
 typedef struct scene {
-    int kind; /* xd_collective_kind, BARRIER to SCATTER */
+    int kind; /* xd_collective_kind */
     fault fault;
     int64_t count;
     uint32_t finished; /* ranks whose call has returned; atomic */
 } scene;
+
+static xd_result split(xd_comm *world) {
+    xd_comm *all = NULL;
+    const xd_result result = xd_comm_split(world, 0, 0, &all);
+    CHECK((all != NULL) == (result == XD_OK));
+    xd_comm_destroy(all);
+    return result;
+}
 
 static xd_result call(xd_comm *world, const scene *s, bool odd, float *send, float *recv) {
     const int n = xd_comm_size(world);
@@ -66,6 +74,8 @@ static xd_result call(xd_comm *world, const scene *s, bool odd, float *send, flo
     case XD_COLLECTIVE_ALL_TO_ALL:
         return other ? xd_barrier(world) : xd_all_to_all(world, send, counts, recv, own, dtype);
     case XD_COLLECTIVE_GATHER: return xd_gather(world, send, recv, counts, dtype, root);
+    case XD_COLLECTIVE_AGREE: return other ? xd_barrier(world) : xd_agree(world, XD_OK);
+    case XD_COLLECTIVE_SPLIT: return other ? xd_barrier(world) : split(world);
     default: return xd_scatter(world, send, recv, counts, dtype, root);
     }
 }
@@ -99,15 +109,16 @@ static void survivor(xd_comm *world, const scene *s, xd_result got) {
 static xd_result fault_rank(xd_comm *world, void *argument) {
     scene *s = (scene *)argument;
     const bool odd = xd_comm_rank(world) == ODD;
-    float *send = (float *)calloc(RANKS * COUNT, sizeof *send),
-          *recv = (float *)calloc(RANKS * COUNT, sizeof *recv);
+    float *send = (float *)malloc(RANKS * COUNT * sizeof *send),
+          *recv = (float *)malloc(RANKS * COUNT * sizeof *recv);
     xd_result got = XD_OK;
+    for (int i = 0; i < RANKS * COUNT; i++) send[i] = 1.0f, recv[i] = -7.0f;
     CHECK(xd_barrier(world) == XD_OK); /* the first call has the longer deadline */
     if (odd && (s->fault == MISSING || s->fault == LATE)) wait_for(&s->finished, RANKS - 1);
     if (!odd) looks = 0;
     if (!odd || (s->fault != MISSING && s->fault != LEAVES)) got = call(world, s, odd, send, recv);
     looks = -1;
-    for (int i = 0; i < RANKS * COUNT; i += 97) CHECK(recv[i] == 0.0f);
+    for (int i = 0; i < RANKS * COUNT; i += 97) CHECK(recv[i] == -7.0f); /* untouched */
     __atomic_add_fetch(&s->finished, 1, __ATOMIC_RELEASE);
     if (!odd)
         survivor(world, s, got);
@@ -124,16 +135,17 @@ static xd_result fault_rank(xd_comm *world, void *argument) {
 }
 
 static bool applies(int kind, fault f) {
-    const bool has_counts = kind != XD_COLLECTIVE_BARRIER;
+    const bool has_counts = kind >= XD_COLLECTIVE_BROADCAST && kind <= XD_COLLECTIVE_SCATTER;
     return has_counts || (f != WRONG_COUNT && f != WRONG_DTYPE && f != BAD_ARGUMENT);
 }
 
 static void play(fault f) {
     const bool patient = f == MISSING || f == LATE;
-    for (int kind = XD_COLLECTIVE_BARRIER; kind <= XD_COLLECTIVE_SCATTER; kind++)
+    for (int kind = XD_COLLECTIVE_BARRIER; kind <= XD_COLLECTIVE_SPLIT; kind++)
         for (int size = 0; size < 2; size++) {
             scene s = { kind, f, size ? COUNT : SHORT, 0 };
-            if (!applies(kind, f)) continue;
+            const bool pair = kind == XD_COLLECTIVE_SEND || kind == XD_COLLECTIVE_RECV; /* below */
+            if (pair || !applies(kind, f)) continue;
             waiting = 0;
             const xd_ctx_desc d = { .clock = { patient ? patient_tick : tick, NULL },
                                     .timeout_seconds = patient ? 2 : 1e9,
@@ -224,6 +236,64 @@ XD_TEST(the_runner_reports_the_culprit_and_sub_groups_break_with_the_world) {
         CHECK_EQ_INT(error.rank, ODD);
         CHECK_EQ_STR(error.message, "the seventh label");
     }
+}
+
+/* ---- two ranks ---- */
+
+/* Ranks 1 and ODD; kind is what ODD does, and what rank 1 does too when that is the fault. */
+static xd_result exchange(xd_comm *world, int kind, fault f) {
+    const int rank = xd_comm_rank(world), peer = 1 + ODD - rank;
+    const bool odd = rank == ODD;
+    const int64_t count = !odd ? 8 : f == WRONG_COUNT ? 5 : f == BAD_ARGUMENT ? -1 : 8;
+    const xd_dtype dtype = odd && f == WRONG_DTYPE ? XD_DTYPE_I32 : XD_DTYPE_F32;
+    const bool sends = kind == (odd || f == WRONG_OPERATION ? XD_COLLECTIVE_SEND : XD_COLLECTIVE_RECV);
+    float data[8];
+    for (int i = 0; i < 8; i++) data[i] = sends ? 1.0f : -7.0f;
+    const xd_result got =
+        sends ? xd_send(world, data, count, dtype, peer) : xd_recv(world, data, count, dtype, peer);
+    for (int i = 0; i < 8; i++) CHECK(data[i] == (sends || got == XD_OK ? 1.0f : -7.0f));
+    return got;
+}
+
+/* [fault][0: rank 1, 1: ODD] */
+static const xd_result pair_want[FAULTS][2] = {
+    { XD_ERROR_TIMEOUT, XD_OK },           { XD_ERROR_PEER, XD_OK },
+    { XD_ERROR_MISMATCH, XD_ERROR_MISMATCH }, { XD_ERROR_MISMATCH, XD_ERROR_MISMATCH },
+    { XD_ERROR_TIMEOUT, XD_ERROR_TIMEOUT }, { XD_ERROR_PEER, XD_ERROR_ARGUMENT },
+    { XD_ERROR_TIMEOUT, XD_ERROR_PEER }
+};
+
+static xd_result pair_fault_rank(xd_comm *world, void *argument) {
+    scene *s = (scene *)argument;
+    const int rank = xd_comm_rank(world);
+    const bool odd = rank == ODD;
+    const bool whole = s->fault == WRONG_COUNT || s->fault == WRONG_DTYPE || s->fault == BAD_ARGUMENT;
+    CHECK(xd_barrier(world) == XD_OK);
+    if (odd && (s->fault == MISSING || s->fault == LATE)) wait_for(&s->finished, 1);
+    if ((rank == 1 || odd) && !(odd && s->fault <= LEAVES)) {
+        const xd_result got = exchange(world, s->kind, s->fault), want = pair_want[s->fault][odd];
+        /* When neither comes, one names the other, which learns that it was too late itself. */
+        CHECK(got == want || (s->fault == WRONG_OPERATION && got == XD_ERROR_PEER));
+        if (want == XD_ERROR_PEER || want == XD_ERROR_TIMEOUT) CHECK(xd_last_error(xd_comm_ctx(world))->culprit > 0);
+        if (!odd && want != XD_ERROR_MISMATCH && s->fault != WRONG_OPERATION) check_culprit(world, ODD, ODD);
+        __atomic_add_fetch(&s->finished, 1, __ATOMIC_RELEASE);
+    }
+    if (!whole) return XD_OK;
+    if (rank == 1 || odd) CHECK_EQ_INT(exchange(world, s->kind, FAULTS /* nobody's */), XD_OK);
+    CHECK_EQ_INT(xd_barrier(world), XD_OK);
+    return XD_OK;
+}
+
+XD_TEST(each_fault_of_one_end_of_a_message_is_an_error_on_both) {
+    for (int kind = XD_COLLECTIVE_SEND; kind <= XD_COLLECTIVE_RECV; kind++)
+        for (int f = 0; f < FAULTS; f++) {
+            const bool waits = f == MISSING || f == LATE || f == WRONG_OPERATION;
+            scene s = { kind, (fault)f, 0, 0 };
+            const xd_ctx_desc d = { .clock = { tick, NULL },
+                                    .timeout_seconds = waits ? 0.05 : 1e9,
+                                    .init_timeout_seconds = 1e9 };
+            CHECK_EQ_INT(xd_run_threads(RANKS, &d, pair_fault_rank, &s, NULL), XD_OK);
+        }
 }
 
 static xd_result pair_rank(xd_comm *world, void *argument) {

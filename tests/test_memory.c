@@ -1,5 +1,5 @@
-/* One training step on two ranks with the n-th allocation failing, for every n: each run ends with an error on the
- * runner, never with a hang, and gives back everything it took. */
+/* The n-th allocation fails, for every n: in one training step on two ranks, and in everything that makes meshes and
+ * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
@@ -12,8 +12,11 @@ typedef struct heap {
     int64_t calls, fails_at, live; /* atomic; fails_at 0 -> never */
 } heap;
 
+static __thread int64_t fails_in; /* allocations of this thread until one fails; 0 -> never */
+
 static void *heap_allocate(void *user, size_t bytes) {
     heap *h = (heap *)user;
+    if (fails_in > 0 && --fails_in == 0) return NULL;
     if (__atomic_add_fetch(&h->calls, 1, __ATOMIC_RELAXED) == h->fails_at) return NULL;
     __atomic_add_fetch(&h->live, 1, __ATOMIC_RELAXED);
     return malloc(bytes);
@@ -98,6 +101,114 @@ XD_TEST(a_training_step_survives_a_failure_of_each_of_its_allocations) {
         CHECK_EQ_INT(result, XD_ERROR_MEMORY);
         CHECK_EQ_INT(h.live, 0);
         if (result != XD_ERROR_MEMORY) printf("    at allocation %lld of %lld\n", (long long)n, (long long)whole.calls);
+    }
+}
+
+/* ---- meshes and moves: every rank gets an error, and the same call again works ---- */
+
+enum { MESH_RANKS = 4, MESH_STEPS = 8, EXTENT = 10 };
+
+typedef struct grid {
+    xd_comm *world, *half;
+    xd_mesh *rows, *columns, *flat, *split;
+    xd_layout *from, *to;
+    float source[EXTENT * 3], target[EXTENT * 3], whole[EXTENT * 3];
+} grid;
+
+static xd_result make_layouts(grid *g) {
+    xd_ctx *ctx = xd_comm_ctx(g->world);
+    xd_layout_desc d;
+    memset(&d, 0, sizeof d);
+    d.ndim = 2;
+    d.shape[0] = EXTENT;
+    d.shape[1] = 3;
+    d.topology = xd_mesh_topology(g->rows);
+    d.placement[0].kind = d.placement[1].kind = XD_SHARD;
+    d.placement[1].dim = 1;
+    xd_result mine = xd_layout_create(ctx, &d, &g->from);
+    d.topology = xd_mesh_topology(g->columns);
+    memset(d.placement, 0, sizeof d.placement);
+    d.placement[0].kind = XD_SHARD;
+    if (mine == XD_OK) mine = xd_layout_create(ctx, &d, &g->to);
+    mine = xd_agree(g->world, mine);
+    if (mine != XD_OK) {
+        xd_layout_destroy(g->from);
+        g->from = NULL;
+        xd_layout_destroy(g->to);
+        g->to = NULL;
+    }
+    return mine;
+}
+
+/* Ranks 3, 2 and 1 as a line; rank 0 stands outside and calls too. */
+static xd_result make_columns(grid *g) {
+    static const int ranks[3] = { 3, 2, 1 };
+    const xd_mesh_desc d = { .axes = { { "line", 3 } }, .ranks = ranks, .rank_count = 3, .share = g->rows };
+    return xd_mesh_create(g->world, &d, &g->columns);
+}
+
+static xd_result mesh_step(grid *g, int step) {
+    const xd_mesh_desc rows = { .axes = { { "dp", 2 }, { "tp", 2 } } };
+    const xd_axis levels[2] = { { "outer", 2 }, { "inner", 1 } };
+    const int rank = xd_comm_rank(g->world);
+    xd_tensor from, to;
+    if (step >= 6) {
+        from = xd_tensor_view(g->from, rank, g->source, XD_DTYPE_F32);
+        to = xd_tensor_view(g->to, rank, g->target, XD_DTYPE_F32);
+    }
+    switch (step) {
+    case 0: return xd_comm_split(g->world, rank % 2, 0, &g->half);
+    case 1: return xd_mesh_create(g->world, &rows, &g->rows);
+    case 2: return make_columns(g);
+    case 3: return xd_mesh_flatten(g->rows, "dp,tp", "all", &g->flat);
+    case 4: return xd_mesh_unflatten(g->rows, "tp", levels, 2, &g->split);
+    case 5: return make_layouts(g);
+    case 6: return xd_redistribute(g->world, &from, &to);
+    default: return xd_tensor_gather(g->world, &to, NULL, NULL, 2, g->whole);
+    }
+}
+
+/* Calls the step with this rank's first, second, ... allocation failing when it is the victim, until none is left to
+ * fail. Ranks that do not return alike wait for each other in the next call, and the deadline ends that. */
+static int64_t exhaust(grid *g, int step, int victim) {
+    xd_ctx *ctx = xd_comm_ctx(g->world);
+    const bool me = xd_comm_rank(g->world) == victim;
+    for (int64_t n = 1;; n++) {
+        fails_in = me ? n : 0;
+        const xd_result result = mesh_step(g, step);
+        fails_in = 0;
+        if (result == XD_OK) return n - 1;
+        /* A new group that its first member has no memory for is MEMORY on all its members. */
+        CHECK(result == XD_ERROR_MEMORY || (!me && result == XD_ERROR_PEER));
+        if (result == XD_ERROR_PEER) CHECK(xd_last_error(ctx)->culprit >= 0);
+        if (result != XD_ERROR_MEMORY && result != XD_ERROR_PEER) return 0; /* no end in sight */
+    }
+}
+
+static xd_result mesh_rank(xd_comm *world, void *argument) {
+    const int victim = *(const int *)argument, rank = xd_comm_rank(world);
+    grid g;
+    memset(&g, 0, sizeof g);
+    g.world = world;
+    for (int i = 0; i < EXTENT * 3; i++) g.source[i] = (float)(rank + 1);
+    for (int step = 0; step < MESH_STEPS; step++) CHECK(exhaust(&g, step, victim) > 0);
+    if (rank == 2) CHECK(g.whole[0] == 1.0f && g.whole[2] == 2.0f && g.whole[3 * EXTENT - 1] == 4.0f);
+    xd_layout_destroy(g.to);
+    xd_layout_destroy(g.from);
+    xd_mesh_destroy(g.split);
+    xd_mesh_destroy(g.flat);
+    xd_mesh_destroy(g.columns);
+    xd_mesh_destroy(g.rows);
+    xd_comm_destroy(g.half);
+    return XD_OK;
+}
+
+XD_TEST(meshes_and_moves_fail_on_all_ranks_or_none_and_work_the_next_time) {
+    for (int victim = 0; victim < MESH_RANKS; victim++) {
+        heap h = { 0, 0, 0 };
+        const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, &h } };
+        CHECK_EQ_INT(xd_run_threads(MESH_RANKS, &desc, mesh_rank, &victim, NULL), XD_OK);
+        CHECK_EQ_INT(h.live, 0);
     }
 }
 

@@ -289,13 +289,12 @@ XD_TEST(every_plan_between_two_lines_of_ranks_moves_what_is_missing_and_no_more)
     for (int a = 1; a <= RANKS; a++)
         for (int b = 1; b <= RANKS; b++)
             for (int n = 0; n <= 40; n++)
-                for (int form = 0; form < 3; form++) {
+                for (int form = 0; form < 6; form++) { /* {shard, replica, partial} to {shard, replica} */
                     const xd_topology ta = grid(a, 0), tb = grid(b, 0);
                     xd_layout_desc da = line(&ta, n), db = line(&tb, n);
                     xd_layout *from = NULL, *to = NULL;
-                    da.placement[0].kind = form == 1 ? XD_REPLICATE : form == 2 ? XD_PARTIAL : XD_SHARD;
-                    db.placement[0].kind = form == 2 && n % 2 ? XD_REPLICATE : XD_SHARD;
-                    if (form && n % 3) continue;
+                    da.placement[0].kind = form / 2 == 0 ? XD_SHARD : form / 2 == 1 ? XD_REPLICATE : XD_PARTIAL;
+                    db.placement[0].kind = form % 2 ? XD_REPLICATE : XD_SHARD;
                     wrong += xd_layout_create(ctx, &da, &from) != XD_OK ||
                              xd_layout_create(ctx, &db, &to) != XD_OK;
                     wrong += simulate(ctx, from, to);

@@ -9,7 +9,40 @@
 extern "C" {
 #endif
 
-enum { DEMO_ROW = 128, DEMO_BATCH = 16, DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8 };
+/* Tokens of a row and rows of a batch; a test compiles a smaller run. */
+#if !defined(DEMO_ROW)
+#    define DEMO_ROW 128
+#    define DEMO_BATCH 16
+#endif
+
+enum { DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8 };
+
+/* ---- options ---- */
+
+/* The command line, every default filled in. */
+typedef struct demo_options {
+    int ranks, dp, cp, tp;
+    int steps;
+    int seeds;
+    uint64_t seed;
+    size_t heldout_bytes; /* measure on no more than these; 0 -> all */
+    xd_reduction reduction;
+    int save_every; /* 0 -> never */
+    bool resume;
+    const char *teacher_text; /* train the teacher on it instead */
+    const char *eval;         /* measure this model directory instead */
+    const char *encode;       /* print this file's ids instead */
+    const char *data;         /* folder with the texts and teacher/ */
+    const char *out;
+
+    const char *problem, *detail; /* what is wrong when demo_parse says false */
+} demo_options;
+
+/* world_ranks: the processes there are, which --ranks must equal; 0 -> as many threads as asked for. */
+bool demo_parse(int argc, char **argv, int world_ranks, demo_options *out);
+
+/* The name that --reduction takes. */
+const char *demo_reduction_name(xd_reduction reduction);
 
 /* ---- texts ---- */
 
@@ -78,6 +111,8 @@ typedef struct demo_job {
     const nn_model *teacher; /* whole; NULL without one */
     const float *teacher_weights;
     int dp, cp, tp; /* the mesh */
+    xd_reduction reduction;
+    const char *ranks_are; /* "threads" or "processes" */
     int steps;
     uint64_t seed; /* of the first run; the others count up */
     int seeds, arm_count;
@@ -99,11 +134,11 @@ xd_result demo_run_rank(xd_comm *world, void *job);
 
 /* Where an arm stands. The first block says what and where, the second is saved and loaded. */
 typedef struct demo_state {
+    const demo_job *job;
     xd_comm *world, *tp;  /* tp NULL for a group of one */
     const nn_model *part; /* this rank's */
     const char *path, *arm;
     uint64_t seed;
-    int steps;
 
     float *weights;
     xd_optimizer *optimizer;
@@ -117,7 +152,13 @@ typedef struct demo_state {
 xd_result demo_state_save(xd_ctx *ctx, const demo_state *state);
 
 /* Fills in the second block, or leaves it alone when there is no file. Collective over world.
- * Errors: DATA for a file of another run, SHAPE for one of another model. */
+ *
+ * The run that goes on must have the arm, seed, steps, text, reduction mode and mesh of the one that saved, so
+ * that it has its bits, too. In INVARIANT mode every mesh has the same bits, so another one may go on; whether
+ * ranks are threads or processes never matters.
+ *
+ * Errors: DATA for a file of another run, with both values, SHAPE for one of another model, IO when some ranks
+ * see the file and others do not. */
 xd_result demo_state_load(xd_ctx *ctx, demo_state *state);
 
 /* ---- report ---- */
@@ -125,15 +166,18 @@ xd_result demo_state_load(xd_ctx *ctx, demo_state *state);
 /* Progress on the terminal and out/metrics.jsonl. */
 typedef struct demo_report demo_report;
 
-/* resume -> metrics.jsonl is kept, up to where demo_report_go_to says */
+/* resume -> metrics.jsonl is kept, up to where demo_report_go_to says. Errors: IO, MEMORY. */
 xd_result demo_report_open(xd_ctx *ctx, const char *directory, bool resume, demo_report **out);
 
-/* Bytes of metrics.jsonl so far, all of them handed to the system; -1 when that failed. */
-long demo_report_position(demo_report *report);
+/* *bytes = the length of metrics.jsonl so far, all of it handed to the system. Errors: IO. */
+xd_result demo_report_position(xd_ctx *ctx, demo_report *report, long *bytes);
 
-/* The next step's line comes at that byte; what stood there from an interrupted run is cut off then. */
-void demo_report_go_to(demo_report *report, long bytes);
-void demo_report_close(xd_ctx *ctx, demo_report *report);
+/* The next step's line comes at that byte; what stood there from an interrupted run is cut off then.
+ * Errors: IO; DATA when the file is shorter, with both lengths. */
+xd_result demo_report_go_to(xd_ctx *ctx, demo_report *report, long bytes);
+
+/* NULL is fine. Errors: IO when lines were lost. */
+xd_result demo_report_close(xd_ctx *ctx, demo_report *report);
 
 typedef struct demo_step {
     const char *arm;
@@ -144,7 +188,8 @@ typedef struct demo_step {
     double seconds; /* since the arm began */
 } demo_step;
 
-void demo_report_step(demo_report *report, const demo_step *step);
+/* A line of metrics.jsonl and the progress line. Errors: IO. */
+xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_step *step);
 
 /* The table on the terminal, loss.svg and run.json. */
 xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory);

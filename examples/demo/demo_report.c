@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200112L /* ftruncate, fileno */
 #include "demo.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,42 +11,67 @@
 
 struct demo_report {
     FILE *metrics;
-    bool stale;    /* lines of an interrupted run may follow */
-    bool terminal; /* redraw one line instead of writing many */
+    char path[512]; /* of metrics */
+    bool stale;     /* lines of an interrupted run may follow */
+    bool terminal;  /* redraw one line instead of writing many */
 };
 
+/* What the system says about the call that has just failed. */
+static xd_result demo_report_failed(xd_ctx *ctx, const char *path) {
+    return XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s: %s", path, strerror(errno));
+}
+
 xd_result demo_report_open(xd_ctx *ctx, const char *directory, bool resume, demo_report **out) {
-    char path[512];
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (files->make_directory(files->user, directory) != 0)
         return XDI_FAIL(ctx, XD_ERROR_IO, "cannot make the directory %s", directory);
     demo_report *report = (demo_report *)xd_allocate(ctx, sizeof *report);
     if (!report) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a report");
-    snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
-    report->metrics = resume ? fopen(path, "r+b") : NULL;
+    snprintf(report->path, sizeof report->path, "%s/metrics.jsonl", directory);
+    report->metrics = resume ? fopen(report->path, "r+b") : NULL;
     report->stale = report->metrics != NULL;
-    if (!report->metrics) report->metrics = fopen(path, "wb");
+    if (!report->metrics) report->metrics = fopen(report->path, "wb");
     report->terminal = isatty(1) != 0;
     if (!report->metrics) {
+        const xd_result result = demo_report_failed(ctx, report->path);
         xd_release(ctx, report);
-        return XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path);
+        return result;
     }
+    (void)setvbuf(report->metrics, NULL, _IOLBF, BUFSIZ); /* a line is there once its step is done */
     *out = report;
     return XD_OK;
 }
 
-void demo_report_close(xd_ctx *ctx, demo_report *report) {
-    if (!report) return;
-    fclose(report->metrics);
+xd_result demo_report_close(xd_ctx *ctx, demo_report *report) {
+    if (!report) return XD_OK;
+    const xd_result result = fclose(report->metrics) == 0 ? XD_OK : demo_report_failed(ctx, report->path);
     xd_release(ctx, report);
+    return result;
 }
 
-long demo_report_position(demo_report *report) {
-    return fflush(report->metrics) == 0 ? ftell(report->metrics) : -1;
+xd_result demo_report_position(xd_ctx *ctx, demo_report *report, long *bytes) {
+    const long at = fflush(report->metrics) == 0 ? ftell(report->metrics) : -1;
+    if (at < 0) return demo_report_failed(ctx, report->path);
+    *bytes = at;
+    return XD_OK;
 }
 
-void demo_report_go_to(demo_report *report, long bytes) {
-    (void)fseek(report->metrics, bytes, SEEK_SET);
+xd_result demo_report_go_to(xd_ctx *ctx, demo_report *report, long bytes) {
+    const long length = fseek(report->metrics, 0, SEEK_END) == 0 ? ftell(report->metrics) : -1;
+    if (length >= 0 && length < bytes)
+        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %ld bytes, the state to go on from was saved after %ld",
+                        report->path, length, bytes);
+    if (length < 0 || fseek(report->metrics, bytes, SEEK_SET) != 0)
+        return demo_report_failed(ctx, report->path);
+    return XD_OK;
+}
+
+/* Cuts off what an interrupted run wrote after the state this one went on from. */
+static xd_result demo_cut_stale(xd_ctx *ctx, demo_report *report) {
+    const long at = ftell(report->metrics);
+    if (at < 0 || ftruncate(fileno(report->metrics), at) != 0) return demo_report_failed(ctx, report->path);
+    report->stale = false;
+    return XD_OK;
 }
 
 static void demo_progress(const demo_report *report, const demo_step *s) {
@@ -63,15 +89,17 @@ static void demo_progress(const demo_report *report, const demo_step *s) {
     fflush(stdout);
 }
 
-void demo_report_step(demo_report *report, const demo_step *s) {
-    if (report->stale && ftruncate(fileno(report->metrics), ftell(report->metrics)) == 0)
-        report->stale = false;
-    fprintf(report->metrics,
-            "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.17g, \"kd\": %.17g, "
-            "\"ce\": %.17g, \"gradient_norm\": %.17g, \"learning_rate\": %.9g}\n",
-            s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard,
-            s->gradient_norm, s->learning_rate);
+xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_step *s) {
+    if (report->stale) XDI_TRY(demo_cut_stale(ctx, report));
+    const int written = fprintf(
+        report->metrics,
+        "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.17g, \"kd\": %.17g, "
+        "\"ce\": %.17g, \"gradient_norm\": %.17g, \"learning_rate\": %.9g}\n",
+        s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard, s->gradient_norm,
+        s->learning_rate);
+    if (written < 0) return demo_report_failed(ctx, report->path);
     demo_progress(report, s);
+    return XD_OK;
 }
 
 /* ---- the table ---- */
@@ -156,7 +184,7 @@ static xd_result demo_write_svg(xd_ctx *ctx, const demo_job *job, const char *di
     char path[512];
     snprintf(path, sizeof path, "%s/loss.svg", directory);
     FILE *svg = fopen(path, "wb");
-    if (!svg) return XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path);
+    if (!svg) return demo_report_failed(ctx, path);
     fprintf(svg,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" "
             "font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
@@ -175,7 +203,7 @@ static xd_result demo_write_svg(xd_ctx *ctx, const demo_job *job, const char *di
     for (int arm = 0; arm < job->arm_count; arm++) demo_svg_curve(svg, job, arm);
     fprintf(svg, "</svg>\n");
     const bool failed = ferror(svg) != 0;
-    return fclose(svg) != 0 || failed ? XDI_FAIL(ctx, XD_ERROR_IO, "cannot write %s", path) : XD_OK;
+    return fclose(svg) != 0 || failed ? demo_report_failed(ctx, path) : XD_OK;
 }
 
 /* ---- run.json ---- */
@@ -188,6 +216,27 @@ static void demo_run_number(xd_json_writer *w, const char *key, double value) {
 static void demo_run_int(xd_json_writer *w, const char *key, int64_t value) {
     xd_json_write_key(w, key);
     xd_json_write_int64(w, value);
+}
+
+static void demo_run_string(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+/* What the program is made of and runs on: the bits of a run depend on each of these. */
+static void demo_run_build(xd_json_writer *w, xd_ctx *ctx) {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", XD_VERSION_MAJOR, XD_VERSION_MINOR, XD_VERSION_PATCH);
+    demo_run_string(w, "version", version);
+#if defined(__clang__)
+    demo_run_string(w, "compiler", __VERSION__);
+#elif defined(__GNUC__)
+    demo_run_string(w, "compiler", "gcc " __VERSION__);
+#else
+    demo_run_string(w, "compiler", "unknown");
+#endif
+    demo_run_string(w, "cpu", xd_cpu_level_name(xd_ctx_settings(ctx)->cpu));
+    demo_run_int(w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
 }
 
 static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
@@ -213,12 +262,16 @@ static xd_result demo_write_run(xd_ctx *ctx, const demo_job *job, const char *di
     xd_json_writer w = xd_json_writer_create(ctx);
     w.indent = 2;
     xd_json_write_object(&w);
+    demo_run_build(&w, ctx);
+    demo_run_string(&w, "ranks_are", job->ranks_are);
+    demo_run_int(&w, "ranks", (int64_t)job->dp * job->cp * job->tp);
     xd_json_write_key(&w, "mesh");
     xd_json_write_object(&w);
     demo_run_int(&w, "dp", job->dp);
     demo_run_int(&w, "cp", job->cp);
     demo_run_int(&w, "tp", job->tp);
     xd_json_write_end(&w);
+    demo_run_string(&w, "reduction", demo_reduction_name(job->reduction));
     demo_run_int(&w, "steps", job->steps);
     demo_run_int(&w, "batch", DEMO_BATCH);
     demo_run_int(&w, "row", DEMO_ROW);

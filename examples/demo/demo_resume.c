@@ -1,5 +1,4 @@
-/* demo_resume.c - what an interrupted arm needs to go on, as one safetensors file. It holds whole tensors, so the
- * mesh that goes on may cut the weights otherwise. */
+/* demo_resume.c - what an interrupted arm needs to go on, as one safetensors file of whole tensors. */
 #include "demo.h"
 
 #include <stdio.h>
@@ -24,20 +23,39 @@ static void demo_state_copy(const demo_state *s, int kind, float *flat, bool bac
     }
 }
 
+/* The file's metadata: what two runs must share to have the same bits, and where the arm stands. */
+enum { ARM, SEED, STEPS, TEXT, REDUCTION, MESH, SHARED, DONE = SHARED, SECONDS, METRICS, FACTS };
+
+static const char *const demo_facts[FACTS] = { "arm",  "seed", "steps",   "text",         "reduction",
+                                               "mesh", "done", "seconds", "metrics_bytes" };
+
+typedef char demo_value[48];
+
+static void demo_describe(const demo_state *s, demo_value values[FACTS]) {
+    const demo_job *job = s->job;
+    snprintf(values[ARM], sizeof values[ARM], "%s", s->arm);
+    snprintf(values[SEED], sizeof values[SEED], "%llu", (unsigned long long)s->seed);
+    snprintf(values[STEPS], sizeof values[STEPS], "%d", job->steps);
+    snprintf(values[TEXT], sizeof values[TEXT], "%lld tokens", (long long)job->text->count);
+    snprintf(values[REDUCTION], sizeof values[REDUCTION], "%s", demo_reduction_name(job->reduction));
+    snprintf(values[MESH], sizeof values[MESH], "dp=%d,cp=%d,tp=%d", job->dp, job->cp, job->tp);
+    snprintf(values[DONE], sizeof values[DONE], "%d", s->done);
+    snprintf(values[SECONDS], sizeof values[SECONDS], "%.17g", s->seconds);
+    snprintf(values[METRICS], sizeof values[METRICS], "%ld", s->metrics_bytes);
+}
+
 static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const float *whole, int64_t count) {
-    char done[16], steps[16], seed[24], seconds[40], metrics[24];
+    demo_value values[FACTS];
     const int64_t losses = s->done;
-    const xd_safetensors_pair pairs[] = { { "arm", s->arm },      { "seed", seed },
-                                          { "steps", steps },     { "done", done },
-                                          { "seconds", seconds }, { "metrics_bytes", metrics } };
+    xd_safetensors_pair pairs[FACTS];
     xd_safetensors_entry entries[KINDS + 1];
     xd_safetensors_writer_desc desc;
     xd_safetensors_writer *writer = NULL;
-    snprintf(done, sizeof done, "%d", s->done);
-    snprintf(steps, sizeof steps, "%d", s->steps);
-    snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
-    snprintf(seconds, sizeof seconds, "%.17g", s->seconds);
-    snprintf(metrics, sizeof metrics, "%ld", s->metrics_bytes);
+    demo_describe(s, values);
+    for (int i = 0; i < FACTS; i++) {
+        pairs[i].key = demo_facts[i];
+        pairs[i].value = values[i];
+    }
     for (int k = 0; k <= KINDS; k++) {
         entries[k].name = k < KINDS ? demo_kinds[k] : "losses";
         entries[k].dtype = XD_DTYPE_F32;
@@ -48,7 +66,7 @@ static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const float 
     desc.entries = entries;
     desc.entry_count = KINDS + 1;
     desc.metadata = pairs;
-    desc.metadata_count = (int64_t)(sizeof pairs / sizeof pairs[0]);
+    desc.metadata_count = FACTS;
     XDI_TRY(xd_safetensors_create(ctx, s->path, &desc, &writer));
     xd_result result = xd_safetensors_write(writer, KINDS, s->losses);
     for (int k = 0; k < KINDS && result == XD_OK; k++)
@@ -58,27 +76,37 @@ static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const float 
     return result;
 }
 
-static bool demo_state_is(const xd_safetensors *file, const char *key, const char *expected) {
-    const char *value = xd_safetensors_metadata(file, key);
-    return value && strcmp(value, expected) == 0;
+/* A fact of the file, or -1 when it is not a number in [least, most]. */
+static double demo_state_number(const xd_safetensors *file, int fact, double least, double most) {
+    const char *value = xd_safetensors_metadata(file, demo_facts[fact]);
+    char *end = NULL;
+    const double number = value ? strtod(value, &end) : -1.0;
+    return value && end != value && !*end && number >= least && number <= most ? number : -1.0;
 }
 
-static double demo_state_number(const xd_safetensors *file, const char *key) {
-    const char *value = xd_safetensors_metadata(file, key);
-    return value ? strtod(value, NULL) : -1.0;
+/* The file must be of this run. */
+static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file) {
+    demo_value here[FACTS];
+    demo_describe(s, here);
+    for (int i = 0; i < SHARED; i++) {
+        const char *there = xd_safetensors_metadata(file, demo_facts[i]);
+        if (i == MESH && s->job->reduction == XD_REDUCTION_INVARIANT) continue;
+        if (!there || strcmp(there, here[i]) != 0)
+            return XDI_FAIL(ctx, XD_ERROR_DATA, "cannot go on from %s: its %s is %s, this run's is %s",
+                            s->path, demo_facts[i], there ? there : "not said", here[i]);
+    }
+    return XD_OK;
 }
 
-/* The file must be of this run, and its tensors as long as they should be. */
+/* Its numbers must be possible, and its tensors as long as they should be. */
 static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file,
                                   int64_t count) {
-    char steps[16], seed[24];
-    const double done = demo_state_number(file, "done");
-    snprintf(steps, sizeof steps, "%d", s->steps);
-    snprintf(seed, sizeof seed, "%llu", (unsigned long long)s->seed);
-    if (!demo_state_is(file, "arm", s->arm) || !demo_state_is(file, "seed", seed) ||
-        !demo_state_is(file, "steps", steps) || !(done >= 1.0 && done <= s->steps))
-        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s is not of arm %s, seed %s, %s steps", s->path, s->arm, seed,
-                        steps);
+    const double done = demo_state_number(file, DONE, 1.0, s->job->steps);
+    XDI_TRY(demo_state_compare(ctx, s, file));
+    if (done < 0.0 || demo_state_number(file, SECONDS, 0.0, 1e12) < 0.0 ||
+        demo_state_number(file, METRICS, 0.0, 1e12) < 0.0)
+        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s does not say where in %d steps it stands", s->path,
+                        s->job->steps);
     for (int k = 0; k <= KINDS; k++) {
         const int64_t index = xd_safetensors_find(file, k < KINDS ? demo_kinds[k] : "losses");
         const xd_safetensors_info *info = index < 0 ? NULL : xd_safetensors_at(file, index);
@@ -94,9 +122,9 @@ static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_safetensors *fil
                                  float *values, float *flat) {
     const size_t bytes = (size_t)whole->float_count * sizeof *values;
     XDI_TRY(demo_state_check(ctx, s, file, whole->float_count));
-    s->done = (int)demo_state_number(file, "done");
-    s->seconds = demo_state_number(file, "seconds");
-    s->metrics_bytes = (long)demo_state_number(file, "metrics_bytes");
+    s->done = (int)demo_state_number(file, DONE, 1.0, s->job->steps);
+    s->seconds = demo_state_number(file, SECONDS, 0.0, 1e12);
+    s->metrics_bytes = (long)demo_state_number(file, METRICS, 0.0, 1e12);
     for (int k = 0; k < KINDS; k++) {
         XDI_TRY(xd_safetensors_read_range(file, xd_safetensors_find(file, demo_kinds[k]), 0, bytes, values));
         demo_take_share(whole, values, s->part, flat);
@@ -127,12 +155,10 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
     return xd_agree(s->world, result);
 }
 
-xd_result demo_state_load(xd_ctx *ctx, demo_state *s) {
+/* The file, which is there. */
+static xd_result demo_state_open(xd_ctx *ctx, demo_state *s) {
     nn_model whole;
     xd_safetensors *file = NULL;
-    FILE *there = fopen(s->path, "rb");
-    if (!there) return xd_agree(s->world, XD_OK); /* this arm has not begun */
-    fclose(there);
     const char *problem = nn_model_init(&s->part->config, NULL, NULL, &whole);
     const int64_t count = problem ? 0 : whole.float_count;
     float *values = (float *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *values);
@@ -145,5 +171,17 @@ xd_result demo_state_load(xd_ctx *ctx, demo_state *s) {
     xd_release(ctx, values);
     xd_release(ctx, flat);
     if (!problem) nn_model_free(&whole);
-    return xd_agree(s->world, result);
+    return result;
+}
+
+xd_result demo_state_load(xd_ctx *ctx, demo_state *s) {
+    FILE *there = fopen(s->path, "rb");
+    int64_t ranks = there != NULL;
+    if (there) fclose(there);
+    XDI_TRY(xd_all_reduce(s->world, &ranks, &ranks, 1, XD_DTYPE_I64, XD_SUM));
+    if (ranks == 0) return XD_OK; /* this arm has not begun */
+    if (ranks != xd_comm_size(s->world))
+        return XDI_FAIL(ctx, XD_ERROR_IO, "%lld of %d ranks can read %s", (long long)ranks,
+                        xd_comm_size(s->world), s->path);
+    return xd_agree(s->world, demo_state_open(ctx, s));
 }

@@ -388,20 +388,26 @@ static void demo_forget_states(const demo_rank *r) {
 }
 
 static xd_result demo_save_state(demo_rank *r, demo_state *state, int done, double seconds) {
-    if (r->job->save_every == 0 || (done % r->job->save_every != 0 && done != state->steps)) return XD_OK;
+    const demo_job *job = r->job;
+    xd_result result = XD_OK;
+    if (job->save_every == 0 || (done % job->save_every != 0 && done != job->steps)) return XD_OK;
     state->done = done;
     state->seconds = seconds;
-    if (xd_comm_rank(r->world) == 0) state->metrics_bytes = demo_report_position(r->job->report);
+    if (xd_comm_rank(r->world) == 0)
+        result = demo_report_position(r->ctx, job->report, &state->metrics_bytes);
+    XDI_TRY(xd_agree(r->world, result));
     return demo_state_save(r->ctx, state);
 }
 
 /* Random weights and a new optimizer, or where an interrupted run left them. */
 static xd_result demo_begin_arm(demo_rank *r, demo_state *state) {
+    xd_result result = XD_OK;
     nn_model_randomize(&r->model, state->seed, r->weights);
     demo_list_params(r);
     xd_optimizer_destroy(r->optimizer);
     r->optimizer = NULL;
     XDI_TRY(demo_make_optimizer(r));
+    state->job = r->job;
     state->world = r->world;
     state->tp = r->tp;
     state->part = &r->model;
@@ -409,8 +415,9 @@ static xd_result demo_begin_arm(demo_rank *r, demo_state *state) {
     state->optimizer = r->optimizer;
     if (!r->job->resume) return XD_OK;
     XDI_TRY(demo_state_load(r->ctx, state));
-    if (state->losses && state->done) demo_report_go_to(r->job->report, state->metrics_bytes);
-    return XD_OK;
+    if (state->losses && state->done)
+        result = demo_report_go_to(r->ctx, r->job->report, state->metrics_bytes);
+    return xd_agree(r->world, result);
 }
 
 static xd_result demo_train(demo_rank *r, int arm_index, uint64_t seed, demo_result *result) {
@@ -425,7 +432,7 @@ static xd_result demo_train(demo_rank *r, int arm_index, uint64_t seed, demo_res
     state.path = path;
     state.arm = step.arm = arm->name;
     state.seed = step.seed = seed;
-    state.steps = step.steps = r->job->steps;
+    step.steps = r->job->steps;
     state.losses = first ? result->losses : NULL;
     XDI_TRY(demo_begin_arm(r, &state));
     const double start = xd_now(r->ctx) - state.seconds;
@@ -435,7 +442,7 @@ static xd_result demo_train(demo_rank *r, int arm_index, uint64_t seed, demo_res
         step.seconds = xd_now(r->ctx) - start;
         if (first) {
             result->losses[i] = (float)step.hard;
-            demo_report_step(r->job->report, &step);
+            XDI_TRY(demo_report_step(r->ctx, r->job->report, &step));
         }
         XDI_TRY(demo_save_state(r, &state, i + 1, step.seconds));
     }

@@ -95,6 +95,10 @@ XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
     ctx->settings.cpu = level;
 }
 
+XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels) {
+    ctx->settings.kernels = kernels;
+}
+
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream) {
     ctx->settings.stream = stream;
 }

@@ -56,7 +56,7 @@ typedef struct xd_ctx_desc {
     double init_timeout_seconds; /* deadline of joining a world and of its first collective; 0 -> 600 */
     int rank;                    /* world rank, for messages; joining a world sets it */
     xd_cpu_level cpu;            /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
-    const struct xd_kernels *kernels; /* another backend's table (xd_cuda_kernels); NULL -> the CPU's.
+    const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
     void *stream;                /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;

@@ -31,6 +31,9 @@ XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 /* Lowers the CPU level to what the processes of a world have agreed on. */
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
+/* Gives the context another backend's table, which must outlive its use; NULL -> the CPU's again. */
+XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
+
 #define XDI_FAIL(ctx, result, ...) xd_fail((ctx), (result), __FILE__, __LINE__, __func__, __VA_ARGS__)
 #define XDI_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)

@@ -36,6 +36,7 @@ typedef struct xdi_json_parser {
     const char *text;
     size_t bytes, at;
     int depth, max_depth;
+    bool allow_nul;
     xd_json *nodes;
     const void **items;
     char *strings;
@@ -129,7 +130,7 @@ static xd_result xdi_json_parse_hex(xdi_json_parser *p, unsigned *unit) {
 static xd_result xdi_json_parse_unicode(xdi_json_parser *p, unsigned *point) {
     unsigned high, low;
     XDI_TRY(xdi_json_parse_hex(p, &high));
-    XDI_TRY(xdi_json_expect(p, high != 0, "NUL in a string"));
+    XDI_TRY(xdi_json_expect(p, high != 0 || p->allow_nul, "NUL in a string"));
     XDI_TRY(xdi_json_expect(p, high < 0xdc00 || high > 0xdfff, "lone surrogate"));
     *point = high;
     if (high < 0xd800 || high > 0xdbff) return XD_OK;
@@ -399,6 +400,7 @@ XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char
     p.text = text;
     p.bytes = bytes;
     p.max_depth = d.max_depth;
+    p.allow_nul = d.allow_nul;
     XDI_REQUIRE(ctx, d.max_depth > 0 && d.max_depth <= XDI_JSON_DEEPEST, XD_ERROR_ARGUMENT,
                 "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
     XDI_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",

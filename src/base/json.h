@@ -33,6 +33,7 @@ typedef struct xd_json_desc {
     size_t max_bytes; /* of the text; 0 -> 256 MiB */
     size_t max_nodes; /* values of any kind; 0 -> 16 Mi (each takes 72 bytes) */
     int max_depth;    /* arrays and objects inside each other, at most 1000; 0 -> 64 */
+    bool allow_nul;   /* accept \u0000 in strings: their bytes then hold a NUL before their end */
 } xd_json_desc;
 
 /* Parses a text that holds exactly one value, white space around it allowed.
@@ -40,8 +41,8 @@ typedef struct xd_json_desc {
  *   desc   limits; NULL -> defaults
  *   text   not NUL-terminated; not needed after the call
  *
- * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000, a repeated key in one
- * object and a number beyond the range of a double are refused.
+ * Local. One allocation. Stricter than many readers: invalid UTF-8, a lone surrogate, \u0000 (unless allowed), a
+ * repeated key in one object and a number beyond the range of a double are refused.
  * Errors: FORMAT with the byte offset, also when a limit is exceeded; MEMORY; ARGUMENT for a depth above 1000. */
 XD_API xd_result xd_json_parse(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
                                xd_json **root);

@@ -21,7 +21,8 @@
     X(ERROR_MISSING, "a required name is absent")                                                                  \
     X(ERROR_UNEXPECTED, "a name is present that was not asked for")                                                \
     X(ERROR_UNSUPPORTED, "not available in this build, on this device or in this mode")                            \
-    X(ERROR_MEMORY, "no memory")
+    X(ERROR_MEMORY, "no memory")                                                                                   \
+    X(ERROR_DEVICE, "a device or its driver reported a failure")
 
 typedef enum xd_result {
     XD_OK = 0,

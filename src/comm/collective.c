@@ -8,6 +8,7 @@ struct xd_comm {
     xd_control *all;  /* [size], the records of the call in progress */
     uint64_t *values; /* [size], scratch of the comparison */
     int *members;     /* [size], scratch of split */
+    int64_t *counts;  /* [size], scratch of gathers of equal pieces */
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, send and recv not among them */
     bool is_world;     /* its first collective has the longer deadline */
@@ -505,13 +506,27 @@ static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
                             xdi_comm_kind((uint64_t)c->kind), comm->culprit, xd_result_name(comm->broken));
 }
 
-/* Two ranks only: the transport compares what both passed. */
+/* Two ranks only: the transport compares what both passed. A rank that refuses its own arguments tells the
+ * other one by a record of no dtype, when there is another one. */
 static xd_result xdi_comm_run_pair(xd_comm *comm, const xd_collective *c) {
-    XDI_TRY(xdi_comm_validate(comm, c));
+    xd_collective record = *c;
+    const xd_result mine = xdi_comm_validate(comm, c);
+    if (mine != XD_OK) {
+        if (c->root < 0 || c->root >= comm->transport->size || c->root == comm->transport->rank) return mine;
+        record.count = 0;
+        record.dtype = XD_DTYPE_NONE;
+    }
     const double deadline = xd_now(comm->ctx) + xd_ctx_settings(comm->ctx)->timeout_seconds;
-    const xd_result result = comm->transport->ops->execute(comm->transport, c, deadline);
-    if (result == XD_OK) xdi_comm_count(comm, c);
-    return result == XD_ERROR_MISMATCH ? result : xdi_comm_break(comm, result);
+    const xd_result result = comm->transport->ops->execute(comm->transport, &record, deadline);
+    if (result == XD_ERROR_ARGUMENT) {
+        const int culprit = comm->transport->world_ranks[c->root];
+        return XDI_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d refused its own arguments",
+                                xdi_comm_kind((uint64_t)c->kind), culprit);
+    }
+    if (result == XD_ERROR_MISMATCH) return result;
+    XDI_TRY(xdi_comm_break(comm, result));
+    if (mine == XD_OK) xdi_comm_count(comm, c);
+    return mine;
 }
 
 /* Validates, compares, moves, counts. `mine` is an error found before the call, which the peers must learn
@@ -527,6 +542,7 @@ static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result m
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
     xd_collective c = *collective;
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves);
+    if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XDI_TRY(xdi_comm_whole(comm, &c));
     if (c.kind == XD_COLLECTIVE_SEND || c.kind == XD_COLLECTIVE_RECV) return xdi_comm_run_pair(comm, &c);
     double deadline;
@@ -585,6 +601,12 @@ XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, cons
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
+}
+
+XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
+                                               xd_dtype dtype) {
+    for (int i = 0; i < comm->transport->size; i++) comm->counts[i] = count;
+    return xd_all_gather(comm, send, recv, comm->counts, dtype);
 }
 
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
@@ -670,7 +692,8 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
-    if (!comm->all || !comm->values || !comm->members) {
+    comm->counts = (int64_t *)xd_allocate(ctx, n * sizeof *comm->counts);
+    if (!comm->all || !comm->values || !comm->members || !comm->counts) {
         xd_comm_destroy(comm);
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the handle of a group of %d ranks", (int)n);
     }
@@ -681,6 +704,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     comm->transport->ops->destroy(comm->transport);
+    xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
     xd_release(comm->ctx, comm->values);
     xd_release(comm->ctx, comm->all);

@@ -23,7 +23,11 @@
  * Counts are elements. Ranks in messages and errors are world ranks. Outputs are untouched on failure,
  * except by a group that breaks while data moves. recv may equal send where both have the same extent, and
  * in reduce_scatter, all_gather, gather and scatter the short one may be this rank's piece of the long one;
- * no other overlap. */
+ * no other overlap.
+ *
+ * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
+ * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
+ * read by the others' kernels, so ranks on different GPUs need peer access between them. */
 typedef struct xd_comm xd_comm;
 
 /* What a collective does. AGREE and SPLIT have calls of their own and no record. */
@@ -60,7 +64,7 @@ typedef struct xd_collective {
     /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, one node of the whole extent after another,
      * and the sum follows the canonical tree. Needed by floating sums in INVARIANT mode. */
     xd_leaves leaves;
-    void *stream;      /* device transports: the work is ordered on it; NULL on the CPU */
+    void *stream;      /* device transports: the work is ordered on it; NULL -> the context's */
     uint64_t sequence; /* filled in by the library: calls so far on this group */
 } xd_collective;
 
@@ -112,7 +116,8 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root);
 /* Two ranks only. A send returns when the receiver has the data. Not ordered against collectives of other
- * ranks. */
+ * ranks. A rank whose own arguments are wrong waits for the other one too, to tell it; only when `to` or
+ * `from` is itself wrong there is nobody to tell. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 

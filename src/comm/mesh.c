@@ -110,34 +110,49 @@ static bool xdi_mesh_own_ranks(xd_ctx *ctx, xd_topology *topology) {
     return ranks != NULL;
 }
 
+/* The first rank of the group over `mask` that a rank is in, and its place there; leader -1 -> no member. */
+static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, int *leader, int *place) {
+    int coordinate[XD_MESH_AXES_MAX];
+    *leader = -1;
+    *place = 0;
+    if (!xd_topology_coordinate(topology, rank, coordinate)) return;
+    for (int i = 0; i < topology->axis_count; i++) {
+        if (!(mask >> i & 1u)) continue;
+        *place = *place * topology->size[i] + coordinate[i];
+        coordinate[i] = 0;
+    }
+    *leader = xd_topology_rank(topology, coordinate);
+}
+
+/* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
+ * what one rank alone runs out of. */
+static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
+    const int world_size = xd_comm_size(table->world);
+    for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next) {
+        int rank = 0;
+        for (int leader, place; rank < world_size; rank++) {
+            xdi_mesh_seat(topology, mask, rank, &leader, &place);
+            if (entry->leader[rank] != leader || entry->place[rank] != place) break;
+        }
+        if (rank == world_size) return entry;
+    }
+    return NULL;
+}
+
 /* An entry for the groups over `mask`, without its communicator. NULL without memory. */
 static xdi_mesh_entry *xdi_mesh_partition(xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
     xd_ctx *ctx = table->ctx;
     const int world_size = xd_comm_size(table->world);
     xdi_mesh_entry *entry = (xdi_mesh_entry *)xd_allocate(ctx, sizeof *entry);
-    int *ranks = (int *)xd_allocate(ctx, (size_t)topology->rank_count * sizeof *ranks);
     if (entry) entry->leader = (int *)xd_allocate(ctx, 2 * (size_t)world_size * sizeof *entry->leader);
-    if (!entry || !ranks || !entry->leader) {
+    if (!entry || !entry->leader) {
         xdi_mesh_entry_destroy(ctx, entry);
-        xd_release(ctx, ranks);
         return NULL;
     }
     entry->place = entry->leader + world_size;
-    for (int i = 0; i < world_size; i++) entry->leader[i] = -1;
-    const int size = xd_topology_groups_of(topology, mask, ranks);
-    for (int i = 0; i < topology->rank_count; i++) {
-        entry->leader[ranks[i]] = ranks[i - i % size];
-        entry->place[ranks[i]] = i % size;
-    }
-    xd_release(ctx, ranks);
+    for (int i = 0; i < world_size; i++)
+        xdi_mesh_seat(topology, mask, i, &entry->leader[i], &entry->place[i]);
     return entry;
-}
-
-static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xdi_mesh_entry *like) {
-    const size_t bytes = 2 * (size_t)xd_comm_size(table->world) * sizeof *like->leader;
-    for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next)
-        if (memcmp(entry->leader, like->leader, bytes) == 0) return entry;
-    return NULL;
 }
 
 static bool xdi_mesh_is_identity(const xdi_mesh_entry *entry, int world_size) {
@@ -170,13 +185,12 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
         *out = root->groups[mask];
         return XD_OK;
     }
-    xdi_mesh_entry *entry = xdi_mesh_partition(table, &root->topology, mask);
-    xdi_mesh_entry *known = entry ? xdi_mesh_find(table, entry) : NULL;
-    if (known) {
-        xdi_mesh_entry_destroy(table->ctx, entry);
-        *out = root->groups[mask] = known;
+    xdi_mesh_entry *entry = xdi_mesh_find(table, &root->topology, mask);
+    if (entry) {
+        *out = root->groups[mask] = entry;
         return XD_OK;
     }
+    entry = xdi_mesh_partition(table, &root->topology, mask);
     xd_result result = XD_OK;
     if (!entry)
         result = XDI_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
@@ -198,16 +212,16 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
     return XD_OK;
 }
 
-/* The members' communicator first, then every single axis from left to right. Outsiders take part in the
- * first. */
-static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root) {
+/* The members' communicator first, then every single axis from left to right. Outsiders of `comm` take part in the
+ * first, and learn how it ended. */
+static xd_result xdi_mesh_connect_axes(xdi_mesh_root *root, xd_comm *comm) {
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xdi_mesh_entry *members = NULL, *entry;
     XDI_TRY(xdi_mesh_entry_for(root, all, root->table->world, &members));
     xd_result result = XD_OK;
     for (int i = 0; root->member && result == XD_OK && i < root->topology.axis_count; i++)
         result = xdi_mesh_entry_for(root, 1u << i, members->comm, &entry);
-    return result;
+    return root->topology.rank_count < xd_comm_size(comm) ? xd_agree(comm, result) : result;
 }
 
 /* A mesh over some axes of a root, through this rank where it leaves axes out. Takes no reference on
@@ -323,7 +337,7 @@ static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, 
         const uint64_t number = ++mesh->root->table->created;
         result = xd_agree_same(comm, xd_hash(hash, &number, sizeof number), "mesh");
     }
-    if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root);
+    if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root, comm);
     if (result != XD_OK) {
         xd_mesh_destroy(mesh);
         return result;
@@ -499,11 +513,18 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     XDI_REQUIRE(ctx, known || root->flat_count < XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
                 "the mesh already has %d flattened names, the most there can be", root->flat_count);
     XDI_TRY(xdi_mesh_group_of(root, mask, &comm));
-    XDI_TRY(xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, out));
+    xd_mesh *made = NULL;
+    xd_result result = xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, &made);
+    if (!known) result = xd_agree(root->groups[(1u << root->topology.axis_count) - 1u]->comm, result);
+    if (result != XD_OK) {
+        xd_mesh_destroy(made);
+        return result;
+    }
     if (!known) {
         memcpy(root->flat_name[root->flat_count], flat[0], XD_AXIS_NAME_MAX);
         root->flat_axes[root->flat_count++] = mask;
     }
+    *out = made;
     return XD_OK;
 }
 

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
@@ -20,11 +19,11 @@
  * not busy. Copying never waits for anything, so that is soon. */
 
 enum {
-    XDI_THREADS_INLINE = 4096,     /* bytes of a payload that travels in the page */
-    XDI_THREADS_SPIN = 2000,       /* looks before giving up the core, when every rank can have one */
-    XDI_THREADS_SPIN_CROWDED = 64, /* the same with more ranks than cores */
-    XDI_THREADS_YIELD = 20000,     /* yields before short sleeps */
-    XDI_THREADS_NAP = 50000        /* nanoseconds */
+    XDI_THREADS_INLINE = 4096, /* bytes of a payload that travels in the page */
+    XDI_THREADS_SPIN = 100,    /* looks before giving up the core */
+    XDI_THREADS_REST = 100,    /* waits without looks after looks in vain */
+    XDI_THREADS_YIELD = 20000, /* yields before short sleeps */
+    XDI_THREADS_NAP = 50000    /* nanoseconds */
 };
 
 typedef struct xdi_threads_page {
@@ -33,6 +32,7 @@ typedef struct xdi_threads_page {
     const void *data; /* record.send, or payload below */
     int64_t *offsets; /* [size], where the piece for each rank begins in data */
     bool is_short;
+    bool on_device;
     uint64_t payload[XDI_THREADS_INLINE / 8]; /* aligned for every dtype */
 } xdi_threads_page;
 
@@ -45,6 +45,10 @@ typedef struct xdi_threads_slot {
     uint32_t joined;          /* world group: the rank has come; atomic */
     uint64_t child_round;     /* the round whose split produced `child`; atomic */
     xdi_threads_group *child; /* NULL: no memory */
+    /* Events of this rank once it has moved memory of a device: what it sends is complete, what it does to the memory of
+     * peers is done. They live as long as the group, because peers wait for them after this rank has gone on. */
+    void *ready, *done;
+    void (*event_destroy)(void *event);
     xdi_threads_page page[2];
 } xdi_threads_slot;
 
@@ -54,6 +58,7 @@ typedef struct xdi_threads_mail {
     uint64_t done;   /* messages looked at so far; atomic, written by the receiver */
     const void *data;
     int64_t count, wanted; /* the sender's and the receiver's */
+    bool on_device;
     xd_dtype dtype, wanted_dtype;
 } xdi_threads_mail;
 
@@ -71,7 +76,6 @@ struct xdi_threads_group {
 struct xd_thread_world {
     xd_allocator allocator;
     uint64_t failure; /* 0, or what broke the world: result << 32 | (culprit + 1); atomic, written once */
-    int spin;         /* looks before a yield */
     pthread_mutex_t lock;
     xdi_threads_group *groups; /* all that exist, the world's own last; under lock */
     xdi_threads_group *root;
@@ -83,6 +87,8 @@ typedef struct xdi_threads {
     xdi_threads_group *group;
     xdi_threads_slot *slot; /* this rank's */
     uint64_t round;
+    int rest;            /* waits to come that give up the core at once */
+    bool on_device;      /* the collective in progress moves memory of a device */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -101,6 +107,11 @@ static void xdi_threads_free(xd_thread_world *world, void *memory) {
 
 static void xdi_threads_group_free(xdi_threads_group *group) {
     xd_thread_world *world = group->world;
+    for (int r = 0; group->slots && r < group->size; r++) {
+        const xdi_threads_slot *slot = &group->slots[r];
+        if (slot->ready) slot->event_destroy(slot->ready);
+        if (slot->done) slot->event_destroy(slot->done);
+    }
     xdi_threads_free(world, group->mail);
     xdi_threads_free(world, group->offsets);
     xdi_threads_free(world, group->slots);
@@ -204,13 +215,23 @@ static bool xdi_threads_has_left(const xdi_threads_group *group, int rank) {
 
 /* ---- waiting ---- */
 
-/* Spin while a core is ours, then yield, then nap. True when the caller should look at the clock: not at
- * every turn of the spin, always after giving up the core. */
-static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
-    if (turn < world->spin) {
+/* Where a wait begins. Looking again and again pays only while the other rank runs at the same moment. The number of
+ * cores does not tell: the system may keep two threads on one of many. So a rank whose looks were in vain goes without
+ * them for a while, then tries again. */
+static int xdi_threads_patience(xdi_threads *t) {
+    if (t->rest == 0) return 0;
+    t->rest--;
+    return XDI_THREADS_SPIN;
+}
+
+/* Look while both may be running, then yield, then nap. True when the caller should look at the clock: not after a
+ * mere look, always after giving up the core. */
+static bool xdi_threads_pause(xdi_threads *t, int turn) {
+    if (turn < XDI_THREADS_SPIN) {
 #if defined(__x86_64__) || defined(__i386__)
         __builtin_ia32_pause();
 #endif
+        if (turn == XDI_THREADS_SPIN - 1) t->rest = XDI_THREADS_REST;
         return false;
     }
     if (turn < XDI_THREADS_YIELD) {
@@ -223,10 +244,11 @@ static bool xdi_threads_pause(const xd_thread_world *world, int turn) {
 }
 
 /* Waits until *counter, which `rank` raises, reaches `target`. */
-static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
+static xd_result xdi_threads_wait(xdi_threads *t, const uint64_t *counter, uint64_t target, int rank,
                                   double deadline) {
     const xdi_threads_group *group = t->group;
-    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
+    if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) return XD_OK;
+    for (int turn = xdi_threads_patience(t); __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target;
          turn += turn < XDI_THREADS_YIELD) {
         if (xdi_threads_failure(group->world)) return xdi_threads_report(t, true);
         /* Its last act may have been to arrive: look again after seeing it gone. */
@@ -234,7 +256,7 @@ static xd_result xdi_threads_wait(const xdi_threads *t, const uint64_t *counter,
             xdi_threads_break(group->world, XD_ERROR_PEER, group->world_ranks[rank]);
             return xdi_threads_report(t, true);
         }
-        if (!xdi_threads_pause(group->world, turn) || xd_now(t->base.ctx) < deadline) continue;
+        if (!xdi_threads_pause(t, turn) || xd_now(t->base.ctx) < deadline) continue;
         if (__atomic_load_n(counter, __ATOMIC_ACQUIRE) >= target) break;
         xdi_threads_break(group->world, XD_ERROR_TIMEOUT, group->world_ranks[rank]);
         return xdi_threads_report(t, true);
@@ -255,19 +277,64 @@ static xdi_threads_page *xdi_threads_page_of(const xdi_threads *t, int rank) {
     return &t->group->slots[rank].page[t->round & 1];
 }
 
+/* ---- memory of a device ----
+ *
+ * The ranks' threads meet in rounds as ever, while the data moves later, on their streams: a rank records `ready`
+ * before it shows its memory, streams of peers wait for that; each records `done` behind its work, and no stream goes on
+ * before all are. Nobody waits on the host for a device. */
+
+static bool xdi_threads_sees_device(const xdi_threads *t, const xd_collective *c) {
+    const xd_kernels *kernels = xd_ctx_settings(t->base.ctx)->kernels; /* NULL: the CPU's */
+    const void *memory = c->send ? c->send : c->recv;
+    return kernels && kernels->device != XD_DEVICE_CPU && memory && kernels->memory.owns(t->base.ctx, memory);
+}
+
+static xd_launch xdi_threads_launch(const xdi_threads *t, const xd_collective *c) {
+    xd_launch launch = xd_ctx_launch(t->base.ctx);
+    if (c->stream) launch.stream = c->stream;
+    return launch;
+}
+
+/* Records that what c sends is complete at this point of the stream. */
+static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c) {
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    xdi_threads_slot *slot = t->slot;
+    slot->event_destroy = memory.event_destroy;
+    if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
+    if (!slot->done) slot->done = memory.event_create(t->base.ctx);
+    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE, "the device has no events for a group of ranks");
+    return memory.event_record(&launch, slot->ready);
+}
+
+/* Copies between this rank's memory and a peer's. */
+static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c, void *to, const void *from,
+                                   size_t bytes) {
+    if (bytes == 0 || to == from) return XD_OK;
+    if (t->on_device) {
+        const xd_launch launch = xdi_threads_launch(t, c);
+        return xd_ctx_kernels(t->base.ctx).memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
+    }
+    memcpy(to, from, bytes);
+    return XD_OK;
+}
+
 /* ---- the vtable ---- */
 
-static void xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, const xd_collective *c) {
+static xd_result xdi_threads_publish(const xdi_threads *t, xdi_threads_page *page, const xd_collective *c) {
     const int n = t->base.size;
     page->record = *c;
     page->data = c->send;
     for (int r = 0; c->send_counts && r < n; r++)
         page->offsets[r] = xdi_comm_offset(c->send_counts, c->send_displacements, r);
     const size_t bytes = (size_t)xdi_comm_send_elements(c, t->base.rank, n) * xd_dtype_size(c->dtype);
-    page->is_short = bytes <= sizeof page->payload && !c->send_displacements;
-    if (!page->is_short) return;
+    page->on_device = xdi_threads_sees_device(t, c);
+    page->is_short = bytes <= sizeof page->payload && !c->send_displacements && !page->on_device;
+    if (page->on_device) return xdi_threads_ready(t, c);
+    if (!page->is_short) return XD_OK;
     if (bytes) memcpy(page->payload, c->send, bytes);
     page->data = page->payload;
+    return XD_OK;
 }
 
 static xd_result xdi_threads_control(xd_transport *transport, const xd_control *mine,
@@ -276,19 +343,19 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
     page->control = *mine;
-    if (next) xdi_threads_publish(t, page, next);
+    if (next) XDI_TRY(xdi_threads_publish(t, page, next));
     XDI_TRY(xdi_threads_round(t, deadline));
     for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
     return XD_OK;
 }
 
 /* Copies `count` elements from element `from` of a peer's data to element `to` of recv. */
-static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threads_page *page, int64_t from,
-                             int64_t count) {
+static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, int64_t to,
+                                  const xdi_threads_page *page, int64_t from, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
     char *target = (char *)c->recv + (size_t)to * size;
     const char *source = (const char *)page->data + (size_t)from * size;
-    if (count > 0 && target != source) memcpy(target, source, (size_t)count * size);
+    return xdi_threads_bytes(t, c, target, source, count > 0 ? (size_t)count * size : 0);
 }
 
 /* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the piece that
@@ -296,6 +363,8 @@ static void xdi_threads_copy(const xd_collective *c, int64_t to, const xdi_threa
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
+    const xd_reduce_kernels reduce = t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
+    const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
@@ -304,38 +373,38 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return xd_reduce_leaves(t->base.ctx, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
-                                c->op);
-    return xd_reduce_pieces(t->base.ctx, out, t->pieces, t->base.size, count, c->dtype, c->op);
+        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+    return reduce.pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
 /* Each rank reduces its share and stores the sums into every rank's recv: in place is fine, since nobody
  * else reads that share. Short ones are reduced whole by everybody. */
 static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collective *c, bool is_short) {
-    const int64_t tile = 4096;
     const size_t size = xd_dtype_size(c->dtype);
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
+    const int64_t tile = t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                memcpy((char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size, sums,
-                       (size_t)n * size);
+                XDI_TRY(xdi_threads_bytes(t, c, (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
+                                          sums, (size_t)n * size));
     }
     return XD_OK;
 }
 
-static void xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
+static xd_result xdi_threads_collect(const xdi_threads *t, const xd_collective *c) {
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
         const int64_t from = c->kind == XD_COLLECTIVE_ALL_TO_ALL ? page->offsets[t->base.rank] : 0;
-        xdi_threads_copy(c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
-                         c->recv_counts[r]);
+        XDI_TRY(xdi_threads_copy(t, c, xdi_comm_offset(c->recv_counts, c->recv_displacements, r), page, from,
+                                 c->recv_counts[r]));
     }
+    return XD_OK;
 }
 
 static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, bool is_short) {
@@ -347,15 +416,11 @@ static xd_result xdi_threads_move(const xdi_threads *t, const xd_collective *c, 
         return xdi_threads_reduce(t, c, c->recv, 0, true, xdi_comm_total(c->send_counts, t->base.size),
                                   c->send_counts[rank]);
     case XD_COLLECTIVE_BROADCAST:
-        if (rank != c->root) xdi_threads_copy(c, 0, root, 0, c->count);
-        return XD_OK;
+        return rank != c->root ? xdi_threads_copy(t, c, 0, root, 0, c->count) : XD_OK;
     case XD_COLLECTIVE_SCATTER:
-        xdi_threads_copy(c, 0, root, root->offsets[rank], c->send_counts[rank]);
-        return XD_OK;
-    case XD_COLLECTIVE_GATHER:
-        if (rank == c->root) xdi_threads_collect(t, c);
-        return XD_OK;
-    default: xdi_threads_collect(t, c); return XD_OK;
+        return xdi_threads_copy(t, c, 0, root, root->offsets[rank], c->send_counts[rank]);
+    case XD_COLLECTIVE_GATHER: return rank == c->root ? xdi_threads_collect(t, c) : XD_OK;
+    default: return xdi_threads_collect(t, c);
     }
 }
 
@@ -371,6 +436,27 @@ static void xdi_threads_exit(const xdi_threads *t) {
     __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
 }
 
+/* This rank's part on its stream, behind what peers have made ready. */
+static xd_result xdi_threads_move_device(const xdi_threads *t, const xd_collective *c) {
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    for (int r = 0; r < t->base.size; r++)
+        if (r != t->base.rank && xdi_threads_page_of(t, r)->on_device)
+            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].ready));
+    XDI_TRY(xdi_threads_move(t, c, false));
+    return t->slot->done ? memory.event_record(&launch, t->slot->done) : XD_OK;
+}
+
+/* The stream goes on when every peer has done its part. */
+static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c) {
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    for (int r = 0; r < t->base.size; r++)
+        if (r != t->base.rank && t->group->slots[r].done)
+            XDI_TRY(memory.event_wait(&launch, t->group->slots[r].done));
+    return XD_OK;
+}
+
 static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline);
 
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
@@ -378,13 +464,18 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
     if (c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV)
         return xdi_threads_pair(t, c, deadline);
     bool is_short = true;
-    for (int r = 0; r < t->base.size; r++) is_short = is_short && xdi_threads_page_of(t, r)->is_short;
+    t->on_device = false;
+    for (int r = 0; r < t->base.size; r++) {
+        is_short = is_short && xdi_threads_page_of(t, r)->is_short;
+        t->on_device = t->on_device || xdi_threads_page_of(t, r)->on_device;
+    }
     if (is_short) return xdi_threads_move(t, c, true);
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
-    const xd_result moved = xdi_threads_move(t, c, false);
+    const xd_result moved = t->on_device ? xdi_threads_move_device(t, c) : xdi_threads_move(t, c, false);
     xdi_threads_exit(t);
     XDI_TRY(moved);
-    return xdi_threads_round(t, deadline);
+    XDI_TRY(xdi_threads_round(t, deadline));
+    return t->on_device ? xdi_threads_follow(t, c) : XD_OK;
 }
 
 /* ---- two ranks ---- */
@@ -392,6 +483,11 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
 static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail *mail, int sender,
                                    int receiver) {
     const int *world = t->group->world_ranks;
+    const bool sends = t->base.rank == sender;
+    if ((sends ? mail->dtype : mail->wanted_dtype) == XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
+    if ((sends ? mail->wanted_dtype : mail->dtype) == XD_DTYPE_NONE)
+        return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_ARGUMENT, world[sends ? receiver : sender],
+                                "rank %d refused its own arguments", world[sends ? receiver : sender]);
     XDI_REQUIRE(t->base.ctx, mail->dtype == mail->wanted_dtype, XD_ERROR_MISMATCH,
                 "rank %d sends %s, rank %d receives %s", world[sender], xd_dtype_name(mail->dtype),
                 world[receiver], xd_dtype_name(mail->wanted_dtype));
@@ -401,27 +497,44 @@ static xd_result xdi_threads_judge(const xdi_threads *t, const xdi_threads_mail 
     return XD_OK;
 }
 
-static xd_result xdi_threads_send(const xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
+static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
                                   double deadline) {
     mail->data = c->send;
     mail->count = c->count;
     mail->dtype = c->dtype;
+    mail->on_device = xdi_threads_sees_device(t, c);
+    if (mail->on_device) XDI_TRY(xdi_threads_ready(t, c));
     const uint64_t number = mail->posted + 1; /* nobody else writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
-    return xdi_threads_judge(t, mail, t->base.rank, c->root);
+    const xd_result verdict = xdi_threads_judge(t, mail, t->base.rank, c->root);
+    if (verdict != XD_OK || !mail->on_device || c->count == 0 || c->dtype == XD_DTYPE_NONE) return verdict;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    return xd_ctx_kernels(t->base.ctx).memory.event_wait(&launch, t->group->slots[c->root].done);
 }
 
-static xd_result xdi_threads_receive(const xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
+/* The receiver's copy. */
+static xd_result xdi_threads_take(xdi_threads *t, const xdi_threads_mail *mail, const xd_collective *c) {
+    const size_t bytes = (size_t)c->count * xd_dtype_size(c->dtype);
+    t->on_device = mail->on_device;
+    if (!t->on_device) return xdi_threads_bytes(t, c, c->recv, mail->data, bytes);
+    const xd_device_ops memory = xd_ctx_kernels(t->base.ctx).memory;
+    const xd_launch launch = xdi_threads_launch(t, c);
+    XDI_TRY(xdi_threads_ready(t, c));
+    XDI_TRY(memory.event_wait(&launch, t->group->slots[c->root].ready));
+    XDI_TRY(xdi_threads_bytes(t, c, c->recv, mail->data, bytes));
+    return memory.event_record(&launch, t->slot->done);
+}
+
+static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, const xd_collective *c,
                                      double deadline) {
     const uint64_t number = mail->done + 1;
     XDI_TRY(xdi_threads_wait(t, &mail->posted, number, c->root, deadline));
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
     mail->wanted = c->count;
     mail->wanted_dtype = c->dtype;
-    const xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
-    if (verdict == XD_OK && c->count > 0)
-        memcpy(c->recv, mail->data, (size_t)c->count * xd_dtype_size(c->dtype));
+    xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
+    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_take(t, mail, c);
     __atomic_store_n(&mail->done, number, __ATOMIC_RELEASE);
     xdi_threads_exit(t);
     return verdict;
@@ -515,7 +628,6 @@ XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world 
         xd_release(ctx, world);
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
     }
-    world->spin = sysconf(_SC_NPROCESSORS_ONLN) >= ranks ? XDI_THREADS_SPIN : XDI_THREADS_SPIN_CROWDED;
     world->gone = (uint32_t *)xd_allocate(ctx, (size_t)ranks * sizeof *world->gone);
     world->root = xdi_threads_group_create(world, ranks);
     if (!world->gone || !world->root) {

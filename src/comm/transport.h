@@ -34,7 +34,9 @@ typedef struct xd_transport_ops {
                          xd_control *all, double deadline);
     /* Moves and reduces the data of a record that every rank has agreed on: the control call just before
      * had it as `next`. SEND and RECV come without a control call; they compare count and dtype themselves,
-     * and a MISMATCH on both sides does not break the group. Other errors do. */
+     * and a MISMATCH on both sides does not break the group. One of dtype NONE says that its rank refused the
+     * call: it moves nothing and succeeds, the other side returns ARGUMENT, and the group goes on too. Other
+     * errors break it. */
     xd_result (*execute)(xd_transport *transport, const xd_collective *collective, double deadline);
     /* A sub-group; the members in order are given, this rank is among them. members are ranks of
      * `transport`. Only the members call it, right after a control call. */

@@ -10,8 +10,7 @@ static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const cha
     return XD_OK;
 }
 
-/* One entry: its part of the loss, and A = d loss / d ln student. */
-static double xdi_compat_entry(double s, double t, double beta, double *slope) {
+XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope) {
     const double p = exp(s), q = exp(t);
     double student, teacher;
     if (beta == 0.0) {
@@ -33,6 +32,8 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     double sum = 0.0;
     XDI_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
     XDI_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "this form is for numbers on the host, not for a GPU");
     XDI_TRY(xdi_compat_validate(ctx, &student, "student", &student));
     XDI_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
     if (gradient.data) XDI_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));

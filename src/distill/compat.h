@@ -13,7 +13,7 @@
  *   denominator       what the sum is divided by; not 0
  *   gradient          d loss / d student; data NULL -> none; may be student's memory
  *
- * Local. Errors: SHAPE, DTYPE, ARGUMENT. */
+ * Local. Errors: SHAPE, DTYPE, ARGUMENT; UNSUPPORTED on a GPU. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
 

@@ -3,7 +3,7 @@
 
 #include "distill/denominator.h"
 #include "distill/vocab.h"
-#include "kernel/loss.h"
+#include "kernel/rows.h"
 
 /* Who shares the smoothed probability. */
 typedef enum xd_smoothing {
@@ -50,16 +50,9 @@ typedef struct xd_loss_desc {
     float
         *row_loss; /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
     xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
-    void *workspace;   /* NULL -> taken from the context's allocator for this call */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;
 } xd_loss_desc;
-
-/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
- * soft. */
-typedef struct xd_loss_values {
-    double loss, hard, soft;
-    int64_t counted; /* rows */
-} xd_loss_values;
 
 /* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
  * Local. */
@@ -73,13 +66,16 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * bits for every split of vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
- * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, or a loss that
- * is infinite: the row's loss and gradient are zero and status counts it, agreed over all ranks. No counted
- * row: everything is zero and status says so. Without a status the call returns DATA on every rank; the
- * gradient is then written all the same. */
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
+ * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
+ * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
+ * call returns DATA on every rank; the gradient is then written all the same.
+ *
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
+ * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
-/* xd_loss as a float on the host, with the teacher left out (cross entropy) or the labels left to count only
+/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the labels left to count only
  * (KL). */
 XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);

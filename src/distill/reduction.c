@@ -1,22 +1,16 @@
 #include <math.h>
 #include <string.h>
 
-/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+/* Where the pieces of a reduction lie in its words, after this rank's record and all ranks' records. */
 enum {
-    XDI_REDUCTION_HARD, /* a double's bits, or two limbs in INVARIANT mode */
-    XDI_REDUCTION_SOFT = 2,
-    XDI_REDUCTION_COUNTED = 4,
-    XDI_REDUCTION_LABEL,
-    XDI_REDUCTION_NOT_FINITE,
-    XDI_REDUCTION_OVERFLOW,
-    XDI_REDUCTION_FIRST_ROW,
-    XDI_REDUCTION_FIRST_VALUE,
-    XDI_REDUCTION_WORDS
+    XDI_REDUCTION_FACTOR,
+    XDI_REDUCTION_PART,
+    XDI_REDUCTION_DENOMINATOR = XDI_REDUCTION_PART + XD_COUNT_WORDS
 };
-
-static bool xdi_reduction_invariant(xd_ctx *ctx) {
-    return xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-}
+enum {
+    XDI_REDUCTION_DENOMINATOR_WORDS = (int)(sizeof(xd_denominator) / sizeof(int64_t)),
+    XDI_REDUCTION_EXTRA = XDI_REDUCTION_DENOMINATOR + XDI_REDUCTION_DENOMINATOR_WORDS
+};
 
 static int xdi_reduction_ranks(const xdi_reduction *in) {
     return in->comm ? xd_comm_size(in->comm) : 1;
@@ -27,160 +21,69 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in) {
                 "loss weights %g and %g must be finite", in->hard_weight, in->soft_weight);
     XDI_REQUIRE(ctx, isfinite(in->denominator_value) && in->denominator_value >= 0.0, XD_ERROR_ARGUMENT,
                 "denominator %g must be finite and not negative", in->denominator_value);
-    XDI_REQUIRE(ctx, !in->scale || isfinite(*in->scale), XD_ERROR_ARGUMENT, "scale %g must be finite",
-                *in->scale);
-    for (int64_t r = 0; in->row_weight && r < in->rows; r++)
-        XDI_REQUIRE(ctx, isfinite((double)in->row_weight[r]), XD_ERROR_ARGUMENT,
-                    "weight %g of row %lld must be finite", (double)in->row_weight[r], (long long)r);
-    return XD_OK;
-}
-
-XD_PRIVATE xd_result xdi_reduction_scales(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
-                                          double *factor) {
-    double inverse = 0.0;
-    if (in->denominator) {
-        inverse = in->denominator->inverse;
-    } else if (in->denominator_value > 0.0) {
-        inverse = 1.0 / in->denominator_value;
-    } else {
-        xd_positions batch;
-        xd_denominator counted;
-        batch.count = in->rows;
-        batch.labels = in->labels;
-        batch.ignore_index = in->ignore_index;
-        batch.mask = in->mask;
-        batch.weights = NULL;
-        XDI_TRY(xd_denominator_count(ctx, in->comm, &batch, 1, &counted));
-        inverse = counted.inverse;
-    }
-    *factor = (in->scale ? *in->scale : 1.0) * inverse;
-    for (int64_t r = 0; r < in->rows; r++) {
-        const bool counts = xdi_denominator_counts(in->labels, in->ignore_index, in->mask, r);
-        row_scale[r] = counts ? (in->row_weight ? (double)in->row_weight[r] : 1.0) * *factor : 0.0;
-    }
+    XDI_REQUIRE(ctx, in->status || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_ARGUMENT,
+                "a loss on a GPU needs a status: its findings are not read on the host during the step");
     return XD_OK;
 }
 
 XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in) {
-    return (int64_t)XDI_REDUCTION_WORDS * (xdi_reduction_ranks(in) + 1) + xdi_reduction_ranks(in);
+    return (int64_t)XD_RECORD_WORDS * (xdi_reduction_ranks(in) + 1) + XDI_REDUCTION_EXTRA;
 }
 
-static void xdi_reduction_put(int64_t *word, double value) {
-    memcpy(word, &value, sizeof value);
+/* Counts the rows of this call over all ranks, where the caller gave no denominator. */
+static xd_result xdi_reduction_count(const xdi_reduction *in, const xd_kernels *kernels,
+                                     const xd_launch *launch, int64_t *part, xd_denominator *out) {
+    xd_positions rows = in->positions;
+    rows.weights = NULL;
+    XDI_TRY(kernels->memory.fill(launch, part, 0, XD_COUNT_WORDS * sizeof *part));
+    XDI_TRY(kernels->rows.count(launch, &rows, part));
+    if (xdi_reduction_ranks(in) > 1)
+        XDI_TRY(xd_all_reduce(in->comm, part, part, XD_COUNT_WORDS, XD_DTYPE_I64, XD_SUM));
+    return kernels->rows.denominator(launch, part, out);
 }
 
-static double xdi_reduction_get(const int64_t *word) {
-    double value;
-    memcpy(&value, word, sizeof value);
-    return value;
-}
-
-static void xdi_reduction_find(int64_t *mine, int64_t row, xdi_row_value value) {
-    const int which = value.finding == (int)XD_ROW_LABEL      ? XDI_REDUCTION_LABEL
-                      : value.finding == (int)XD_ROW_OVERFLOW ? XDI_REDUCTION_OVERFLOW
-                                                              : XDI_REDUCTION_NOT_FINITE;
-    if (mine[XDI_REDUCTION_LABEL] + mine[XDI_REDUCTION_NOT_FINITE] + mine[XDI_REDUCTION_OVERFLOW] == 0) {
-        mine[XDI_REDUCTION_FIRST_ROW] = row;
-        xdi_reduction_put(mine + XDI_REDUCTION_FIRST_VALUE, value.value);
+XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                         int64_t *words, xd_row_args *args) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int64_t *extra = words + XD_RECORD_WORDS * (xdi_reduction_ranks(in) + 1);
+    memset(args, 0, sizeof *args);
+    args->positions = in->positions;
+    args->scale = in->scale;
+    args->denominator = in->denominator;
+    args->denominator_value = in->denominator_value;
+    args->row_scale = row_scale;
+    args->factor = (double *)(void *)(extra + XDI_REDUCTION_FACTOR);
+    args->hard_weight = in->hard_weight;
+    args->soft_weight = in->soft_weight;
+    args->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    args->record = words;
+    args->ranks = xdi_reduction_ranks(in);
+    args->records = args->ranks > 1 ? words + XD_RECORD_WORDS : words;
+    if (!in->denominator && in->denominator_value == 0.0) {
+        xd_denominator *own = (xd_denominator *)(void *)(extra + XDI_REDUCTION_DENOMINATOR);
+        XDI_TRY(xdi_reduction_count(in, &kernels, &launch, extra + XDI_REDUCTION_PART, own));
+        args->denominator = own;
     }
-    mine[which]++;
+    return kernels.rows.scales(&launch, args);
 }
 
-/* This rank's rows: weighted sums, findings, how many count. */
-static void xdi_reduction_sum(const xdi_reduction *in, const double *row_scale, xdi_row_reader read,
-                              const void *rows, bool invariant, int64_t *mine) {
-    double hard = 0.0, soft = 0.0;
-    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
-    memset(mine, 0, XDI_REDUCTION_WORDS * sizeof *mine);
-    for (int64_t r = 0; r < in->rows; r++) {
-        const double weight = in->row_weight ? (double)in->row_weight[r] : 1.0;
-        if (xdi_denominator_counts(in->labels, in->ignore_index, in->mask, r)) mine[XDI_REDUCTION_COUNTED]++;
-        if (row_scale[r] == 0.0) continue;
-        xdi_row_value value = read(rows, r);
-        if (value.finding != (int)XD_ROW_FINE) {
-            xdi_reduction_find(mine, r, value);
-            continue;
-        }
-        hard += weight * value.hard;
-        soft += weight * value.soft;
-        if (!invariant) continue;
-        value.finding = (int)XD_ROW_OVERFLOW;
-        if (!xd_fixed_add(&fixed_hard, weight * value.hard) ||
-            !xd_fixed_add(&fixed_soft, weight * value.soft))
-            xdi_reduction_find(mine, r, value);
-    }
-    if (invariant) {
-        memcpy(mine + XDI_REDUCTION_HARD, &fixed_hard, sizeof fixed_hard);
-        memcpy(mine + XDI_REDUCTION_SOFT, &fixed_soft, sizeof fixed_soft);
-    } else {
-        xdi_reduction_put(mine + XDI_REDUCTION_HARD, hard);
-        xdi_reduction_put(mine + XDI_REDUCTION_SOFT, soft);
-    }
-}
-
-/* Sum of one loss over the ranks' records, in rank order or as limbs. */
-static double xdi_reduction_total(const int64_t *all, int ranks, int which, bool invariant) {
-    double sum = 0.0;
-    xd_fixed fixed = { 0, 0 };
-    for (int i = 0; i < ranks; i++) {
-        const int64_t *word = all + i * XDI_REDUCTION_WORDS + which;
-        if (invariant) {
-            fixed.high += word[0];
-            fixed.low += word[1];
-        } else {
-            sum += xdi_reduction_get(word);
-        }
-    }
-    return invariant ? xd_fixed_value(fixed) : sum;
-}
-
-static int64_t xdi_reduction_count(const int64_t *all, int ranks, int which) {
-    int64_t sum = 0;
-    for (int i = 0; i < ranks; i++) sum += all[i * XDI_REDUCTION_WORDS + which];
-    return sum;
-}
-
-/* Adds the findings of all ranks; the first one is that of the lowest rank. */
-static void xdi_reduction_status(const int64_t *all, int ranks, bool nothing, xd_status *status) {
-    const int64_t label = xdi_reduction_count(all, ranks, XDI_REDUCTION_LABEL);
-    const int64_t not_finite = xdi_reduction_count(all, ranks, XDI_REDUCTION_NOT_FINITE);
-    const int64_t overflow = xdi_reduction_count(all, ranks, XDI_REDUCTION_OVERFLOW);
-    const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
-    for (int i = 0; i < ranks && clean; i++) {
-        const int64_t *part = all + i * XDI_REDUCTION_WORDS;
-        if (part[XDI_REDUCTION_LABEL] + part[XDI_REDUCTION_NOT_FINITE] + part[XDI_REDUCTION_OVERFLOW] == 0)
-            continue;
-        status->first_row = part[XDI_REDUCTION_FIRST_ROW];
-        status->first_value = xdi_reduction_get(part + XDI_REDUCTION_FIRST_VALUE);
-        break;
-    }
-    status->label_out_of_range += label;
-    status->not_finite += not_finite;
-    status->overflow += overflow;
-    if (nothing) status->nothing_counted++;
-}
-
-XD_PRIVATE xd_result xdi_reduction_finish(xd_ctx *ctx, const xdi_reduction *in, const double *row_scale,
-                                          double factor, xdi_row_reader read, const void *rows,
-                                          int64_t *words, xd_loss_values *out) {
-    const int ranks = xdi_reduction_ranks(in);
-    const bool invariant = xdi_reduction_invariant(ctx);
-    int64_t *mine = words, *counts = words + XDI_REDUCTION_WORDS, *all = counts + ranks;
+XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
+                                       xd_loss_values *out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const bool host = kernels.device == XD_DEVICE_CPU;
+    xd_launch launch = xd_ctx_launch(ctx);
+    xd_loss_values values;
     xd_status found;
     memset(&found, 0, sizeof found);
-    xdi_reduction_sum(in, row_scale, read, rows, invariant, mine);
-    if (ranks > 1) {
-        for (int i = 0; i < ranks; i++) counts[i] = (int64_t)XDI_REDUCTION_WORDS;
-        XDI_TRY(xd_all_gather(in->comm, mine, all, counts, XD_DTYPE_I64));
-    } else {
-        all = mine;
-    }
-    out->hard = xdi_reduction_total(all, ranks, XDI_REDUCTION_HARD, invariant) * factor;
-    out->soft = xdi_reduction_total(all, ranks, XDI_REDUCTION_SOFT, invariant) * factor;
-    out->loss = in->hard_weight * out->hard + in->soft_weight * out->soft;
-    out->counted = xdi_reduction_count(all, ranks, XDI_REDUCTION_COUNTED);
-    const bool nothing =
-        in->denominator ? in->denominator->inverse == 0.0 : out->counted == 0 && in->denominator_value == 0.0;
-    xdi_reduction_status(all, ranks, nothing, in->status ? in->status : &found);
-    return in->status ? XD_OK : xd_status_check(ctx, &found);
+    launch.status = in->status ? in->status : &found;
+    args->values = host ? &values : out; /* the host's stays untouched when findings are an error */
+    XDI_TRY(kernels.rows.sum(&launch, args));
+    if (args->ranks > 1)
+        XDI_TRY(xdi_comm_all_gather_equal(in->comm, args->record, args->record + XD_RECORD_WORDS,
+                                          XD_RECORD_WORDS, XD_DTYPE_I64));
+    XDI_TRY(kernels.rows.finish(&launch, args));
+    if (!in->status) XDI_TRY(xd_status_check(ctx, &found));
+    if (host) *out = values;
+    return XD_OK;
 }

@@ -17,7 +17,7 @@ typedef struct xd_shift_desc {
     xd_comm *comm;       /* ranks that together hold each position once; NULL -> ids are whole */
 } xd_shift_desc;
 
-/* labels [B, held] for the positions held. With comm: one exchange of ids and positions, memory from the
+/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
  * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
  * two ranks or none hold, with its number), MEMORY. */
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);

@@ -6,9 +6,9 @@
 #include "kernel/loss.h"
 
 /* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the context's
- * allocator for the call. -infinity is a legal logit of probability zero; NaN and +infinity spread to the
- * row's results.
+ * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the device's allocator
+ * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of probability
+ * zero; NaN and +infinity spread to the row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
 /* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
@@ -38,7 +38,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
                                               xd_rows gradient);
 
 /* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for ids per position and 0 for one list for
- * all. An id outside the vocabulary: ARGUMENT error when the list is shared; NaN otherwise. */
+ * all. An id outside the vocabulary: ARGUMENT error when the list is shared and on the host; NaN otherwise. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
                                    int64_t n, int64_t ids_stride, double *values);
 

@@ -5,7 +5,7 @@
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
  * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the context's allocator.
+ * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the device's allocator.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
@@ -59,11 +59,16 @@ typedef struct xd_topk_desc {
     float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
     double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
     xd_status *status;
+    void *workspace; /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
 } xd_topk_desc;
+
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
  * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
- * row, and a row without a valid entry counts with loss 0. Takes [T, k, tp] from the context's allocator.
+ * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
  * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);

@@ -6,7 +6,7 @@
 typedef struct xdi_topk_kl_plan {
     xd_topk_desc d;
     xdi_reduction reduction;
-    xd_loss_kernels kernels;
+    xd_kernels kernels;
     xd_topk_args student, teacher;
     int64_t side_words; /* 8-byte words of one side */
     int64_t *send, *all;
@@ -14,6 +14,7 @@ typedef struct xdi_topk_kl_plan {
     double *teacher_values;
     int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
     int64_t *words;
+    xdi_topk_candidates candidates; /* for the student's own ids */
 } xdi_topk_kl_plan;
 
 static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
@@ -27,11 +28,11 @@ static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
 static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
     xdi_reduction in;
-    in.rows = d->student.rows;
-    in.labels = d->labels;
-    in.ignore_index = d->ignore_index;
-    in.mask = d->mask;
-    in.row_weight = d->row_weight;
+    in.positions.count = d->student.rows;
+    in.positions.labels = d->labels;
+    in.positions.ignore_index = d->ignore_index;
+    in.positions.mask = d->mask;
+    in.positions.weights = d->row_weight;
     in.scale = d->scale;
     in.denominator = d->denominator;
     in.denominator_value = d->denominator_value;
@@ -87,7 +88,10 @@ static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
     memset(a, 0, sizeof *a);
     a->logits = d->student;
     a->k = d->k;
-    a->offsets = info.offsets;
+    a->offsets = info.device_offsets;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
     a->shard = info.rank;
     a->shards = info.ranks;
     a->temperature = d->temperature;
@@ -111,7 +115,9 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
     const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
     const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t sizes[12] = { rows * word,
+    const size_t scratch = plan->kernels.device == XD_DEVICE_CPU ? 1 : rows; /* a GPU has all rows at work */
+    const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
+    const size_t sizes[15] = { rows * word,
                                sent,
                                ranks > 1 ? ranks * sent : 0,
                                rows * word,
@@ -121,11 +127,13 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
                                rows * k * word,
                                rows * k * word,
                                rows * k * word,
-                               k * word + 4 * (k + 1) * word,
-                               rows * sizeof(xd_topk_row) +
-                                   (size_t)xdi_reduction_words(&plan->reduction) * word };
-    unsigned char *at[12];
-    for (int i = 0; i < 12; i++) {
+                               scratch * k * word,
+                               scratch * 3 * (k + 1) * word,
+                               rows * sizeof(xd_topk_row),
+                               (size_t)xdi_reduction_words(&plan->reduction) * word,
+                               (ranks > 1 ? ranks + 1 : 1) * candidates };
+    unsigned char *at[15];
+    for (int i = 0; i < 15; i++) {
         size_t offset;
         if (!xd_arena_take(arena, sizes[i], &offset)) return false;
         at[i] = arena->base ? arena->base + offset : NULL;
@@ -143,9 +151,11 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     plan->teacher_values = (double *)(void *)at[8];
     plan->student.slots = (double *)(void *)at[9];
     plan->student.order = (int64_t *)(void *)at[10];
-    plan->student.scratch = (double *)(void *)(at[10] + k * word);
-    plan->student.row = (xd_topk_row *)(void *)at[11];
-    plan->words = (int64_t *)(void *)(at[11] + rows * sizeof(xd_topk_row));
+    plan->student.scratch = (double *)(void *)at[11];
+    plan->student.row = (xd_topk_row *)(void *)at[12];
+    plan->words = (int64_t *)(void *)at[13];
+    plan->candidates.mine = (int64_t *)(void *)at[14];
+    plan->candidates.all = plan->candidates.mine + candidates / word;
     plan->student.sums = plan->send;
     plan->student.values = (double *)(void *)(plan->send + sums);
     plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
@@ -157,24 +167,13 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
     return true;
 }
 
-/* The ids as the kernels want them, and the teacher's values widened. */
-static void xdi_topk_kl_take_entries(xdi_topk_kl_plan *plan) {
-    const xd_topk_desc *d = &plan->d;
-    const int64_t size = plan->student.offsets[plan->student.shards];
-    for (int64_t i = 0; i < d->student.rows * d->k; i++) {
-        const bool absent = d->values && d->values[i] == -INFINITY;
-        if (d->ids) plan->ids[i] = absent ? -1 : d->ids[i] < 0 || d->ids[i] > size ? size : d->ids[i];
-        plan->teacher_values[i] = d->values ? (double)d->values[i] : 0.0;
-    }
-}
-
 static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
                                   const xd_topk_args *a) {
     xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
-    XDI_TRY(plan->kernels.topk_maxima(launch, a));
+    XDI_TRY(plan->kernels.loss.topk_maxima(launch, a));
     if (a->fixed && tp)
         XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
-    return plan->kernels.topk_stats(launch, a);
+    return plan->kernels.loss.topk_stats(launch, a);
 }
 
 /* Both sides' statistics in one exchange, then the divergence of every row. */
@@ -187,75 +186,84 @@ static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *pla
     XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
     plan->student.all = (const int64_t *)all;
     plan->student.all_stride = plan->teacher.all_stride = words;
-    XDI_TRY(plan->kernels.topk_merge(launch, &plan->student));
+    XDI_TRY(plan->kernels.loss.topk_merge(launch, &plan->student));
     plan->student.teacher_values = plan->teacher_values;
     if (two) {
         plan->teacher.all = (const int64_t *)all + plan->side_words;
-        XDI_TRY(plan->kernels.topk_merge(launch, &plan->teacher));
+        XDI_TRY(plan->kernels.loss.topk_merge(launch, &plan->teacher));
         plan->student.teacher_values = plan->teacher.values;
         plan->student.teacher_side = plan->teacher.side;
     }
     plan->student.log_probs = plan->d.student_log_probs;
-    return plan->kernels.topk_divergence(launch, &plan->student);
-}
-
-static xdi_row_value xdi_topk_kl_read_row(const void *rows, int64_t r) {
-    const xd_topk_row *row = (const xd_topk_row *)rows + r;
-    xdi_row_value value;
-    value.hard = 0.0;
-    value.soft = row->loss;
-    value.finding = row->finding;
-    value.value = row->max;
-    return value;
+    return plan->kernels.loss.topk_divergence(launch, &plan->student);
 }
 
 static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
     const xd_topk_desc *d = &plan->d;
-    double factor;
-    xd_launch launch;
-    memset(&launch, 0, sizeof launch);
-    launch.ctx = ctx;
-    XDI_TRY(xdi_reduction_scales(ctx, &plan->reduction, plan->row_scale, &factor));
-    if (!d->ids) XDI_TRY(xd_vocab_topk(ctx, d->vocab, d->student, d->k, plan->student.slots, plan->ids));
-    xdi_topk_kl_take_entries(plan);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_topk_args *a = &plan->student;
+    xd_row_args rows;
+    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
+    if (!d->ids)
+        XDI_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
+    a->given_ids = d->ids;
+    a->given_values = d->values;
+    a->entry_ids = plan->ids;
+    a->entry_values = plan->teacher_values;
+    XDI_TRY(plan->kernels.loss.topk_entries(&launch, a));
     XDI_TRY(xdi_topk_kl_rows(&launch, plan));
-    if (d->gradient.data) XDI_TRY(plan->kernels.topk_grad(&launch, &plan->student));
-    for (int64_t r = 0; r < d->student.rows; r++) {
-        const xd_topk_row *row = plan->student.row + r;
-        if (d->row_loss) d->row_loss[r] = (float)(plan->reduction.soft_weight * row->loss);
-        if (d->student_mass) d->student_mass[r] = (float)row->student_mass;
-        if (d->teacher_mass) d->teacher_mass[r] = (float)row->teacher_mass;
-    }
-    return xdi_reduction_finish(ctx, &plan->reduction, plan->row_scale, factor, xdi_topk_kl_read_row,
-                                plan->student.row, plan->words, out);
+    if (d->gradient.data) XDI_TRY(plan->kernels.loss.topk_grad(&launch, a));
+    rows.topk_rows = a->row;
+    rows.row_loss = d->row_loss;
+    rows.student_mass = d->student_mass;
+    rows.teacher_mass = d->teacher_mass;
+    return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
 }
 
-static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
-                                     void **owned) {
-    xd_arena planning = xd_arena_over(NULL, 0), arena;
+static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan) {
     memset(plan, 0, sizeof *plan);
     plan->d = xdi_topk_kl_defaults(desc);
     plan->reduction = xdi_topk_kl_reduction(&plan->d);
-    plan->kernels = xd_ctx_kernels(ctx).loss;
+    plan->kernels = xd_ctx_kernels(ctx);
+}
+
+/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
+                                     void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    xdi_topk_kl_begin(ctx, desc, plan);
     XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
     xdi_topk_kl_fill_args(ctx, plan);
     XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
                 "the workspace would not fit into memory");
-    *owned = xd_allocate(ctx, planning.peak);
-    XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
-    arena = xd_arena_over(*owned, planning.peak);
-    xdi_topk_kl_layout(plan, &arena);
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
+}
+
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
+    xdi_topk_kl_plan plan;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1) return 0;
+    xdi_topk_kl_begin(ctx, desc, &plan);
+    xdi_topk_kl_fill_args(ctx, &plan);
+    return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;
 }
 
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
     xdi_topk_kl_plan plan;
-    xd_loss_values values = { 0.0, 0.0, 0.0, 0 };
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
-    if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, &values);
-    if (result == XD_OK) *out = values;
-    xd_release(ctx, owned);
+    if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
+    plan.kernels.memory.release(ctx, owned);
     return result;
 }

@@ -1,11 +1,10 @@
-#include <string.h>
-
 struct xd_vocab {
     xd_ctx *ctx;
     xd_comm *tp;
     int rank, ranks;
-    int64_t *counts;  /* [ranks] scratch for gathers: the same count for every rank */
-    int64_t *offsets; /* [ranks + 1] */
+    xd_device_ops memory; /* that device_offsets are from */
+    int64_t *offsets;     /* [ranks + 1] */
+    int64_t *device_offsets;
 };
 
 static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, int64_t size) {
@@ -34,6 +33,12 @@ static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, 
     return XD_OK;
 }
 
+/* Words behind device_offsets: three from this rank and three from each while they are agreed on, then the
+ * offsets. */
+static size_t xdi_vocab_words(int ranks) {
+    return 3 * ((size_t)ranks + 1);
+}
+
 static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     xd_vocab *vocab = (xd_vocab *)xd_allocate(ctx, sizeof *vocab);
     if (!vocab) return NULL;
@@ -41,23 +46,35 @@ static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
     vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
     vocab->rank = vocab->tp ? xd_comm_rank(tp) : 0;
     vocab->ranks = vocab->tp ? xd_comm_size(tp) : 1;
-    vocab->counts = (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof *vocab->counts);
+    vocab->memory = xd_ctx_kernels(ctx).memory;
     vocab->offsets = (int64_t *)xd_allocate(ctx, (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets);
-    if (vocab->counts && vocab->offsets) return vocab;
+    vocab->device_offsets =
+        (int64_t *)vocab->memory.allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
+    if (vocab->offsets && vocab->device_offsets) return vocab;
     xd_vocab_destroy(vocab);
     return NULL;
 }
 
-/* Gathers {begin, end, size} of all ranks and checks them; every rank sees the same list and the same
- * error. */
-static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+/* Gathers {begin, end, size} of all ranks, by way of the device, where the group's transport works. */
+static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+    const xd_launch launch = xd_ctx_launch(vocab->ctx);
+    int64_t *send = vocab->device_offsets, *recv = send + 3;
     const void *result;
-    XDI_TRY(xdi_vocab_gather(vocab, mine, all, 3, XD_DTYPE_I64, &result));
-    if (result != (const void *)all) memcpy(all, result, 3 * sizeof *all);
+    XDI_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XDI_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
+    return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
+}
+
+/* Checks what all ranks gave; every rank sees the same list and the same error. */
+static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+    const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
+    const xd_launch launch = xd_ctx_launch(vocab->ctx);
+    XDI_TRY(xdi_vocab_exchange(vocab, mine, all));
     XDI_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
     for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
     vocab->offsets[vocab->ranks] = mine[2];
-    return XD_OK;
+    XDI_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    return vocab->memory.synchronize(&launch);
 }
 
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
@@ -86,7 +103,7 @@ XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
     if (!vocab) return;
-    xd_release(vocab->ctx, vocab->counts);
+    vocab->memory.release(vocab->ctx, vocab->device_offsets);
     xd_release(vocab->ctx, vocab->offsets);
     xd_release(vocab->ctx, vocab);
 }
@@ -100,6 +117,7 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     info.end = vocab->offsets[vocab->rank + 1];
     info.size = vocab->offsets[vocab->ranks];
     info.offsets = vocab->offsets;
+    info.device_offsets = vocab->device_offsets;
     return info;
 }
 
@@ -113,6 +131,12 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
         (long long)status->first_row, status->first_value);
     return XD_OK;
+}
+
+XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
+    xd_status host;
+    XDI_TRY(xd_read(ctx, &host, status, sizeof host));
+    return xd_status_check(ctx, &host);
 }
 
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
@@ -149,8 +173,7 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
                                       xd_dtype dtype, const void **result) {
     *result = vocab->tp ? all : mine;
     if (!vocab->tp) return XD_OK;
-    for (int i = 0; i < vocab->ranks; i++) vocab->counts[i] = count;
-    return xd_all_gather(vocab->tp, mine, all, vocab->counts, dtype);
+    return xdi_comm_all_gather_equal(vocab->tp, mine, all, count, dtype);
 }
 
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine) {

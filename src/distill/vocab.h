@@ -34,13 +34,17 @@ typedef struct xd_vocab_info {
     int64_t begin, end; /* of this rank */
     int64_t size;
     const int64_t *offsets; /* [ranks + 1] */
+    const int64_t *device_offsets; /* the same in memory of the context's device */
 } xd_vocab_info;
 
 /* The agreed cut; the pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value.
- * Local. */
+/* Turns what a status recorded into an error: OK when it is clean, else DATA with counts, row and value. The
+ * status is on the host. Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
+
+/* The same for a status in memory of the context's device: xd_read, then xd_status_check. Local. */
+XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 
 #endif

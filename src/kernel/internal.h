@@ -36,13 +36,27 @@ XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t column
  * they are close. */
 XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
 
+/* loss_cpu.c: the gradient at column c of the shard, whose logits were x and y. */
+XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
+
+/* optimizer_cpu.c: true when some operation of this step found bad data, so that the step must not happen. NULL is
+ * fine. */
+XD_PRIVATE bool xdi_status_refuses(const xd_status *status);
+
 /* topk_cpu.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
  * k, the last one falls out. Returns the new length. */
 XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
                                      int64_t id);
 
+/* topk_cpu.c: writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. */
+XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order);
+
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
+
+/* loss_simd.c, topk_simd.c: the entries that vectors do better, over those of the plain table. */
+XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
 
 /* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);

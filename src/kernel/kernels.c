@@ -1,11 +1,76 @@
+#include <string.h>
+
+static xd_result xdi_cpu_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
+                              xd_copy_kind kind) {
+    (void)launch, (void)kind;
+    if (bytes > 0 && to != from) memcpy(to, from, bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
+    (void)launch;
+    if (bytes > 0) memset(to, value, bytes);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_synchronize(const xd_launch *launch) {
+    (void)launch;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_copies(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
+                                void *dst, size_t size) {
+    (void)launch;
+    for (int64_t i = 0; i < count; i++) xd_copy_run(&copies[i], src, dst, size);
+    return XD_OK;
+}
+
+static bool xdi_cpu_owns(xd_ctx *ctx, const void *memory) {
+    (void)ctx, (void)memory;
+    return true;
+}
+
+static void *xdi_cpu_event_create(xd_ctx *ctx) {
+    (void)ctx;
+    return NULL;
+}
+
+static void xdi_cpu_event_destroy(void *event) {
+    (void)event;
+}
+
+static xd_result xdi_cpu_event_pass(const xd_launch *launch, void *event) {
+    (void)launch, (void)event;
+    return XD_OK;
+}
+
 /* A level overrides what it does better and leaves the rest as the level below has it. */
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     xd_kernels kernels;
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     kernels.name = xd_cpu_level_name(level);
     kernels.device = XD_DEVICE_CPU;
+    kernels.memory.allocate = xd_allocate;
+    kernels.memory.release = xd_release;
+    kernels.memory.copy = xdi_cpu_copy;
+    kernels.memory.fill = xdi_cpu_fill;
+    kernels.memory.synchronize = xdi_cpu_synchronize;
+    kernels.memory.owns = xdi_cpu_owns;
+    kernels.memory.event_create = xdi_cpu_event_create;
+    kernels.memory.event_destroy = xdi_cpu_event_destroy;
+    kernels.memory.event_record = xdi_cpu_event_pass;
+    kernels.memory.event_wait = xdi_cpu_event_pass;
+    kernels.rows = xd_row_kernels_cpu();
+    kernels.softmax = xd_softmax_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
-    kernels.optimizer = *xd_optimizer_kernels_cpu();
+    if (level != XD_CPU_PLAIN) {
+        xdi_fast_loss_fill(&kernels.loss);
+        xdi_fast_topk_fill(&kernels.loss);
+    }
+    kernels.optimizer = xdi_optimizer_kernels_level(level);
+    kernels.clip = xd_clip_cpu;
+    kernels.reduce = xd_reduce_kernels_cpu();
+    kernels.copies = xdi_cpu_copies;
     kernels.matmul = xdi_matmul_cpu;
     return kernels;
 }
@@ -13,4 +78,39 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
 XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx) {
     const xd_ctx_desc *settings = xd_ctx_settings(ctx);
     return settings->kernels ? *settings->kernels : xd_kernels_cpu(settings->cpu);
+}
+
+XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
+    xd_launch launch;
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    launch.stream = xd_ctx_settings(ctx)->stream;
+    return launch;
+}
+
+XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_TRY(memory.copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
+    return memory.synchronize(&launch);
+}
+
+XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
+                                  xd_dtype dtype, xd_reduce_op op) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
+                op == XD_AVG ? "average" : "arithmetic");
+    return xd_ctx_kernels(ctx).reduce.pieces(&launch, out, pieces, ranks, count, dtype, op);
+}
+
+XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
+                                  int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_REQUIRE(
+        ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
+        "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
+        xd_dtype_name(dtype));
+    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+                "leaves go with SUM and AVG, not operation %d", (int)op);
+    return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }

@@ -2,20 +2,51 @@
 #define XDI_KERNEL_KERNELS_H
 
 #include "base/cpu.h"
+#include "kernel/copy.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
 #include "kernel/optimizer.h"
+#include "kernel/reduce.h"
+#include "kernel/rows.h"
+#include "kernel/softmax.h"
 
 /* Whose memory the tensors of a context are. */
 typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
+
+/* Which way bytes go. */
+typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
+
+/* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
+ * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
+typedef struct xd_device_ops {
+    void *(*allocate)(xd_ctx *ctx, size_t bytes); /* NULL when there is no room; the contents are undefined */
+    void (*release)(xd_ctx *ctx, void *memory);   /* takes effect behind work already launched; NULL is fine */
+    xd_result (*copy)(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind);
+    xd_result (*fill)(const xd_launch *launch, void *to, uint8_t value, size_t bytes);
+    xd_result (*synchronize)(const xd_launch *launch); /* waits at most the context's timeout_seconds: TIMEOUT */
+    bool (*owns)(xd_ctx *ctx, const void *memory);     /* the kernels reach it; false for the host's */
+    /* Order between streams, of other contexts too: what is launched after `wait` runs behind what was launched before
+     * the last `record`. Destroying needs no context. On the CPU there is nothing to order and no event. */
+    void *(*event_create)(xd_ctx *ctx); /* NULL when there is none */
+    void (*event_destroy)(void *event);
+    xd_result (*event_record)(const xd_launch *launch, void *event);
+    xd_result (*event_wait)(const xd_launch *launch, void *event);
+} xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another
  * processor is another table. */
 typedef struct xd_kernels {
     const char *name; /* "plain", "avx2", "cuda", ... */
     xd_device_type device;
+    xd_device_ops memory;
     xd_loss_kernels loss;
+    xd_row_kernels rows;
+    xd_softmax_kernels softmax;
     xd_optimizer_kernels optimizer;
+    xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
+    xd_reduce_kernels reduce;
+    xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src, void *dst,
+                        size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
@@ -25,5 +56,12 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
 
 /* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */
 XD_API xd_kernels xd_ctx_kernels(const xd_ctx *ctx);
+
+/* A launch on the context's stream, without workspace and status. Local. */
+XD_API xd_launch xd_ctx_launch(xd_ctx *ctx);
+
+/* Copies results (xd_loss_values, a norm, a status) from memory of the context's device to the host and waits for
+ * them, and with them for all work launched before. Local. Errors: TIMEOUT after timeout_seconds. */
+XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 #endif

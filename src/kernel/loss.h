@@ -74,7 +74,8 @@ typedef struct xd_loss_args {
     xd_rows teacher;         /* data NULL -> hard loss only */
     const int64_t *labels;   /* [rows] global ids; NULL -> soft loss only */
     const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    const int64_t *offsets;  /* [shards + 1] first global column of each shard */
+    const int64_t *offsets;  /* [shards + 1] first global column of each shard; in memory of the device */
+    int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
     int shard, shards;       /* this shard */
     double temperature;
     xd_divergence divergence;
@@ -131,7 +132,8 @@ typedef struct xd_topk_args {
     xd_rows logits;
     const int64_t *ids; /* [rows, k] global; negative: no entry */
     int64_t k;
-    const int64_t *offsets; /* [shards + 1] */
+    const int64_t *offsets; /* [shards + 1], in memory of the device */
+    int64_t begin, end, size;
     int shard, shards;
     double temperature;
     bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
@@ -140,7 +142,7 @@ typedef struct xd_topk_args {
     double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
     void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
     double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [k] scratch */
+    int64_t *order; /* [k] scratch; a device wants [rows, k] */
     const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
     int64_t all_stride; /* words from one shard to the next */
     xd_topk_side *side; /* [rows] written by merge */
@@ -155,9 +157,14 @@ typedef struct xd_topk_args {
     double weight;     /* of the gradient, beside row_scale */
     double *slots;     /* [rows, k] gradient at each id */
     double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [4 (k + 1)] */
+    double *scratch;   /* [3 (k + 1)]; a device wants that for every row */
     xd_topk_row *row;  /* [rows] */
     xd_rows gradient;
+    /* entries: what the caller gave, and where the kernels' form of it goes */
+    const int64_t *given_ids;
+    const float *given_values; /* -infinity: the entry is absent */
+    int64_t *entry_ids;        /* absent: -1; negative or too large: size */
+    double *entry_values;
 } xd_topk_args;
 
 /* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
@@ -167,6 +174,10 @@ typedef struct xd_select_args {
     int64_t k, first, columns;
     double *values; /* [rows, k] */
     int64_t *ids;   /* [rows, k] global */
+    /* select_merge: the shards' values, then ids, as 8-byte words in rank order */
+    const int64_t *all;
+    int64_t all_stride; /* words from one shard to the next */
+    int shards;
 } xd_select_args;
 
 /* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any
@@ -180,12 +191,17 @@ typedef struct xd_loss_kernels {
     xd_result (*mixture)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*mixture_combine)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*grad)(const xd_launch *launch, const xd_loss_args *args);
+    /* Optional, not for fixed sums: references and stats in one sweep; and where one shard is the whole row, all up to the
+     * gradient (when gradient.data is set), row by row, so that a row is read from memory once. */
+    xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
     xd_result (*topk_maxima)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_stats)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_merge)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_divergence)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*topk_grad)(const xd_launch *launch, const xd_topk_args *args);
+    xd_result (*topk_entries)(const xd_launch *launch, const xd_topk_args *args);
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
+    xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_loss_kernels;
 
 /* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the

@@ -385,20 +385,25 @@ static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss
     return p * (1.0 - a->beta) * ((student - row->top) - row->mean);
 }
 
-static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns) {
-    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
+XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y) {
     const xd_loss_row *row = a->row + r;
-    const double scale = a->row_scale[r], soft_weight = a->soft_weight / a->temperature;
-    const int64_t target = hard ? a->labels[r] - a->offsets[a->shard] : -1;
+    double g = 0.0;
+    if (xdi_loss_has_hard(a)) {
+        const double p = exp((x - row->max) - row->hard_log);
+        const bool target = c == a->labels[r] - a->offsets[a->shard];
+        g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
+    }
+    if (xdi_loss_has_soft(a))
+        g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
+    return a->row_scale[r] * g;
+}
+
+static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns) {
+    const bool soft = xdi_loss_has_soft(a);
     for (int64_t c = 0; c < columns; c++) {
         const double x = xdi_loss_load(&a->student, r, c);
-        double g = 0.0;
-        if (hard) {
-            const double p = exp((x - row->max) - row->hard_log);
-            g = a->hard_weight * (p - (c == target ? a->target_weight : 0.0) - a->uniform_weight);
-        }
-        if (soft) g += soft_weight * xdi_loss_soft_gradient(a, row, x, xdi_loss_load(&a->teacher, r, c));
-        xdi_loss_store(&a->gradient, r, c, scale * g);
+        const double y = soft ? xdi_loss_load(&a->teacher, r, c) : 0.0;
+        xdi_loss_store(&a->gradient, r, c, xdi_loss_gradient_at(a, r, c, x, y));
     }
 }
 
@@ -422,6 +427,7 @@ XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
     kernels.mixture = xdi_cpu_loss_mixture;
     kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
     kernels.grad = xdi_cpu_loss_grad;
+    kernels.fused = NULL;
     xdi_topk_kernels_fill(&kernels);
     return kernels;
 }

@@ -26,6 +26,13 @@ typedef struct xd_update_array {
     float step_size;       /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
+    void *average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
+                    * the same pass over memory and with the same bits; NULL -> none */
+    xd_dtype average_dtype; /* also F64 */
+    /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry forms
+     * step_size, root_correction and fresh of it and adds one. NULL -> those three hold as given. */
+    int64_t *steps;
+    double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
 /* Inputs and outputs of an optimizer entry. */
@@ -40,6 +47,9 @@ typedef struct xd_update_args {
     float momentum;              /* SGD */
     bool couple_decay;           /* Adam: the L2 form, weight decay through the gradient */
     bool maximize;               /* turn the sign of every gradient */
+    double keep;                 /* of the averages; see xd_lerp_args */
+    bool weighted_sum;           /* of the averages */
+    double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -90,7 +100,8 @@ typedef enum xd_norm_type {
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
-    double sum;                   /* of |x|^p in array order; unused when exact */
+    double sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
+                 * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
@@ -105,6 +116,26 @@ typedef struct xd_norm_args {
     bool exact; /* sum in limbs instead of double */
 } xd_norm_args;
 
+/* How a total norm becomes the factor on the gradients; c = max_norm / (norm + 1e-6). */
+typedef enum xd_clip_form {
+    XD_CLIP_ABOVE = 0,  /* the default: c when c < 1; 1 for a norm that is not finite: that step is skipped */
+    XD_CLIP_ABOVE_NEMO, /* c when c < 1: an infinite norm gives 0, a NaN norm 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiply even by 1 */
+} xd_clip_form;
+
+/* Inputs and outputs of the clip entry: what follows from a sum over all ranks. */
+typedef struct xd_clip_args {
+    const xd_norm_sum *sum;
+    xd_norm_type type;
+    bool exact;
+    xd_clip_form form;
+    double max_norm;     /* 0 -> no clipping, the coefficient is 1 */
+    double *norm;        /* infinity or NaN when an element is */
+    int64_t *not_finite; /* elements */
+    float *coefficient;
+    xd_status *status; /* gets not_finite added; NULL -> not recorded */
+} xd_clip_args;
+
 /* Inputs and outputs of the scale entry. */
 typedef struct xd_scale_args {
     void *data;
@@ -114,7 +145,8 @@ typedef struct xd_scale_args {
 } xd_scale_args;
 
 /* The entries of the table. The formulas stand above the CPU ones. All return XD_OK or DTYPE for an array
- * whose dtype has no place here; then nothing was written. */
+ * whose dtype has no place here; then nothing was written. adam, sgd, lerp and cast do nothing when
+ * launch->status holds a finding; they never write to it. */
 typedef struct xd_optimizer_kernels {
     xd_result (*adam)(const xd_launch *launch, const xd_update_args *args);
     xd_result (*sgd)(const xd_launch *launch, const xd_update_args *args);
@@ -123,6 +155,12 @@ typedef struct xd_optimizer_kernels {
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
 } xd_optimizer_kernels;
+
+/* The clip entry of every CPU level. */
+XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
+
+/* The factor for a norm that is known already. Pure. Here max_norm 0 means zero. */
+XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
 
 /* The plain CPU entries: what the others are checked against. A constant table. */
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);

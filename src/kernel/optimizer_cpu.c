@@ -1,12 +1,8 @@
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
-/* Narrow arrays are widened and rounded back in chunks on the stack; f32 arrays are used where they lie. */
-enum { XDI_UPDATE_CHUNK = 512 };
-
-/* A product that is added to something later would be fused with the addition under -ffp-contract=fast, which
- * changes bits. Passing it through here ends the expression. */
-static float xdi_update_rounded(float product) {
+XD_PRIVATE float xdi_span_rounded(float product) {
 #if defined(__GNUC__) && defined(__x86_64__)
     __asm__("" : "+x"(product));
     return product;
@@ -19,55 +15,25 @@ static float xdi_update_rounded(float product) {
 #endif
 }
 
-static bool xdi_update_takes(xd_dtype dtype) {
-    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
-}
-
-/* Elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with widened copies. */
-static const float *xdi_update_widen(const void *data, xd_dtype dtype, int64_t at, int64_t n, float *buffer) {
-    if (dtype == XD_DTYPE_F32) return (const float *)data + at;
-    const uint16_t *half = (const uint16_t *)data + at;
-    if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) buffer[i] = xd_f32_from_bf16(half[i]);
-    else
-        for (int64_t i = 0; i < n; i++) buffer[i] = xd_f32_from_f16(half[i]);
-    return buffer;
-}
-
-static void xdi_update_narrow(const float *values, void *data, xd_dtype dtype, int64_t at, int64_t n) {
-    if (dtype == XD_DTYPE_F32) {
-        memcpy((float *)data + at, values, (size_t)n * sizeof *values);
-        return;
-    }
-    uint16_t *half = (uint16_t *)data + at;
-    if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) half[i] = xd_bf16_from_f32(values[i]);
-    else
-        for (int64_t i = 0; i < n; i++) half[i] = xd_f16_from_f32(values[i]);
-}
-
-static int64_t xdi_update_chunk(int64_t count, int64_t at) {
-    const int64_t room = XDI_UPDATE_CHUNK;
-    return count - at < room ? count - at : room;
-}
-
-static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx, xdi_update_takes(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->gradient_dtype));
-        XDI_REQUIRE(launch->ctx, !a->value || xdi_update_takes(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->value_dtype));
-    }
-    return XD_OK;
-}
-
-/* The gradient an update works with: scaled and turned as asked. */
-static float xdi_update_gradient(const xd_update_args *args, float gradient) {
-    if (args->gradient_scale) gradient = xdi_update_rounded(gradient * *args->gradient_scale);
+XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient) {
+    if (args->gradient_scale) gradient = xdi_span_rounded(gradient * *args->gradient_scale);
     return args->maximize ? -gradient : gradient;
+}
+
+/* ---- the plain spans ---- */
+
+static void xdi_plain_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+}
+
+static void xdi_plain_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bf16_from_f32(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
 }
 
 /* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
@@ -77,12 +43,12 @@ static float xdi_update_gradient(const xd_update_args *args, float gradient) {
  *   m   = fma(1 - beta1, g - m, m)
  *   v   = fma(1 - beta2, g * g, beta2 * v)
  *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
-static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                               int64_t at, int64_t n) {
+static void xdi_plain_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                           int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
         float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_update_gradient(args, gradient[i]);
+        float g = xdi_span_gradient(args, gradient[i]);
         if (args->couple_decay) g = fmaf(a->weight_decay, p, g);
         const float kept = args->couple_decay ? p : p * a->decay;
         m = fmaf(args->one_minus_beta1, g - m, m);
@@ -98,42 +64,15 @@ static void xdi_cpu_adam_chunk(const xd_update_args *args, const xd_update_array
  *   g      = gradient * scale,  then fma(weight_decay, p, g)
  *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
  *   p      = fma(-step_size, buffer, p) */
-static void xdi_cpu_sgd_chunk(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                              int64_t at, int64_t n) {
+static void xdi_plain_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                          int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const float p = a->master[at + i];
-        const float g = fmaf(a->weight_decay, p, xdi_update_gradient(args, gradient[i]));
+        const float g = fmaf(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
         const float buffer = a->fresh ? g : fmaf(args->momentum, a->first[at + i], g);
         a->first[at + i] = buffer;
         a->master[at + i] = fmaf(-a->step_size, buffer, p);
     }
-}
-
-typedef void (*xdi_update_chunk_function)(const xd_update_args *, const xd_update_array *, const float *,
-                                          int64_t, int64_t);
-
-/* Runs a chunk function over every array and writes the narrow copies. */
-static xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
-                                xdi_update_chunk_function run) {
-    float widened[XDI_UPDATE_CHUNK];
-    XDI_TRY(xdi_update_check(launch, args));
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array *a = &args->arrays[k];
-        for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
-            const int64_t n = xdi_update_chunk(a->count, at);
-            run(args, a, xdi_update_widen(a->gradient, a->gradient_dtype, at, n, widened), at, n);
-            if (a->value) xdi_update_narrow(a->master + at, a->value, a->value_dtype, at, n);
-        }
-    }
-    return XD_OK;
-}
-
-static xd_result xdi_cpu_adam(const xd_launch *launch, const xd_update_args *args) {
-    return xdi_update_run(launch, args, xdi_cpu_adam_chunk);
-}
-
-static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args) {
-    return xdi_update_run(launch, args, xdi_cpu_sgd_chunk);
 }
 
 /* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
@@ -143,78 +82,264 @@ static xd_result xdi_cpu_sgd(const xd_launch *launch, const xd_update_args *args
  *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
  *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
  * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
-static float xdi_cpu_lerp_f32(const xd_lerp_args *args, float target, float source) {
-    const float weight = (float)(1.0 - args->keep);
-    if (args->weighted_sum) return fmaf(weight, source, (float)args->keep * target);
-    const float difference = source - target;
-    return fabsf(weight) < 0.5f ? fmaf(weight, difference, target) : fmaf(weight - 1.0f, difference, source);
+static void xdi_plain_lerp(const xdi_span_average *average, float *target, const float *source, int64_t n) {
+    const float weight = average->weight;
+    for (int64_t i = 0; i < n; i++) {
+        const float difference = source[i] - target[i];
+        if (average->weighted_sum)
+            target[i] = fmaf(weight, source[i], average->keep * target[i]);
+        else if (fabsf(weight) < 0.5f)
+            target[i] = fmaf(weight, difference, target[i]);
+        else
+            target[i] = fmaf(weight - 1.0f, difference, source[i]);
+    }
 }
 
-static double xdi_cpu_lerp_f64(const xd_lerp_args *args, double target, double source) {
-    const double weight = 1.0 - args->keep;
-    if (args->weighted_sum) return fma(weight, source, args->keep * target);
+/* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
+static void xdi_plain_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void xdi_plain_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+/* The square of an f32 is exact in double and can neither overflow nor vanish there, so the sum needs no
+ * scaling, and it is finite when the elements are. */
+static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double magnitude = fabs(xd_load_f64(data, dtype, i));
+        if (type != XD_NORM_MAX)
+            sum += type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
+        else if (!(magnitude <= sum)) /* NaN too, and then for good */
+            sum = isnan(sum) ? sum : magnitude;
+    }
+    return sum;
+}
+
+static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double source) {
+    const double weight = 1.0 - keep;
+    if (weighted_sum) return fma(weight, source, keep * target);
     const double difference = source - target;
     return fabs(weight) < 0.5 ? fma(weight, difference, target) : fma(weight - 1.0, difference, source);
 }
 
-/* The source as the target's dtype would hold it, widened again. */
-static float xdi_cpu_lerp_source(const xd_lerp_array *a, int64_t index) {
-    const float value = (float)xd_load_f64(a->source, a->source_dtype, index);
-    if (a->target_dtype == XD_DTYPE_BF16) return xd_f32_from_bf16(xd_bf16_from_f32(value));
-    if (a->target_dtype == XD_DTYPE_F16) return xd_f32_from_f16(xd_f16_from_f32(value));
-    return value;
+static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
+                                                  xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
+                                                  xdi_plain_add,   xdi_plain_power_sum, false };
+
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void) {
+    return &xdi_plain_spans;
 }
 
-static void xdi_cpu_lerp_array(const xd_lerp_args *args, const xd_lerp_array *a) {
-    float values[XDI_UPDATE_CHUNK];
+/* ---- walks over arrays ---- */
+
+static bool xdi_span_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at) {
+    const int64_t room = XDI_SPAN;
+    return count - at < room ? count - at : room;
+}
+
+/* Where the span of a step begins. A processor fetches several streams of addresses further ahead than
+ * one, so the faster levels cut a long array into `ways` regions and visit them by turns. */
+static int64_t xdi_span_at(const xdi_span_kernels *spans, int64_t ways, int64_t step, int64_t count) {
+    const int64_t total = (count + XDI_SPAN - 1) / XDI_SPAN, region = step % ways, longer = total % ways;
+    if (!spans->fast || count < XDI_SPAN_LONG) return step * XDI_SPAN;
+    return (region * (total / ways) + (region < longer ? region : longer) + step / ways) * XDI_SPAN;
+}
+
+XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
+                                       int64_t at, int64_t n, float *buffer) {
+    if (dtype == XD_DTYPE_F32) return (const float *)data + at;
+    spans->widen((const uint16_t *)data + at, dtype, buffer, n);
+    return buffer;
+}
+
+XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
+                                xd_dtype dtype, int64_t at, int64_t n) {
+    if (dtype == XD_DTYPE_F32)
+        memcpy((float *)data + at, values, (size_t)n * sizeof *values);
+    else
+        spans->narrow(values, (uint16_t *)data + at, dtype, n);
+}
+
+/* The source of an average as the target's dtype would hold it, widened again. */
+static const float *xdi_lerp_source(const xdi_span_kernels *spans, const xd_lerp_array *a, int64_t at,
+                                    int64_t n, float *buffer) {
+    uint16_t rounded[XDI_SPAN];
+    const float *source = buffer;
+    if (a->source_dtype == XD_DTYPE_F64)
+        for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    else
+        source = xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    if (a->target_dtype == XD_DTYPE_F32 || a->target_dtype == a->source_dtype) return source;
+    spans->narrow(source, rounded, a->target_dtype, n);
+    spans->widen(rounded, a->target_dtype, buffer, n);
+    return buffer;
+}
+
+static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weighted_sum,
+                          const xd_lerp_array *a, int64_t at, int64_t n) {
+    float source_room[XDI_SPAN], target_room[XDI_SPAN];
+    xdi_span_average average;
     if (a->target_dtype == XD_DTYPE_F64) {
         double *target = (double *)a->target;
-        for (int64_t i = 0; i < a->count; i++)
-            target[i] = xdi_cpu_lerp_f64(args, target[i], xd_load_f64(a->source, a->source_dtype, i));
+        for (int64_t i = at; i < at + n; i++)
+            target[i] =
+                xdi_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
         return;
     }
-    for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
-        const int64_t n = xdi_update_chunk(a->count, at);
-        const float *target = xdi_update_widen(a->target, a->target_dtype, at, n, values);
-        for (int64_t i = 0; i < n; i++)
-            values[i] = xdi_cpu_lerp_f32(args, target[i], xdi_cpu_lerp_source(a, at + i));
-        xdi_update_narrow(values, a->target, a->target_dtype, at, n);
+    average.weight = (float)(1.0 - keep);
+    average.keep = (float)keep;
+    average.weighted_sum = weighted_sum;
+    const float *source = xdi_lerp_source(spans, a, at, n, source_room);
+    if (a->target_dtype == XD_DTYPE_F32) {
+        spans->lerp(&average, (float *)a->target + at, source, n);
+        return;
     }
+    spans->widen((const uint16_t *)a->target + at, a->target_dtype, target_room, n);
+    spans->lerp(&average, target_room, source, n);
+    spans->narrow(target_room, (uint16_t *)a->target + at, a->target_dtype, n);
 }
 
-static xd_result xdi_cpu_lerp(const xd_launch *launch, const xd_lerp_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_lerp_array *a = &args->arrays[k];
-        XDI_REQUIRE(launch->ctx,
-                    (xdi_update_takes(a->target_dtype) || a->target_dtype == XD_DTYPE_F64) &&
-                        (xdi_update_takes(a->source_dtype) || a->source_dtype == XD_DTYPE_F64),
-                    XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
-                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
-    }
-    for (int64_t k = 0; k < args->array_count; k++) xdi_cpu_lerp_array(args, &args->arrays[k]);
+static bool xdi_lerp_takes(xd_dtype dtype) {
+    return xdi_span_takes(dtype) || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dtype source, int64_t k) {
+    XDI_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
+                "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
+                xd_dtype_name(target));
     return XD_OK;
 }
 
-static bool xdi_cpu_cast_takes(xd_dtype dtype) {
-    return xdi_update_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 ||
-           dtype == XD_DTYPE_I64 || dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+XD_PRIVATE bool xdi_status_refuses(const xd_status *status) {
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
+}
+
+XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
+                                  const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        XDI_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_lerp_array *a = &args->arrays[k];
+        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
+            const int64_t at = xdi_span_at(spans, 2, step, a->count);
+            xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
+        XDI_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
+        if (a->average) XDI_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+    }
+    return XD_OK;
+}
+
+/* base^exponent by products in a fixed order, so that a device forms the same bits. */
+static double xdi_update_power(double base, int64_t exponent) {
+    double power = 1.0;
+    for (; exponent > 0; exponent >>= 1, base *= base)
+        if (exponent & 1) power *= base;
+    return power;
+}
+
+/* 1 - beta^t, rounded after the power and after the difference. */
+static double xdi_update_correction(double beta, int64_t t) {
+    volatile double power = xdi_update_power(beta, t);
+    return 1.0 - power;
+}
+
+/* The array with the scalars of its next step, t, formed in double and rounded once. */
+static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
+    xd_update_array a = *array;
+    if (!a.steps) return a;
+    const int64_t t = *a.steps + 1;
+    a.fresh = t == 1;
+    a.step_size = (float)a.learning_rate;
+    if (!adam) return a;
+    a.step_size = (float)(a.learning_rate / xdi_update_correction(args->beta1_exact, t));
+    a.root_correction = (float)sqrt(xdi_update_correction(args->beta2_exact, t));
+    return a;
+}
+
+/* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
+XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                    const xdi_span_kernels *spans, xdi_span_update update) {
+    float widened[XDI_SPAN];
+    XDI_TRY(xdi_update_check(launch, args));
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
+                              *a = &next;
+        xd_lerp_array average;
+        average.target = a->average;
+        average.target_dtype = a->average_dtype;
+        average.source = a->value ? a->value : a->master;
+        average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
+        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
+            const int64_t at = xdi_span_at(spans, a->value ? 1 : 2, step, a->count);
+            const int64_t n = xdi_span_length(a->count, at);
+            update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
+            if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
+            if (a->average) xdi_lerp_span(spans, args->keep, args->weighted_sum, &average, at, n);
+        }
+        if (a->steps) ++*a->steps;
+    }
+    return XD_OK;
+}
+
+static bool xdi_cast_takes(xd_dtype dtype) {
+    return xdi_span_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
+           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+}
+
+static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
+    float widened[XDI_SPAN];
+    for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
+        const int64_t at = xdi_span_at(spans, 2, step, a->count), n = xdi_span_length(a->count, at);
+        if (a->target_dtype == XD_DTYPE_F32)
+            spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
+        else
+            spans->narrow(xdi_span_widen(spans, a->source, a->source_dtype, at, n, widened),
+                          (uint16_t *)a->target + at, a->target_dtype, n);
+    }
 }
 
 /* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
-static xd_result xdi_cpu_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count) {
+XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count,
+                                  const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
         XDI_REQUIRE(launch->ctx,
                     a->target_dtype == a->source_dtype ||
-                        (xdi_cpu_cast_takes(a->target_dtype) && xdi_cpu_cast_takes(a->source_dtype)),
+                        (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
                     XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
                     xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
     }
+    if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < array_count; k++) {
         const xd_cast_array *a = &arrays[k];
         if (a->count == 0) continue; /* an empty array may be NULL */
         if (a->target_dtype == a->source_dtype)
             memcpy(a->target, a->source, (size_t)a->count * xd_dtype_size(a->target_dtype));
+        else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
+            xdi_cast_spans(spans, a);
         else
             for (int64_t i = 0; i < a->count; i++)
                 xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
@@ -222,19 +347,26 @@ static xd_result xdi_cpu_cast(const xd_launch *launch, const xd_cast_array *arra
     return XD_OK;
 }
 
-/* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
-static xd_result xdi_cpu_scale(const xd_launch *launch, const xd_scale_args *args) {
-    float values[XDI_UPDATE_CHUNK];
-    XDI_REQUIRE(launch->ctx, xdi_update_takes(args->dtype), XD_ERROR_DTYPE,
+XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
+                                   const xdi_span_kernels *spans) {
+    float values[XDI_SPAN];
+    XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
                 "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
-    for (int64_t at = 0; at < args->count; at += XDI_UPDATE_CHUNK) {
-        const int64_t n = xdi_update_chunk(args->count, at);
-        const float *x = xdi_update_widen(args->data, args->dtype, at, n, values);
-        for (int64_t i = 0; i < n; i++) values[i] = x[i] * args->factor;
-        xdi_update_narrow(values, args->data, args->dtype, at, n);
+    for (int64_t step = 0; step * XDI_SPAN < args->count; step++) {
+        const int64_t at = xdi_span_at(spans, 2, step, args->count), n = xdi_span_length(args->count, at);
+        float *x = (float *)args->data + at;
+        if (args->dtype == XD_DTYPE_F32) {
+            spans->scale(x, args->factor, n);
+            continue;
+        }
+        spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
+        spans->scale(values, args->factor, n);
+        spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
     }
     return XD_OK;
 }
+
+/* ---- norms ---- */
 
 /* Adds mantissa * 2^(bit - 320) to the limbs. mantissa < 2^48, so a limb grows by less than 2^33 a call. */
 static void xdi_norm_add(int64_t *limbs, uint64_t mantissa, int bit) {
@@ -266,10 +398,42 @@ static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
         xdi_norm_add(limbs, mantissa, exponent + 320);
 }
 
-/* A chunk of finite and other values. The square of an f32 is exact in double and can neither overflow nor
- * vanish there, so the plain sum needs no scaling. */
-static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n, bool replica,
-                             xd_norm_sum *sum) {
+/* Exact sums of many elements gather integers by exponent first: one addition an element, and limbs only once
+ * a block. Four sets take turns, because neighbours often have one exponent and would wait for each other's
+ * sum. A mantissa's square is below 2^48, so a set has room for 2^16 of them. */
+enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
+
+typedef struct xdi_norm_bins {
+    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
+} xdi_norm_bins;
+
+static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        const uint32_t exponent = (bits >> 23) & 0xffu;
+        const uint64_t mantissa = (bits & 0x7fffffu) | (exponent ? 0x800000u : 0u);
+        bins->sum[i % XDI_NORM_SETS][exponent] += square ? mantissa * mantissa : mantissa;
+    }
+}
+
+/* Moves the bins of finite elements to the limbs. */
+static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
+    for (int e = 0; e < XDI_NORM_EXPONENTS - 1; e++) {
+        const int exponent = (e ? e : 1) - 150, bit = (square ? 2 * exponent : exponent) + 320;
+        for (int set = 0; set < XDI_NORM_SETS; set++) {
+            const uint64_t sum = bins->sum[set][e];
+            if (sum == 0) continue;
+            xdi_norm_add(limbs, sum & 0xffffffffu, bit);
+            xdi_norm_add(limbs, sum >> 32, bit + 32);
+        }
+    }
+    xdi_norm_carry(limbs);
+}
+
+/* A span that may have infinities and NaNs: they are counted, the others added, one by one. */
+static void xdi_norm_one_by_one(const xd_norm_args *args, const float *x, int64_t n, bool replica,
+                                xd_norm_sum *sum) {
     double subtotal = 0.0;
     for (int64_t i = 0; i < n; i++) {
         if (!isfinite(x[i])) {
@@ -285,24 +449,70 @@ static double xdi_norm_chunk(const xd_norm_args *args, const float *x, int64_t n
                 subtotal += args->type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
         }
     }
-    return subtotal;
+    sum->sum += subtotal;
+    if (args->exact) xdi_norm_carry(sum->limbs);
+}
+
+static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
+                          int64_t at, int64_t n, xd_norm_sum *sum) {
+    float widened[XDI_SPAN];
+    const char *x = (const char *)a->data + (size_t)at * xd_dtype_size(a->dtype);
+    const double subtotal = spans->power_sum(x, a->dtype, args->type, n);
+    const bool finite = subtotal <= DBL_MAX;
+    if (!finite || (args->exact && args->type != XD_NORM_MAX && !a->replica)) {
+        xdi_norm_one_by_one(args, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, a->replica,
+                            sum);
+    } else if (!a->replica) {
+        if (args->type == XD_NORM_MAX)
+            sum->largest = subtotal > sum->largest ? subtotal : sum->largest;
+        else
+            sum->sum += subtotal;
+    }
+}
+
+/* Elements [begin, end), at most a block, into the limbs by way of bins. */
+static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
+                           int64_t begin, int64_t end, xd_norm_sum *sum) {
+    const bool square = args->type == XD_NORM_L2;
+    float widened[XDI_SPAN];
+    xdi_norm_bins bins;
+    bool finite = true;
+    memset(&bins, 0, sizeof bins);
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        xdi_norm_bins_add(&bins, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, square);
+    }
+    for (int set = 0; set < XDI_NORM_SETS; set++)
+        finite = finite && bins.sum[set][XDI_NORM_EXPONENTS - 1] == 0;
+    if (finite)
+        xdi_norm_bins_flush(&bins, sum->limbs, square);
+    else
+        for (int64_t at = begin; at < end; at += XDI_SPAN) {
+            const int64_t n = xdi_span_length(end, at);
+            xdi_norm_one_by_one(args, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, false,
+                                sum);
+        }
 }
 
 /* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
  * order, which depends on how arrays are cut, or an exact one, which does not. */
-static xd_result xdi_cpu_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
-    float widened[XDI_UPDATE_CHUNK];
+XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
+                                  const xdi_span_kernels *spans) {
     for (int64_t k = 0; k < args->array_count; k++)
-        XDI_REQUIRE(launch->ctx, xdi_update_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
+        XDI_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
                     "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
                     xd_dtype_name(args->arrays[k].dtype));
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_norm_array *a = &args->arrays[k];
-        for (int64_t at = 0; at < a->count; at += XDI_UPDATE_CHUNK) {
-            const int64_t n = xdi_update_chunk(a->count, at);
-            const float *x = xdi_update_widen(a->data, a->dtype, at, n, widened);
-            sum->sum += xdi_norm_chunk(args, x, n, a->replica, sum);
-            xdi_norm_carry(sum->limbs);
+        /* Bins pay from a few spans on: emptying them costs as much as adding one. */
+        const bool binned = spans->fast && args->exact && args->type != XD_NORM_MAX && !a->replica &&
+                            a->count >= 4 * XDI_SPAN;
+        for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
+            xdi_norm_block(args, spans, a, at,
+                           a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
+        for (int64_t step = 0; !binned && step * XDI_SPAN < a->count; step++) {
+            const int64_t at = xdi_span_at(spans, 4, step, a->count);
+            xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
         }
     }
     return XD_OK;
@@ -328,10 +538,8 @@ XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
     return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
 }
 
-static const xd_optimizer_kernels xdi_cpu_optimizer_table = {
-    xdi_cpu_adam, xdi_cpu_sgd, xdi_cpu_lerp, xdi_cpu_cast, xdi_cpu_scale, xdi_cpu_norm,
-};
+XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
 
 XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
-    return &xdi_cpu_optimizer_table;
+    return &xdi_plain_optimizer;
 }

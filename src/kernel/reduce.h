@@ -3,6 +3,7 @@
 
 #include "base/context.h"
 #include "base/dtype.h"
+#include "kernel/table.h"
 
 /* Sums over ranks. Every transport brings the raw pieces together and calls these, so that the order of the
  * additions, and with it every bit, is decided here and nowhere else. */
@@ -56,5 +57,17 @@ XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pie
  * AVG. */
 XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
                                   int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
+
+/* The two as entries of the table, for transports: on launch->stream, what the dtype and the operation ask for has been
+ * checked. The lists of pointers are read during the call. */
+typedef struct xd_reduce_kernels {
+    xd_result (*pieces)(const xd_launch *launch, void *out, const void *const *pieces, int ranks, int64_t count,
+                        xd_dtype dtype, xd_reduce_op op);
+    xd_result (*leaves)(const xd_launch *launch, void *out, const void *const *forests, const xd_leaves *leaves,
+                        int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
+} xd_reduce_kernels;
+
+/* The CPU's entries. */
+XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void);
 
 #endif

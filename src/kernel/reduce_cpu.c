@@ -82,10 +82,13 @@ XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
     }
 }
 
-XD_API xd_result xd_reduce_pieces(xd_ctx *ctx, void *out, const void *const *pieces, int ranks, int64_t count,
-                                  xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s", xd_dtype_name(dtype),
-                op == XD_AVG ? "average" : "arithmetic");
+static xd_result xdi_cpu_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces, int ranks,
+                                       int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    const xd_cpu_level level = xd_ctx_settings(launch->ctx)->cpu;
+    if (level != XD_CPU_PLAIN && xdi_reduce_takes_spans(dtype, op)) {
+        xdi_reduce_spans(xdi_span_kernels_level(level), out, pieces, ranks, count, dtype, op);
+        return XD_OK;
+    }
     switch (dtype) {
     case XD_DTYPE_F32: xdi_reduce_f32(out, pieces, ranks, count, op); break;
     case XD_DTYPE_F64: xdi_reduce_f64(out, pieces, ranks, count, op); break;
@@ -150,17 +153,20 @@ XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
 XDI_REDUCE_DEFINE_LEAVES(f32, float)
 XDI_REDUCE_DEFINE_LEAVES(f64, double)
 
-XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *forests, const xd_leaves *leaves,
-                                  int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op) {
-    XDI_REQUIRE(
-        ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
-        "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
-        xd_dtype_name(dtype));
-    XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
-                "leaves go with SUM and AVG, not operation %d", (int)op);
+static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
+                                       const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
+                                       xd_dtype dtype, xd_reduce_op op) {
+    (void)launch;
     if (dtype == XD_DTYPE_F32)
         xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
     else
         xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
     return XD_OK;
+}
+
+XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void) {
+    xd_reduce_kernels kernels;
+    kernels.pieces = xdi_cpu_reduce_pieces;
+    kernels.leaves = xdi_cpu_reduce_leaves;
+    return kernels;
 }

@@ -13,9 +13,8 @@ static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args
     return XD_OK;
 }
 
-/* Writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. Shell sort: k
- * is small and the ids mostly are no worse than random. */
-static int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
+/* Shell sort: k is small and the ids mostly are no worse than random. */
+XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
     int64_t n = 0;
     for (int64_t j = 0; j < k; j++)
         if (ids[j] >= begin && ids[j] < end) order[n++] = j;
@@ -412,6 +411,38 @@ static xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a
     return XD_OK;
 }
 
+/* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
+ * id. */
+static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_args *a) {
+    const int64_t candidates = a->logits.rows * a->k;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *values = a->values + r * a->k;
+        int64_t n = 0;
+        for (int i = 0; i < a->shards; i++)
+            for (int64_t j = r * a->k; j < (r + 1) * a->k; j++) {
+                const int64_t *word = a->all + i * a->all_stride + j, id = word[candidates];
+                double value;
+                memcpy(&value, word, sizeof value);
+                if (id >= 0 && (n < a->k || value > values[a->k - 1]))
+                    n = xdi_select_insert(values, a->ids + r * a->k, n, a->k, value, id);
+            }
+    }
+    return XD_OK;
+}
+
+/* The ids as the other entries want them, and the teacher's values widened. */
+static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
+        const bool absent = a->given_values && a->given_values[i] == -INFINITY;
+        const int64_t id = a->given_ids ? a->given_ids[i] : 0;
+        if (a->given_ids) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
+    }
+    return XD_OK;
+}
+
 /* The top-k entries of the plain table. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels) {
     kernels->topk_maxima = xdi_cpu_topk_maxima;
@@ -419,5 +450,7 @@ XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels) {
     kernels->topk_merge = xdi_cpu_topk_merge;
     kernels->topk_divergence = xdi_cpu_topk_divergence;
     kernels->topk_grad = xdi_cpu_topk_grad;
+    kernels->topk_entries = xdi_cpu_topk_entries;
     kernels->select = xdi_cpu_select;
+    kernels->select_merge = xdi_cpu_select_merge;
 }

@@ -2,12 +2,11 @@
 #define XDI_TENSOR_INTERVAL_H
 
 #include "base/context.h"
+#include "kernel/copy.h"
 
 /* Which indices somebody holds. Everything that moves data between layouts is made of these: intersect what
  * one holds with what another wants, get a list of strided copies. Pure: no call communicates or allocates
  * unless it says so. */
-
-#define XD_DIMS_MAX 8
 
 /* The indices begin <= i < end. */
 typedef struct xd_interval {
@@ -76,14 +75,6 @@ XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_regio
 /* True when both regions hold the same indices. Local. */
 XD_API bool xd_region_equal(const xd_region *a, const xd_region *b);
 
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions
- * that are contiguous on both sides are folded, so a contiguous piece has ndim 1 and strides 1. */
-typedef struct xd_copy {
-    int ndim;
-    int64_t src_offset, dst_offset; /* elements */
-    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
-} xd_copy;
-
 /* The copies that bring the indices in both regions from the storage of src to that of dst.
  *
  *   src_stride, dst_stride   [ndim] in elements; NULL -> dense
@@ -93,8 +84,5 @@ typedef struct xd_copy {
  * common index once, in ascending order. */
 XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                 const int64_t *dst_stride, xd_copy *copies, int64_t capacity);
-
-/* Performs one copy between two arrays of elements of `size` bytes. */
-XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
 
 #endif

@@ -105,7 +105,10 @@ static int xdi_layout_pieces(const xd_placement *p, int size, int coordinate, in
  * given; an axis that would make too many intervals is returned with extent -1. */
 static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_region *region,
                             int64_t *extent) {
-    *region = xd_region_whole(d->ndim, d->shape);
+    region->ndim = d->ndim; /* a region is some KiB: fill in what counts, not all of it */
+    memset(region->count, 0, sizeof region->count);
+    for (int k = 0; k < d->ndim; k++)
+        region->count[k] = xdi_interval_append(region->interval[k], 0, 0, d->shape[k]);
     for (int i = 0; i < d->topology->axis_count; i++) {
         const int axis = d->order[i];
         const xd_placement *p = &d->placement[axis];
@@ -114,7 +117,7 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
             old[XD_REGION_INTERVALS_MAX];
         const int old_count = region->count[p->dim];
         int count = 0;
-        memcpy(old, region->interval[p->dim], sizeof old);
+        memcpy(old, region->interval[p->dim], (size_t)old_count * sizeof *old);
         *extent = xd_intervals_extent(old, old_count);
         const int n = xdi_layout_pieces(p, d->topology->size[axis], coordinate[axis], *extent, pieces);
         if (n < 0) return axis;
@@ -129,7 +132,7 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
         }
         if (count < 0) *extent = -1;
         if (count < 0) return axis;
-        memcpy(region->interval[p->dim], all, sizeof all);
+        memcpy(region->interval[p->dim], all, (size_t)count * sizeof *all);
         region->count[p->dim] = count;
     }
     return -1;
@@ -230,9 +233,11 @@ XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout) {
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) {
     int coordinate[XD_MESH_AXES_MAX];
     int64_t extent;
-    memset(out, 0, sizeof *out);
-    out->ndim = layout->desc.ndim;
-    if (!xd_topology_coordinate(&layout->topology, rank, coordinate)) return false;
+    if (!xd_topology_coordinate(&layout->topology, rank, coordinate)) {
+        memset(out, 0, sizeof *out);
+        out->ndim = layout->desc.ndim;
+        return false;
+    }
     xdi_layout_split(&layout->desc, coordinate, out, &extent); /* fits: checked for every rank at creation */
     return true;
 }

@@ -32,7 +32,8 @@ struct xd_plan {
     int step_count;
     xdi_plan_exchange step[2];
     xd_layout *middle; /* between two steps */
-    void *middle_data, *send, *recv;
+    void *middle_data, *send, *recv; /* in memory of the context's device, like the next */
+    void *zero;                      /* eight bytes */
 };
 
 static unsigned xdi_plan_axes(const xd_layout *layout, xd_placement_kind kind) {
@@ -88,14 +89,12 @@ static bool xdi_plan_wanted(const xd_plan *plan, const xdi_plan_exchange *x, int
                             bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
-    xd_region whole;
     *zero = false;
-    if (!xd_layout_region(x->to, rank, &whole)) {
-        *wanted = whole;
-        return false;
+    if (!xd_layout_region(x->to, rank, wanted)) return false;
+    if (plan->desc.window) {
+        const xd_region whole = *wanted;
+        xd_region_intersect(&whole, &plan->window, wanted);
     }
-    *wanted = whole;
-    if (plan->desc.window) xd_region_intersect(&whole, &plan->window, wanted);
     xd_topology_coordinate(t, rank, coordinate);
     *zero = xdi_plan_linear(t, x->added, coordinate, &ignored) != 0;
     return !*zero && xd_region_numel(wanted) > 0;
@@ -338,9 +337,11 @@ XD_API void xd_plan_destroy(xd_plan *plan) {
     if (!plan) return;
     for (int i = 0; i < 2; i++) xdi_plan_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
-    xd_release(plan->ctx, plan->middle_data);
-    xd_release(plan->ctx, plan->send);
-    xd_release(plan->ctx, plan->recv);
+    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
+    memory.release(plan->ctx, plan->middle_data);
+    memory.release(plan->ctx, plan->send);
+    memory.release(plan->ctx, plan->recv);
+    memory.release(plan->ctx, plan->zero);
     xd_release(plan->ctx, plan);
 }
 
@@ -378,12 +379,16 @@ static bool xdi_plan_take_buffers(xd_plan *plan) {
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
-    plan->send = xd_allocate(plan->ctx, (size_t)send * size);
-    plan->recv = xd_allocate(plan->ctx, (size_t)recv * size);
+    const xd_device_ops memory = xd_ctx_kernels(plan->ctx).memory;
+    const xd_launch launch = xd_ctx_launch(plan->ctx);
+    plan->send = memory.allocate(plan->ctx, (size_t)send * size);
+    plan->recv = memory.allocate(plan->ctx, (size_t)recv * size);
+    plan->zero = memory.allocate(plan->ctx, sizeof(uint64_t));
+    if (plan->zero && memory.fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
         plan->middle_data =
-            xd_allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
-    return plan->send && plan->recv && (!plan->middle || plan->middle_data);
+            memory.allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+    return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
 XD_API xd_result xd_plan_create(xd_ctx *ctx, const xd_plan_desc *desc, xd_plan **out) {
@@ -459,11 +464,18 @@ XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mi
     return xd_agree_same(world, hash, "redistribution");
 }
 
-XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
+/* Copies [begin, end) of an exchange, by the context's kernels. */
+static xd_result xdi_plan_copy(const xd_plan *plan, const xdi_plan_exchange *x, int64_t begin, int64_t end,
+                               const void *src, void *dst) {
+    const xd_launch launch = xd_ctx_launch(plan->ctx);
+    if (begin == end) return XD_OK;
+    return xd_ctx_kernels(plan->ctx).copies(&launch, x->copies + begin, end - begin, src, dst,
+                                            xd_dtype_size(plan->desc.dtype));
+}
+
+XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send) {
     const xdi_plan_exchange *x = &plan->step[step];
-    const void *src = step ? plan->middle_data : source;
-    for (int64_t i = 0; i < x->pack_end; i++)
-        xd_copy_run(&x->copies[i], src, send, xd_dtype_size(plan->desc.dtype));
+    return xdi_plan_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
 }
 
 /* Combines the pieces of every cell into the first of them. */
@@ -494,17 +506,14 @@ XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *sourc
     if (x->zero) {
         /* One element read again and again, by strides of 0: all bits zero is zero in every dtype. */
         const int64_t none[XD_DIMS_MAX] = { 0 };
-        const uint64_t zero = 0;
+        const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
-        if (xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1))
-            xd_copy_run(&copy, &zero, dst, size);
-        return XD_OK;
+        if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
+        return xd_ctx_kernels(plan->ctx).copies(&launch, &copy, 1, plan->zero, dst, size);
     }
-    for (int64_t i = x->pack_end; i < x->local_end; i++)
-        xd_copy_run(&x->copies[i], src, x->pieces > 1 ? recv : dst, size);
+    XDI_TRY(xdi_plan_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
     if (x->pieces > 1) XDI_TRY(xdi_plan_reduce(plan, x, recv));
-    for (int64_t i = x->local_end; i < x->copy_end; i++) xd_copy_run(&x->copies[i], recv, dst, size);
-    return XD_OK;
+    return xdi_plan_copy(plan, x, x->local_end, x->copy_end, recv, dst);
 }
 
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination) {
@@ -520,7 +529,7 @@ XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *sour
         c.recv_counts = x->recv_counts;
         c.recv_displacements = x->recv_displacements;
         c.dtype = plan->desc.dtype;
-        xd_plan_pack(plan, i, source, plan->send);
+        XDI_TRY(xd_plan_pack(plan, i, source, plan->send));
         if (x->total_count) XDI_TRY(xd_collective_run(world, &c));
         XDI_TRY(xd_plan_unpack(plan, i, source, plan->recv, destination));
     }

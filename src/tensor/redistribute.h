@@ -58,7 +58,8 @@ XD_API void xd_plan_shape(const xd_plan *plan, int64_t *shape);
  * NULL). Collective. Errors: PEER, MISMATCH. */
 XD_API xd_result xd_plan_agree(const xd_plan *plan, xd_comm *world, xd_result mine);
 
-/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it.
+/* Executes a plan; source and destination may not overlap. A rank outside a layout passes NULL for it. Data and
+ * the plan's own buffers are in memory of the context's device.
  * Collective over the world. Allocates nothing. Errors: those of xd_collective_run; the destination is then
  * undefined only where the error came after data had moved. */
 XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *source, void *destination);
@@ -66,7 +67,7 @@ XD_API xd_result xd_plan_execute(xd_plan *plan, xd_comm *world, const void *sour
 /* The two local halves of a step, for programs that move the bytes by other means. `source` is the plan's
  * source for step 0; later steps read what the plan kept. send and recv hold send_count and recv_capacity
  * elements; a step that reduces uses recv as scratch. */
-XD_API void xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
+XD_API xd_result xd_plan_pack(const xd_plan *plan, int step, const void *source, void *send);
 XD_API xd_result xd_plan_unpack(const xd_plan *plan, int step, const void *source, void *recv,
                                 void *destination);
 

@@ -2,7 +2,7 @@
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
-enum { XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
+enum { XDI_CLIP_BATCH = 64, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
     return p->gradient && !p->frozen && !p->buffer && p->count > 0;
@@ -20,27 +20,30 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
     return XD_OK;
 }
 
-/* This rank's part. One array at a time, so that the list needs no memory of its own. */
+/* This rank's part, a few arrays at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
-    const xd_launch launch = xdi_train_launch(ctx);
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
+    xd_norm_array arrays[XDI_CLIP_BATCH];
+    xd_norm_args args;
     XDI_TRY(xdi_clip_validate(ctx, d));
+    args.arrays = arrays;
+    args.array_count = 0;
+    args.type = d->type;
+    args.exact = exact;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         if (!xdi_clip_has_gradient(p)) continue;
-        xd_norm_array array;
-        array.data = p->gradient;
-        array.count = p->count;
-        array.dtype = xdi_train_gradient_dtype(p);
-        array.replica = p->replica;
-        xd_norm_args args;
-        args.arrays = &array;
-        args.array_count = 1;
-        args.type = d->type;
-        args.exact = exact;
+        xd_norm_array *array = &arrays[args.array_count++];
+        array->data = p->gradient;
+        array->count = p->count;
+        array->dtype = xdi_train_gradient_dtype(p);
+        array->replica = p->replica;
+        if (args.array_count < XDI_CLIP_BATCH) continue;
         XDI_TRY(kernels.norm(&launch, &args, sum));
+        args.array_count = 0;
     }
-    return XD_OK;
+    return kernels.norm(&launch, &args, sum);
 }
 
 /* Counts stay exact in double up to 2^53. */
@@ -89,39 +92,57 @@ static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact,
     return XD_OK;
 }
 
-static double xdi_clip_norm(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
-    if (sum->nan > 0) return (double)NAN;
-    if (sum->not_finite > 0) return (double)INFINITY;
-    if (type == XD_NORM_MAX) return sum->largest;
-    const double total = exact ? xd_norm_limbs_value(sum->limbs) : sum->sum;
-    return type == XD_NORM_L2 ? sqrt(total) : total;
+/* The sums of all ranks where they lie; nothing of them comes to the host. */
+static xd_result xdi_clip_exchange_device(xd_comm *comm, xd_norm_type type, bool exact, xd_norm_sum *sum) {
+    /* not_finite, nan and the limbs stand side by side. */
+    const int64_t integers = exact ? 2 + XD_NORM_LIMBS : 2;
+    XDI_TRY(xd_all_reduce(comm, &sum->not_finite, &sum->not_finite, integers, XD_DTYPE_I64, XD_SUM));
+    if (type == XD_NORM_MAX)
+        return xd_all_reduce(comm, &sum->largest, &sum->largest, 1, XD_DTYPE_F64, XD_MAX);
+    return exact ? XD_OK : xd_all_reduce(comm, &sum->sum, &sum->sum, 1, XD_DTYPE_F64, XD_SUM);
+}
+
+/* On a device the sum lies behind the result, and ranks agree on refusals before any of them adds. */
+static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
+                                    xd_gradient_norm *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_result mine = xd_ctx_kernels(ctx).memory.fill(&launch, &out->sum, 0, sizeof out->sum);
+    if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
+    if (!comm) return mine;
+    XDI_TRY(xd_agree(comm, mine));
+    return xdi_clip_exchange_device(comm, d->type, exact, &out->sum);
 }
 
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_clip_args args;
     xd_norm_sum sum;
-    memset(&sum, 0, sizeof sum);
-    const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
-    XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
-    out->norm = xdi_clip_norm(&sum, desc->type, exact);
-    out->not_finite = sum.not_finite;
-    out->coefficient =
-        desc->max_norm > 0.0 ? xd_clip_coefficient(desc->form, desc->max_norm, out->norm) : 1.0f;
-    if (desc->status) desc->status->not_finite += sum.not_finite;
-    return XD_OK;
-}
-
-XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
-    const double c = max_norm / (norm + 1e-6);
-    if (form == XD_CLIP_ALWAYS) return isnan(c) ? NAN : (float)(c < 1.0 ? c : 1.0);
-    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
-    return c < 1.0 ? (float)c : 1.0f;
+    args.sum = &sum;
+    if (kernels.device == XD_DEVICE_CPU) {
+        memset(&sum, 0, sizeof sum);
+        const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
+        XDI_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
+    } else {
+        XDI_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
+        args.sum = &out->sum;
+    }
+    args.type = desc->type;
+    args.exact = exact;
+    args.form = desc->form;
+    args.max_norm = desc->max_norm;
+    args.norm = &out->norm;
+    args.not_finite = &out->not_finite;
+    args.coefficient = &out->coefficient;
+    args.status = desc->status;
+    return kernels.clip(&launch, &args);
 }
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
-    const xd_launch launch = xdi_train_launch(ctx);
+    const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     for (int64_t i = 0; i < param_count; i++)
         XDI_REQUIRE(

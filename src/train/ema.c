@@ -9,6 +9,7 @@ typedef struct xdi_ema_shadow {
     const char *name; /* stripped */
     int64_t source;   /* index into the caller's list */
     xd_dtype dtype;
+    bool tied; /* several entries of the list */
 } xdi_ema_shadow;
 
 /* One name of the caller's list; tied entries point to one shadow. */
@@ -32,6 +33,7 @@ struct xd_ema {
     xd_cast_array *casts; /* [param_count] */
     int64_t iteration;
     bool initialized;
+    void *device_memory; /* that of the shadows when it is not this block itself */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -173,9 +175,10 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
     return p->buffer || d->live_dtype ? p->dtype : d->dtype;
 }
 
-/* Lays everything out behind the object itself. Run once without memory for the size, once with it. */
-static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_param *params, int64_t count,
-                            xd_ema *ema) {
+/* Lays everything out behind the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
+ * without memory for the sizes, once with it. */
+static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc *d, const xd_param *params,
+                            int64_t count, xd_ema *ema) {
     const size_t n = (size_t)count;
     size_t slots = 2;
     while (slots < 2 * n) slots *= 2;
@@ -197,7 +200,7 @@ static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_para
         int64_t *shape = NULL;
         if (p->shape) shape = (int64_t *)xd_arena_take_pointer(arena, (size_t)p->dims * sizeof *shape);
         void *value = NULL;
-        if (tie == i) value = xd_arena_take_pointer(arena, (size_t)p->count * xd_dtype_size(dtype));
+        if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
         if (shape) memcpy(shape, p->shape, (size_t)p->dims * sizeof *shape);
@@ -205,12 +208,16 @@ static void xdi_ema_lay_out(xd_arena *arena, const xd_ema_desc *d, const xd_para
         laid.created[i].shape = shape;
         laid.names[i].text = text;
         laid.names[i].shadow = tie == i ? laid.shadow_count : laid.names[tie].shadow;
-        if (tie != i) continue;
+        if (tie != i) {
+            laid.shadows[laid.names[i].shadow].tied = true;
+            continue;
+        }
         xdi_ema_shadow *shadow = &laid.shadows[laid.shadow_count++];
         shadow->value = value;
         shadow->name = text;
         shadow->source = i;
         shadow->dtype = dtype;
+        shadow->tied = false;
     }
     if (ema) *ema = laid;
 }
@@ -227,8 +234,8 @@ static xd_result xdi_ema_index(xd_ema *ema) {
 }
 
 /* shadow <- live, parameters too when `all`, else buffers only. */
-static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
-    const xd_launch launch = xdi_train_launch(ema->ctx);
+static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
     int64_t n = 0;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
@@ -244,6 +251,27 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all) {
     return xd_ctx_kernels(ema->ctx).optimizer.cast(&launch, ema->casts, n);
 }
 
+/* Fills the block that the object stands at the head of. */
+static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params, int64_t count,
+                               size_t host_bytes, size_t device_bytes) {
+    xd_arena arena = xd_arena_over(ema, host_bytes);
+    void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
+    xd_arena device = xd_arena_over(shadows, device_bytes);
+    ema->ctx = ctx;
+    if (device_bytes && !shadows)
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes of the device",
+                        (long long)count, device_bytes);
+    xdi_ema_lay_out(&arena, shadows ? &device : &arena, d, params, count, ema);
+    ema->ctx = ctx;
+    ema->device_memory = shadows;
+    ema->desc = *d;
+    ema->params = params;
+    ema->param_count = count;
+    ema->initialized = d->init_from_current;
+    XDI_TRY(xdi_ema_index(ema));
+    return xdi_ema_copy(ema, true, NULL);
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
@@ -252,21 +280,13 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     xdi_ema_defaults(&d);
     XDI_TRY(xdi_ema_validate(ctx, &d));
     XDI_TRY(xdi_ema_validate_params(ctx, params, count));
-    xd_arena plan = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(&plan, &d, params, count, NULL);
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, &d, params, count, NULL);
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, plan.peak);
     if (!ema)
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
                         (long long)count, plan.peak);
-    xd_arena arena = xd_arena_over(ema, plan.peak);
-    xdi_ema_lay_out(&arena, &d, params, count, ema);
-    ema->ctx = ctx;
-    ema->desc = d;
-    ema->params = params;
-    ema->param_count = count;
-    ema->initialized = d.init_from_current;
-    xd_result result = xdi_ema_index(ema);
-    if (result == XD_OK) result = xdi_ema_copy(ema, true);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, plan.peak, device.peak);
     if (result == XD_OK)
         *out = ema;
     else
@@ -275,13 +295,21 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 }
 
 XD_API void xd_ema_destroy(xd_ema *ema) {
-    if (ema) xd_release(ema->ctx, ema);
+    if (!ema) return;
+    if (ema->device_memory) xd_ctx_kernels(ema->ctx).memory.release(ema->ctx, ema->device_memory);
+    xd_release(ema->ctx, ema);
 }
 
 /* ---- updates ---- */
 
-static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
-    const xd_launch launch = xdi_train_launch(ema->ctx);
+/* A step of this shadow's parameter can take it along. */
+static bool xdi_ema_can_join(const xd_ema *ema, const xdi_ema_shadow *s) {
+    return !s->tied && xdi_train_steps(&ema->params[s->source]);
+}
+
+/* `joined`: the step before has averaged the shadows that could join it. */
+static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
     args.array_count = 0;
@@ -290,7 +318,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (p->buffer) continue;
+        if (p->buffer || (joined && xdi_ema_can_join(ema, s))) continue;
         xd_lerp_array *lerp = &ema->lerps[args.array_count++];
         lerp->target = s->value;
         lerp->target_dtype = s->dtype;
@@ -299,10 +327,10 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration) {
         lerp->count = p->count;
     }
     XDI_TRY(xd_ctx_kernels(ema->ctx).optimizer.lerp(&launch, &args));
-    return xdi_ema_copy(ema, false);
+    return xdi_ema_copy(ema, false, status);
 }
 
-static xd_result xdi_ema_unchanged(const xd_ema *ema) {
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
         XDI_REQUIRE(ema->ctx,
@@ -318,15 +346,37 @@ XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *
     XDI_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                 (long long)iteration);
     XDI_TRY(xdi_ema_unchanged(ema));
-    if (xdi_train_refused(status)) return XD_OK;
+    if (xdi_train_refused(ema->ctx, status)) return XD_OK;
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
     /* Under init_from_current with start 0 the iterations begin at 1, so the equality never strikes. */
-    if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i);
-    XDI_TRY(xdi_ema_copy(ema, true));
+    if (i != ema->desc.start_iteration && ema->initialized) return xdi_ema_average(ema, i, false, status);
+    XDI_TRY(xdi_ema_copy(ema, true, status));
     ema->initialized = true;
     return XD_OK;
+}
+
+/* Under the conditions of xd_ema_update for an average: neither before the start, nor the copy at it. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args) {
+    const int64_t i = ema->iteration + 1;
+    if (list != ema->params || i <= ema->desc.start_iteration || !ema->initialized) return false;
+    args->keep = xdi_ema_decay_at(&ema->desc, i);
+    args->weighted_sum = ema->desc.compat_credit;
+    return true;
+}
+
+XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update) {
+    if (index >= ema->param_count) return;
+    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
+    if (!xdi_ema_can_join(ema, s)) return;
+    update->average = s->value;
+    update->average_dtype = s->dtype;
+}
+
+XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
+    ema->iteration++;
+    return xdi_ema_average(ema, ema->iteration, true, status);
 }
 
 /* ---- in and out ---- */
@@ -417,7 +467,7 @@ static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool le
 
 static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading,
                               bool write) {
-    const xd_launch launch = xdi_train_launch(ema->ctx);
+    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     char room[XDI_EMA_NAME_ROOM];
     for (int64_t i = 0; i < count; i++) {
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);

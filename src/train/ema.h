@@ -85,7 +85,8 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   otherwise                                              parameters averaged, buffers copied
  *
  *   iteration   XD_EMA_NEXT, or any value, not necessarily growing; it is remembered
- *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update
+ *   status      when it holds a finding nothing happens, the counter stands still; NULL -> always update. On a
+ *               device the host does not see it: the values stay, the counter goes on
  *
  * Local, allocates nothing; the same bits on every device and for every cut. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation; nothing is written. */

@@ -3,17 +3,38 @@
 
 #include "base/internal.h"
 #include "kernel/kernels.h"
+#include "train/ema.h"
 #include "train/param.h"
 
 /* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL
- * is fine. */
-XD_PRIVATE bool xdi_train_refused(const xd_status *status);
+ * is fine. On a device the host cannot know: always false, and the kernels see the status of the launch below. */
+XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
-/* optimizer.c: a launch on the CPU without workspace. */
-XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx);
+/* optimizer.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
+XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
+
+/* optimizer.c: where the tensors of a context are. */
+XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
 /* optimizer.c: a parameter's gradient dtype with its default filled in. */
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
+
+/* optimizer.c: true for parameters that a step changes: neither frozen nor a buffer, and with a gradient. */
+XD_PRIVATE bool xdi_train_steps(const xd_param *param);
+
+/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this very list,
+ * so that a step over the list can take the average along. Fills what args say about averages. */
+XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
+
+/* ema.c: what xd_ema_update would refuse. */
+XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
+
+/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow follows the
+ * last of its parameters' steps. Then the update after the step must pass it over. */
+XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
+
+/* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
+XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
 /* optimizer.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);

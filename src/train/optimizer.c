@@ -6,20 +6,23 @@ struct xd_optimizer {
     xd_optimizer_desc desc;
     xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
     xd_optimizer_state *states; /* [desc.param_count] */
-    int64_t *steps;             /* [desc.param_count] */
+    int64_t *steps;             /* [desc.param_count], in memory of the device */
+    void *device_memory;        /* what the states point to when that is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
     xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
 };
 
-XD_PRIVATE bool xdi_train_refused(const xd_status *status) {
-    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
-                      status->nothing_counted != 0 || status->overflow != 0);
+XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
+    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
 }
 
-XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx) {
-    xd_launch launch;
-    memset(&launch, 0, sizeof launch);
-    launch.ctx = ctx;
+XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
+    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
+}
+
+XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
+    xd_launch launch = xd_ctx_launch(ctx);
+    launch.status = (xd_status *)status; /* kernels only read it */
     return launch;
 }
 
@@ -33,6 +36,10 @@ XD_PRIVATE bool xdi_train_takes(xd_dtype dtype) {
 
 static bool xdi_optimizer_owns(const xd_param *param) {
     return !param->frozen && !param->buffer;
+}
+
+XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
+    return param->gradient && xdi_optimizer_owns(param);
 }
 
 static void xdi_optimizer_defaults(xd_optimizer_desc *d) {
@@ -112,13 +119,14 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
     if (state) *state = taken;
 }
 
-/* Lays everything out behind the optimizer itself. Run once without memory for the size, once with it. */
-static void xdi_optimizer_lay_out(xd_arena *arena, const xd_optimizer_desc *d, xd_optimizer *o) {
+/* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory for the
+ * sizes, once with it. */
+static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d, xd_optimizer *o) {
     const size_t n = (size_t)d->param_count, groups = d->group_count > 0 ? (size_t)d->group_count : 1;
     void *self = xd_arena_take_pointer(arena, sizeof *o);
     void *group = xd_arena_take_pointer(arena, groups * sizeof *o->groups);
     void *states = xd_arena_take_pointer(arena, n * sizeof *o->states);
-    void *steps = xd_arena_take_pointer(arena, n * sizeof *o->steps);
+    void *steps = xd_arena_take_pointer(memory, n * sizeof *o->steps);
     void *created = xd_arena_take_pointer(arena, n * sizeof *o->created);
     void *updates = xd_arena_take_pointer(arena, n * sizeof *o->updates);
     if (o) {
@@ -131,7 +139,7 @@ static void xdi_optimizer_lay_out(xd_arena *arena, const xd_optimizer_desc *d, x
         o->updates = (xd_update_array *)updates;
     }
     for (int64_t i = 0; i < d->param_count; i++)
-        xdi_optimizer_take_state(arena, d, &d->params[i], o ? &o->states[i] : NULL);
+        xdi_optimizer_take_state(memory, d, &d->params[i], o ? &o->states[i] : NULL);
 }
 
 static void xdi_optimizer_fill(xd_optimizer *o) {
@@ -146,36 +154,74 @@ static void xdi_optimizer_fill(xd_optimizer *o) {
     if (d->group_count == 0) o->desc.group_count = 1;
     o->desc.groups = o->groups;
     for (int64_t i = 0; i < d->param_count; i++) {
-        const xd_param *p = &d->params[i];
-        o->created[i] = *p;
+        o->created[i] = d->params[i];
         o->states[i].step = &o->steps[i];
-        if (o->states[i].master)
-            for (int64_t k = 0; k < p->count; k++)
-                o->states[i].master[k] = (float)xd_load_f64(p->value, p->dtype, k);
     }
 }
 
+/* Masters take the present values. */
+static xd_result xdi_optimizer_copy_values(xd_optimizer *o) {
+    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
+    const xd_kernels kernels = xd_ctx_kernels(o->ctx);
+    for (int64_t i = 0; i < o->desc.param_count; i++) {
+        const xd_param *p = &o->desc.params[i];
+        xd_cast_array cast;
+        cast.target = o->states[i].master;
+        cast.target_dtype = XD_DTYPE_F32;
+        cast.source = p->value;
+        cast.source_dtype = p->dtype;
+        cast.count = p->count;
+        if (cast.target) XDI_TRY(kernels.optimizer.cast(&launch, &cast, 1));
+    }
+    return XD_OK;
+}
+
+/* The state on a device: all zero. */
+static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
+    const xd_launch launch = xdi_train_launch(o->ctx, NULL);
+    const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
+    o->device_memory = memory.allocate(o->ctx, bytes);
+    XDI_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
+                "no room for the state of %lld parameters: %zu bytes of the device", (long long)o->desc.param_count,
+                bytes);
+    return memory.fill(&launch, o->device_memory, 0, bytes);
+}
+
+static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t device_bytes) {
+    xd_arena arena = xd_arena_over(o, host_bytes);
+    if (device_bytes) XDI_TRY(xdi_optimizer_allocate_device(o, device_bytes));
+    xd_arena device = xd_arena_over(o->device_memory, device_bytes);
+    xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
+    xdi_optimizer_fill(o);
+    return xdi_optimizer_copy_values(o);
+}
+
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
+    const bool on_device = xdi_train_on_device(ctx);
     xd_optimizer_desc d = *desc;
     xdi_optimizer_defaults(&d);
     XDI_TRY(xdi_optimizer_validate(ctx, &d));
-    xd_arena plan = xd_arena_over(NULL, 0);
-    xdi_optimizer_lay_out(&plan, &d, NULL);
+    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
+    xdi_optimizer_lay_out(&plan, on_device ? &device : &plan, &d, NULL);
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, plan.peak);
     if (!o)
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
                         (long long)d.param_count, plan.peak);
-    xd_arena arena = xd_arena_over(o, plan.peak);
-    xdi_optimizer_lay_out(&arena, &d, o);
     o->ctx = ctx;
     o->desc = d;
-    xdi_optimizer_fill(o);
-    *out = o;
-    return XD_OK;
+    const xd_result result = xdi_optimizer_build(o, plan.peak, device.peak);
+    if (result == XD_OK)
+        *out = o;
+    else
+        xd_optimizer_destroy(o);
+    return result;
 }
 
 XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
-    if (optimizer) xd_release(optimizer->ctx, optimizer);
+    if (!optimizer) return;
+    if (optimizer->device_memory)
+        xd_ctx_kernels(optimizer->ctx).memory.release(optimizer->ctx, optimizer->device_memory);
+    xd_release(optimizer->ctx, optimizer);
 }
 
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer) {
@@ -206,7 +252,7 @@ static float xdi_optimizer_decay(double learning_rate, double weight_decay) {
     return (float)(1.0 - product);
 }
 
-/* The update of parameter `index` for its next step, t. Scalars are formed in double and rounded once. */
+/* The update of parameter `index` for its next step. */
 static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index) {
     const xd_optimizer_desc *d = &o->desc;
     const xd_param *p = &d->params[index];
@@ -214,7 +260,6 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     const xd_optimizer_group *group = &o->groups[p->group];
     const double learning_rate = d->learning_rate * group->learning_rate_scale;
     const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
-    const double t = (double)(*state->step + 1);
     xd_update_array u;
     memset(&u, 0, sizeof u);
     u.master = state->master ? state->master : (float *)p->value;
@@ -227,12 +272,8 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     u.count = p->count;
     u.decay = xdi_optimizer_decay(learning_rate, weight_decay);
     u.weight_decay = (float)weight_decay;
-    u.fresh = *state->step == 0;
-    u.step_size = (float)learning_rate;
-    if (d->kind != XD_OPTIMIZER_SGD) {
-        u.step_size = (float)(learning_rate / (1.0 - pow(d->beta1, t)));
-        u.root_correction = (float)sqrt(1.0 - pow(d->beta2, t));
-    }
+    u.steps = state->step;
+    u.learning_rate = learning_rate;
     return u;
 }
 
@@ -241,7 +282,10 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     xd_update_args args;
     memset(&args, 0, sizeof args);
     args.arrays = o->updates;
-    args.gradient_scale = gradient_scale && *gradient_scale != 1.0f ? gradient_scale : NULL;
+    args.gradient_scale = gradient_scale;
+    if (gradient_scale && !o->device_memory && *gradient_scale == 1.0f) args.gradient_scale = NULL;
+    args.beta1_exact = d->beta1;
+    args.beta2_exact = d->beta2;
     args.one_minus_beta1 = (float)(1.0 - d->beta1);
     args.one_minus_beta2 = (float)(1.0 - d->beta2);
     args.beta2 = (float)d->beta2;
@@ -252,27 +296,38 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     return args;
 }
 
+/* Lists the updates of a step, with the shadows that they take along when there is an `average`. */
+static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, xd_update_args *args) {
+    const xd_optimizer_desc *d = &o->desc;
+    for (int64_t i = 0; i < d->param_count; i++) {
+        const xd_param *p = &d->params[i];
+        XDI_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
+                    "%s: value, dtype, count or flags changed since creation", p->name ? p->name : "(unnamed)");
+        if (!xdi_train_steps(p)) continue;
+        xd_update_array *update = &o->updates[args->array_count++];
+        *update = xdi_optimizer_update(o, i);
+        if (average) xdi_ema_join(average, i, update);
+    }
+    return XD_OK;
+}
+
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
     const xd_optimizer_desc *d = &optimizer->desc;
-    const xd_launch launch = xdi_train_launch(optimizer->ctx);
+    const xd_status *status = desc ? desc->status : NULL;
+    const xd_launch launch = xdi_train_launch(optimizer->ctx, status);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(optimizer->ctx).optimizer;
-    if (desc && xdi_train_refused(desc->status)) {
+    xd_ema *ema = desc ? desc->ema : NULL;
+    if (xdi_train_refused(optimizer->ctx, status)) {
         if (skipped) *skipped = true;
         return XD_OK;
     }
     xd_update_args args = xdi_optimizer_args(optimizer, desc ? desc->gradient_scale : NULL);
-    for (int64_t i = 0; i < d->param_count; i++) {
-        const xd_param *p = &d->params[i];
-        XDI_REQUIRE(optimizer->ctx, xdi_optimizer_same(p, &optimizer->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation",
-                    p->name ? p->name : "(unnamed)");
-        if (p->gradient && xdi_optimizer_owns(p))
-            optimizer->updates[args.array_count++] = xdi_optimizer_update(optimizer, i);
-    }
+    if (ema) XDI_TRY(xdi_ema_unchanged(ema));
+    const bool joins = ema && xdi_ema_joins(ema, d->params, &args);
+    XDI_TRY(xdi_optimizer_collect(optimizer, joins ? ema : NULL, &args));
     XDI_TRY(d->kind == XD_OPTIMIZER_SGD ? kernels.sgd(&launch, &args) : kernels.adam(&launch, &args));
-    for (int64_t i = 0; i < d->param_count; i++)
-        if (d->params[i].gradient && xdi_optimizer_owns(&d->params[i])) optimizer->steps[i]++;
     if (skipped) *skipped = false;
-    return XD_OK;
+    if (!ema) return XD_OK;
+    return joins ? xdi_ema_follow(ema, status) : xd_ema_update(ema, XD_EMA_NEXT, status);
 }

@@ -38,7 +38,8 @@ typedef struct xd_optimizer_desc {
     bool maximize; /* climb instead of descend */
 } xd_optimizer_desc;
 
-/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer. */
+/* What one parameter has gathered, to save and to restore in place. Pointers into the optimizer, in memory of the
+ * context's device. */
 typedef struct xd_optimizer_state {
     float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL for f32 values */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
@@ -46,12 +47,18 @@ typedef struct xd_optimizer_state {
     int64_t *step;     /* updates so far */
 } xd_optimizer_state;
 
+struct xd_ema;
+
 /* Modifiers of one step. */
 typedef struct xd_optimizer_step_desc {
+    /* Both in memory of the context's device. */
     const float *gradient_scale; /* every gradient is multiplied by it first, in f32; clipping passes
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
+    struct xd_ema *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
+                         * bit. When it was created over the optimizer's own list it costs one pass over memory
+                         * instead of two. NULL -> none */
 } xd_optimizer_step_desc;
 
 /* Creates an optimizer; masters start as the present values. One allocation holds everything.
@@ -76,10 +83,12 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  * state and step count. Formulas and rounding order: kernel/optimizer_cpu.c.
  *
  *   desc      NULL -> no modifiers
- *   skipped   when not NULL: receives whether desc->status stopped the step
+ *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels
+ *             see the status, always false. Parameters, state and step counts are right all the same
  *
  * Local, allocates nothing, the same bits on every device and for every cut of the parameters.
- * Errors: STATE when the parameter list changed in more than gradients, DTYPE. Nothing is written then. */
+ * Errors: STATE when the parameter list, or that of desc->ema, changed in more than gradients, DTYPE. Nothing is
+ * written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 

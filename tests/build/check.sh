@@ -21,8 +21,8 @@ steps() {
         for std in c99 c++11; do echo "headers:$cc:$std" "units:$cc:$std"; done
     done
     echo parts symbols fastmath
-    echo tests:generated tests:clang tests:address tests:hostile_c tests:hostile_cxx tests:thread
-    echo examples demo golden mpi nvcc cuda install cmake pkgconfig
+    echo tests:generated tests:clang tests:address tests:hostile_c tests:hostile_cxx tests:thread levels
+    echo fuzz examples demo demo_mpi transformers golden mpi nvcc cuda cuda_emu:plain cuda_emu:checker cuda_emu:asan install cmake pkgconfig
 }
 
 main() {
@@ -89,9 +89,8 @@ step_compile() {
 step_headers() {
     need "$1"
     status=0
-    for header in src/*/*.h; do
-        case $header in */internal.h) continue ;; esac
-        echo "#include \"${header#src/}\"" >"$dir/alone.c"
+    for header in $(sed '/---- implementation/,$d; /^#include ".*\.h"/!d; s/.*"\(.*\)"/\1/' src/xdistill.h); do
+        echo "#include \"$header\"" >"$dir/alone.c"
         $(driver "$1" "$2") -Isrc -fsyntax-only "$dir/alone.c" || status=1
     done
     return $status
@@ -106,7 +105,7 @@ step_parts() {
         {
             printf '#define %s\n' XDISTILL_IMPLEMENTATION XDISTILL_IMPLEMENTED 'XD_PRIVATE extern'
             echo '#include "xdistill.h"'
-            grep '^#include ".*/internal.h"' src/xdistill.h
+            sed '1,/---- implementation/d' src/xdistill.h | grep '^#include ".*\.h"'
             echo "#include \"${part#src/}\""
         } >"$dir/$name"
         $(driver gcc c99) -O1 -Isrc -c "$dir/$name" -o "$dir/$name.o" || status=1
@@ -162,6 +161,37 @@ step_tests() {
         test_header=. test_cc="$build" test_implementation_cc="$implement" test_libs="-lm -lpthread $more"
 }
 
+# Ten seconds of new inputs for each fuzzer; without libFuzzer the seeds alone, once.
+step_fuzz() {
+    for source in fuzz/fuzz_*.c; do
+        name=$(basename "$source" .c)
+        seeds=fuzz/seeds/${name#fuzz_}
+        mkdir -p "$dir/$name.corpus"
+        if clang -std=c99 $sanitize -fsanitize=fuzzer,address,undefined -I. "$source" -o "$dir/$name" \
+            -lm -lpthread 2>"$dir/$name.log"; then
+            "$dir/$name" -max_total_time=10 -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+                "$dir/$name.corpus" "$seeds" || return 1
+        else
+            cc -std=c99 -g -O1 -I. -DFUZZ_FILES "$source" -o "$dir/$name" -lm -lpthread || return 1
+            "$dir/$name" "$seeds"/* || return 1
+        fi
+    done
+}
+
+# The losses' suites and the golden vectors on each CPU level that this machine has.
+step_levels() {
+    vectors=${GOLDEN:-../shared/golden}
+    suites="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
+    [ -d "$vectors" ] || { echo "there are no golden vectors"; exit 77; }
+    cc -std=c99 -O2 -Isrc -Itests tests/golden/*.c -o "$dir/golden" -lm -lpthread || return 1
+    for level in plain portable avx2 avx512; do
+        echo "== $level"
+        XDISTILL_CPU=$level "$dir/golden" "$vectors"
+        case $? in 0) ;; 77) continue ;; *) return 1 ;; esac
+        XDISTILL_CPU=$level make --no-print-directory test test_dir="$dir" test_sources="$suites" || return 1
+    done
+}
+
 step_examples() {
     ls examples/*.c >/dev/null 2>&1 || { echo "there is no examples/*.c"; exit 77; }
     make --no-print-directory examples
@@ -169,6 +199,16 @@ step_examples() {
 
 step_demo() {
     sh tests/demo/test_demo.sh
+}
+
+step_demo_mpi() {
+    need mpicc mpirun
+    sh tests/demo/test_demo_mpi.sh
+}
+
+step_transformers() {
+    need python3
+    sh tests/demo/test_transformers.sh
 }
 
 step_golden() {
@@ -190,8 +230,17 @@ step_nvcc() {
 
 step_cuda() {
     need nvcc
-    [ -f xdistill_cuda.cu ] || { echo "there is no xdistill_cuda.cu"; exit 77; }
-    make --no-print-directory cuda
+    make --no-print-directory cuda || return 1
+    for source in examples/*.cu; do
+        nvcc -O2 -arch=sm_90 "$source" build/xdistill_cuda.o -o "$dir/$(basename "$source" .cu)" || return 1
+    done
+}
+
+# The tests of the CUDA unit on the emulation, from the generated files. The emulation's own tests come first.
+step_cuda_emu() {
+    need g++
+    EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
+    CUDA_BUILD="$dir/cuda" CUDA_HEADER=. sh tests/cuda/run.sh "$1"
 }
 
 step_install() {

@@ -193,6 +193,84 @@ static void modelopt_run(golden_case *c) {
     xd_vocab_destroy(k.vocab);
 }
 
+static bool mft_claims(const golden_case *c) {
+    return golden_origin_has(c, "MFTLoss");
+}
+
+static void mft_run(golden_case *c) {
+    rows_case k;
+    xd_mft_desc d;
+    xd_loss_values values;
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    const bool none = golden_is(c, "cfg.reduction", "none");
+    const int64_t count = k.rows * k.width;
+    float *terms = (float *)golden_memory(c, (size_t)(count + 1) * sizeof *terms);
+    rows_teacher(c, &k);
+    memset(&d, 0, sizeof d);
+    d.loss = k.desc;
+    d.loss.labels = rows_labels(c, &k);
+    d.loss.temperature = golden_number(c, "cfg.temperature", 1.0);
+    d.loss.denominator_value = none ? 1.0 : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
+    d.threshold = golden_number(c, "cfg.threshold", 0.2);
+    d.terms = golden_rows(terms, k.rows, k.width);
+    if (golden_ok(c, xd_mft_loss(golden_ctx(c), &d, &values))) {
+        if (none)
+            golden_close(c, "out.loss", golden_widen(c, terms, XD_DTYPE_F32, count), count);
+        else
+            golden_close(c, "out.loss", &values.loss, 1);
+        golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, count), count);
+    }
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- cosine ---- */
+
+static bool cosine_claims(const golden_case *c) {
+    return golden_origin_has(c, "LigerFusedLinearCosineSimilarityFunction.distillation_loss_fn");
+}
+
+static void cosine_run(golden_case *c) {
+    rows_case k;
+    xd_loss_values values;
+    if (!rows_open(c, "in.student_logits", &k)) return;
+    rows_teacher(c, &k);
+    k.desc.soft_weight = golden_number(c, "cfg.beta", 1.0);
+    k.desc.denominator_value = 1.0;
+    if (golden_ok(c, xd_cosine_loss(golden_ctx(c), &k.desc, &values))) {
+        golden_close(c, "out.loss", &values.loss, 1);
+        golden_gradient(c, "grad.student_logits",
+                        golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width), k.rows * k.width);
+    }
+    xd_vocab_destroy(k.vocab);
+}
+
+/* ---- KL estimators ---- */
+
+static bool estimator_claims(const golden_case *c) {
+    return golden_origin_has(c, "::calculate_kl");
+}
+
+static void estimator_run(golden_case *c) {
+    const golden_array logprobs = golden_tensor(c, "in.logprobs"), other = golden_tensor(c, "in.logprobs_reference");
+    const size_t bytes = (size_t)(logprobs.count + 1) * sizeof(float);
+    float *values = (float *)golden_memory(c, bytes), *gradient = (float *)golden_memory(c, bytes);
+    xd_kl_estimate_desc d;
+    double sum = 0.0;
+    memset(&d, 0, sizeof d);
+    d.logprobs = golden_f32(c, &logprobs);
+    d.reference = golden_f32(c, &other);
+    d.count = logprobs.count;
+    d.kind = golden_is(c, "cfg.kl_type", "k1") ? XD_KL_K1 : golden_is(c, "cfg.kl_type", "k2") ? XD_KL_K2 : XD_KL_K3;
+    d.input_clamp = golden_number(c, "cfg.input_clamp", (double)INFINITY);
+    d.output_clamp = golden_number(c, "cfg.output_clamp", 0.0);
+    d.values = values;
+    d.gradient = gradient;
+    if (!golden_ok(c, xd_kl_estimate(golden_ctx(c), &d, &sum))) return;
+    golden_close(c, "out.loss", &sum, 1);
+    golden_close(c, "out.per_token", golden_widen(c, values, XD_DTYPE_F32, d.count), d.count);
+    golden_gradient(c, "grad.logprobs", golden_widen(c, gradient, XD_DTYPE_F32, d.count), d.count);
+}
+
 /* ---- soft-target cross entropy ---- */
 
 static bool soft_claims(const golden_case *c) {
@@ -263,9 +341,7 @@ static void support_run(golden_case *c) {
 
 static const char *const classic_later[][2] = {
     { "ULDLoss", "not built: universal logit distillation" },
-    { "Liger", "not built: fused linear and cosine losses" },
-    { "calculate_kl", "not built: KL estimators" },
-    { "MFTLoss", "not built: minimal fine-tuning loss" },
+    { "Liger", "not built: fused linear losses" },
 };
 
 static const char *later_reason(const golden_case *c) {
@@ -286,6 +362,9 @@ const golden_kind golden_kinds_classic[] = { { "cross entropy", ce_claims, ce_ru
                                              { "masked KL", kl_claims, kl_run },
                                              { "generalised JSD", jsd_claims, jsd_run },
                                              { "logits distillation", modelopt_claims, modelopt_run },
+                                             { "minimal fine-tuning", mft_claims, mft_run },
+                                             { "cosine", cosine_claims, cosine_run },
+                                             { "KL estimator", estimator_claims, estimator_run },
                                              { "top-k distillation", topk_distill_claims, topk_distill_run },
                                              { "soft-target cross entropy", soft_claims, soft_run },
                                              { "top-k support", support_claims, support_run },

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "xd_test_cpu.h"
+
 enum { GOLDEN_REASONS = 64, GOLDEN_BLOCKS = 4096 };
 
 struct golden_case {
@@ -41,7 +43,9 @@ static const struct {
     const golden_kind *kinds;
 } golden_areas[] = {
     { "ema", golden_kinds_ema },         { "optim", golden_kinds_optim },
-    { "shard", golden_kinds_shard },     { "classic", golden_kinds_classic },
+    { "shard", golden_kinds_shard },     { "classic", golden_kinds_head },
+    { "classic", golden_kinds_uld },
+    { "classic", golden_kinds_classic },
     { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_projection_parts },
     { "xtoken-parts", golden_kinds_xtoken_parts },
     { "align", golden_kinds_align },         { "align", golden_kinds_projection },
@@ -378,12 +382,19 @@ static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
 
 int main(int argc, char **argv) {
     static golden_totals totals;
+    xd_ctx_desc desc;
     xd_ctx *ctx = NULL;
     if (argc < 2) {
         fprintf(stderr, "usage: golden DIR...\n");
         return 2;
     }
-    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 2;
+    memset(&desc, 0, sizeof desc);
+    desc.cpu = xd_test_cpu();
+    if (xd_ctx_create(&desc, &ctx) == XD_ERROR_UNSUPPORTED) {
+        printf("this machine has no %s\n", xd_cpu_level_name(desc.cpu));
+        return 77;
+    }
+    if (!ctx) return 2;
     for (int i = 1; i < argc; i++) golden_walk(ctx, argv[i], &totals);
     xd_ctx_destroy(ctx);
     for (int i = 0; i < totals.reason_count; i++)

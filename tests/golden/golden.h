@@ -32,6 +32,8 @@ extern const golden_kind golden_kinds_shard[];
 extern const golden_kind golden_kinds_sequence[]; /* in shard.c */
 extern const golden_kind golden_kinds_classic[];
 extern const golden_kind golden_kinds_xtoken_parts[];
+extern const golden_kind golden_kinds_head[]; /* claimed before golden_kinds_classic */
+extern const golden_kind golden_kinds_uld[];  /* the same */
 extern const golden_kind golden_kinds_align[];
 extern const golden_kind golden_kinds_projection[];
 extern const golden_kind golden_kinds_projection_parts[];

@@ -67,7 +67,10 @@ bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t widt
     job.body = body;
     job.user = user;
     memset(&error, 0, sizeof error);
-    const xd_result result = xd_run_threads(job.tp * job.cp, NULL, sharded_rank, &job, &error);
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.cpu = xd_ctx_settings(golden_ctx(c))->cpu;
+    const xd_result result = xd_run_threads(job.tp * job.cp, &desc, sharded_rank, &job, &error);
     if (result != XD_OK) golden_fail(c, "%s: %s", xd_result_name(result), error.message);
     return result == XD_OK;
 }

@@ -1,0 +1,529 @@
+#!/usr/bin/env python3
+"""xdistill beside PyTorch on the CPU: same memory, same process, interleaved.
+
+    make bench-torch        or      compare.py LIBRARY [-J FILE] [--only NAMES] [--size FACTOR] [--rounds N] [--threads N]
+
+Every row first checks both results against double precision, then picks PyTorch's fastest admissible form (eager and
+compiled), then times blocks A B B A or B A A B by a coin, and prints the median of the per-block ratios, its 95 % interval,
+and the spread of the same comparison of our arm with itself. Rows whose memory exceeds 16 times the last-level cache run
+from memory, the others are "hot". The allocator keeps its memory, so that no arm pays for page faults."""
+
+import argparse
+import ctypes
+import datetime
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456"}
+PAUSE = 0.02  # seconds before each sample: worker threads of the other arm stop spinning meanwhile
+
+
+def restart_with_fair_allocator(threads):
+    wanted = dict(ALLOCATOR, OMP_NUM_THREADS=str(threads))
+    if any(os.environ.get(k) != v for k, v in wanted.items()):
+        os.environ.update(wanted)
+        os.execv(sys.executable, [sys.executable] + sys.argv)
+
+
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("library", help="shim.c as a shared library")
+    p.add_argument("-J", metavar="FILE", help="append the rows to FILE as JSON lines")
+    p.add_argument("--only", default="", help="comma-separated beginnings of row names")
+    p.add_argument("--size", type=float, default=1.0, help="factor on the sizes of the large rows")
+    p.add_argument("--rounds", type=int, default=7)
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--exclusive", action="store_true",
+                   help="timed blocks go before all other work of the machine (SCHED_FIFO, needs root)")
+    p.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    return p.parse_args()
+
+
+ARGS = parse()
+restart_with_fair_allocator(ARGS.threads)
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    print("skipped: needs PyTorch")
+    sys.exit(0)
+
+
+class Shim:
+    """One operation of ours on given memory."""
+
+    library = None
+
+    @classmethod
+    def load(cls, path):
+        cls.library = lib = ctypes.CDLL(os.path.abspath(path))
+        pointer, i64, real, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
+        forms = {
+            "shim_loss": (pointer, integer, integer, i64, i64, pointer, pointer, pointer, pointer, real),
+            "shim_select": (pointer, integer, integer, i64, i64, pointer, i64),
+            "shim_ema": (pointer, integer, i64, integer, pointer, real),
+            "shim_adamw": (pointer, integer, i64, integer, pointer, integer, pointer, real),
+            "shim_norm": (pointer, integer, i64, integer, pointer),
+            "shim_probe": (pointer, integer, i64, ctypes.c_bool),
+            "shim_run": (None, pointer), "shim_close": (None, pointer), "shim_value": (real, pointer),
+            "shim_ids": (None, pointer, pointer), "shim_average": (None, pointer, pointer),
+            "shim_dtype": (integer, ctypes.c_bool), "shim_level": (ctypes.c_char_p,),
+        }
+        for name, (result, *arguments) in forms.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+
+    def __init__(self, kind, *arguments):
+        self.handle = getattr(self.library, "shim_" + kind)(ARGS.threads, *arguments)
+
+    def __call__(self):
+        self.library.shim_run(self.handle)
+
+    def value(self):
+        return self.library.shim_value(self.handle)
+
+    def close(self):
+        self.library.shim_close(self.handle)
+
+
+def dtype_of(tensor):
+    return Shim.library.shim_dtype(tensor.dtype == torch.bfloat16)
+
+
+def compiled(function):
+    """The function under torch.compile, or None when that is left out."""
+    return None if ARGS.no_compile else torch.compile(function, dynamic=False)
+
+
+def distance(x, reference):
+    x, reference = x.double(), reference.double()
+    return float((x - reference).norm() / reference.norm())
+
+
+class Row:
+    """One comparison: `ours` is timed against the fastest of `forms`. Subclasses say what they compute, how many bytes it
+    moves at least, and how far each side is from double precision."""
+
+    limit = 1e-5  # largest relative error of an arm
+
+    def label(self):
+        return self.op + (" " + self.dtype if self.dtype else "") + (" hot" if self.hot() else "")
+
+    def hot(self):
+        return self.footprint < 16 * cache_bytes()
+
+    def close(self):
+        self.ours.close()
+
+
+class Loss(Row):
+    """Value and gradient of a mean loss over rows of logits; the gradient goes to memory of its own."""
+
+    ceiling = "in place"
+
+    def __init__(self, kind, dtype, rows, cols=128256, temperature=1.0):
+        self.op, self.kind, self.temperature = kind + "_fwd_bwd", kind, temperature
+        self.dtype, self.shape = str(dtype).split(".")[1], {"N": rows, "V": cols, "T": temperature}
+        self.limit = 1e-5 if dtype == torch.float32 else 6e-3
+        self.student = torch.empty(rows, cols, dtype=dtype).normal_(0, 4).requires_grad_()
+        self.teacher = None
+        self.gradient = torch.full((rows, cols), float("nan"), dtype=dtype)
+        self.labels = torch.randint(cols, (rows,))
+        if kind == "kl":
+            self.teacher = (self.student.detach() + torch.empty(rows, cols, dtype=dtype).normal_(0, 1)).contiguous()
+        units = 2 if kind == "ce" else 3
+        self.bytes = units * self.student.numel() * self.student.element_size()
+        self.footprint, self.elements = self.bytes, self.student.numel()
+        self.ours = Shim("loss", dtype_of(self.student), rows, cols, self.student.data_ptr(),
+                         self.teacher.data_ptr() if kind == "kl" else None,
+                         self.labels.data_ptr() if kind == "ce" else None, self.gradient.data_ptr(), temperature)
+        self.forms = {}
+        for widen in (False, True) if dtype != torch.float32 else (False,):
+            value = self.value_function(widen)
+            suffix = " .float()" if widen else ""
+            self.forms["eager" + suffix] = self.with_gradient(value)
+            fast = compiled(value)
+            if fast: self.forms["compile" + suffix] = self.with_gradient(fast)
+
+    def value_function(self, widen):
+        tau = self.temperature
+        if self.kind == "ce":
+            return lambda s, t: F.cross_entropy(s.float() if widen else s, t)
+
+        def kl(s, t):
+            if widen: s, t = s.float(), t.float()
+            s, t = F.log_softmax(s / tau, -1), F.log_softmax(t / tau, -1)
+            return F.kl_div(s, t, log_target=True, reduction="batchmean") * tau ** 2
+        return kl
+
+    def with_gradient(self, value):
+        other = self.labels if self.kind == "ce" else self.teacher
+
+        def run():
+            loss = value(self.student, other)
+            return loss, torch.autograd.grad(loss, self.student)[0]
+        return run
+
+    def expected(self, n):
+        student = self.student.detach()[:n].double().requires_grad_()
+        other = self.labels[:n] if self.kind == "ce" else self.teacher[:n].double()
+        loss = self.value_function(False)(student, other)
+        return torch.autograd.grad(loss, student)[0] * (n / self.student.shape[0])
+
+    def check(self, form):
+        n = min(4, self.student.shape[0])
+        expected = self.expected(n)
+        if form is None:
+            self.ours()
+            return distance(self.gradient[:n], expected)
+        return distance(form()[1][:n], expected)
+
+
+class Ema(Row):
+    op, ceiling, decay = "ema", "in place", 0.999
+
+    def __init__(self, dtype, count):
+        self.dtype, self.shape = "f32 of " + str(dtype).split(".")[1], {"P": count}
+        self.live = torch.empty(count, dtype=dtype).normal_()
+        self.ours = Shim("ema", count, dtype_of(self.live), self.live.data_ptr(), self.decay)
+        self.shadow = self.live.float().clone()
+        self.before = self.shadow[:1 << 16].clone()
+        self.live.add_(torch.ones_like(self.live))
+        self.bytes = self.footprint = count * (8 + self.live.element_size())
+        self.elements = count
+        weight = 1 - self.decay
+
+        def lerp(shadow, live):
+            shadow.lerp_(live.float(), weight)
+
+        def multiply(shadow, live):
+            shadow.mul_(self.decay).add_(live, alpha=weight)
+        self.forms = {"lerp_": lambda: lerp(self.shadow, self.live),
+                      "mul_ add_": lambda: multiply(self.shadow, self.live)}
+        fast = compiled(lerp)
+        if fast: self.forms["compile lerp_"] = lambda: fast(self.shadow, self.live)
+
+    def check(self, form):
+        n = self.before.numel()
+        target = self.before.double() + (1 - self.decay) * (self.live[:n].double() - self.before.double())
+        if form is None:
+            self.ours()
+            found = torch.empty_like(self.live, dtype=torch.float32)
+            Shim.library.shim_average(self.ours.handle, found.data_ptr())
+            return distance(found[:n], target)
+        self.shadow[:n] = self.before
+        form()
+        return distance(self.shadow[:n], target)
+
+
+class AdamW(Row):
+    op, dtype, ceiling, decay = "adamw", "float32", "in place", 0.0
+
+    def __init__(self, count):
+        self.shape = {"P": count}
+        self.value = torch.empty(count).normal_()
+        self.gradient = torch.empty(count).normal_()
+        self.parameter = torch.nn.Parameter(self.value.clone())
+        self.parameter.grad = self.gradient
+        self.start = self.value[:1 << 16].clone()
+        self.shadow = self.value.clone() if self.decay else None
+        self.bytes = count * (36 if self.decay else 28)
+        self.footprint, self.elements = count * (20 if self.decay else 16), count
+        self.ours = Shim("adamw", count, dtype_of(self.value), self.value.data_ptr(), dtype_of(self.gradient),
+                         self.gradient.data_ptr(), self.decay)
+        self.forms = {}
+        for name, options in (("fused", {"fused": True}), ("foreach", {"foreach": True})):
+            optimizer = torch.optim.AdamW([self.parameter], **options)
+            self.forms[name] = self.step(optimizer.step)
+        fast = compiled(torch.optim.AdamW([self.parameter], foreach=True).step)
+        if fast: self.forms["compile"] = self.step(fast)
+
+    def step(self, step):
+        return step
+
+    def check(self, form):
+        n, start, g = self.start.numel(), self.start.double(), self.gradient[:self.start.numel()].double()
+        expected = start * (1 - 1e-5) - 1e-3 * g / (g.abs() + 1e-8)
+        with torch.no_grad():
+            self.parameter[:n] = self.start
+        (form or self.ours)()
+        found = self.parameter.detach()[:n] if form else self.value[:n]
+        return distance(found - self.start, expected - start)
+
+    limit = 1e-4  # of the difference that the first step makes
+
+
+class AdamWEma(AdamW):
+    """One pass of ours against PyTorch's two."""
+
+    op, decay = "adamw+ema", 0.999
+
+    def __init__(self, count):
+        self.averages = [lambda s, p: s.lerp_(p, 1 - 0.999)]
+        fast = compiled(self.averages[0])
+        if fast: self.averages.append(fast)
+        super().__init__(count)
+        self.forms = {name + " + " + ("compile " if i else "") + "lerp_": self.both(form, average)
+                      for name, form in self.forms.items() for i, average in enumerate(self.averages)}
+
+    def both(self, step, average):
+        def run():
+            step()
+            with torch.no_grad():
+                average(self.shadow, self.parameter)
+        return run
+
+
+class Norm(Row):
+    op, ceiling = "grad_norm", "read"
+
+    def __init__(self, dtype, count):
+        self.dtype, self.shape = str(dtype).split(".")[1], {"P": count}
+        self.gradient = torch.empty(count, dtype=dtype).normal_()
+        self.bytes = self.footprint = count * self.gradient.element_size()
+        self.elements = count
+        self.ours = Shim("norm", count, dtype_of(self.gradient), self.gradient.data_ptr())
+        self.expected = sum(float(part.double().square().sum()) for part in self.gradient.split(1 << 22)) ** 0.5
+        self.limit = 1e-3 if dtype == torch.float32 else 1e-2
+        self.forms = {"vector_norm": lambda: torch.linalg.vector_norm(self.gradient),
+                      "get_total_norm": lambda: torch.nn.utils.get_total_norm([self.gradient]),
+                      "_foreach_norm": lambda: torch._foreach_norm([self.gradient])[0]}
+        if dtype != torch.float32:
+            self.forms["float().norm()"] = lambda: self.gradient.float().norm()
+        fast = compiled(lambda x: torch.linalg.vector_norm(x.float()))
+        if fast: self.forms["compile vector_norm"] = lambda: fast(self.gradient)
+
+    def check(self, form):
+        if form: return abs(float(form()) / self.expected - 1)
+        self.ours()
+        return abs(self.ours.value() ** 0.5 / self.expected - 1)
+
+
+class Select(Row):
+    op, dtype, ceiling, limit = "select", "float32", None, 0.0
+
+    def __init__(self, rows, cols=50000, k=8192):
+        self.shape = {"N": rows, "V": cols, "K": k}
+        self.data, self.k = torch.randn(rows, cols), k
+        self.bytes = self.footprint = self.data.numel() * 4 + rows * k * 12
+        self.elements = self.data.numel()
+        self.ours = Shim("select", dtype_of(self.data), rows, cols, self.data.data_ptr(), k)
+        self.forms = {"topk": lambda: torch.topk(self.data, k), "sort": lambda: torch.sort(self.data, descending=True)}
+
+    def check(self, form):
+        expected = torch.topk(self.data, self.k).values
+        if form: return distance(form()[0][:, :self.k], expected)
+        self.ours()
+        ids = torch.empty(self.data.shape[0], self.k, dtype=torch.int64)
+        Shim.library.shim_ids(self.ours.handle, ids.data_ptr())
+        return distance(self.data.gather(1, ids), expected)
+
+
+def rows():
+    """Sizes: the large rows come to at least 16 times a cache of 32 MiB, the small ones stay in it."""
+    s, bf16, f32 = ARGS.size, torch.bfloat16, torch.float32
+    n = lambda count: max(1 << 12, int(count * s) // 4096 * 4096)
+    return [
+        ("ce_bf16", lambda: Loss("ce", bf16, max(16, int(1024 * s)))),
+        ("ce_f32", lambda: Loss("ce", f32, max(16, int(512 * s)))),
+        ("kl_bf16", lambda: Loss("kl", bf16, max(16, int(768 * s)), temperature=2.0)),
+        ("kl_f32", lambda: Loss("kl", f32, max(16, int(384 * s)), temperature=2.0)),
+        ("ema_bf16", lambda: Ema(bf16, n(96 << 20))),
+        ("ema_f32", lambda: Ema(f32, n(80 << 20))),
+        ("adamw", lambda: AdamW(n(40 << 20))),
+        ("both", lambda: AdamWEma(n(40 << 20))),
+        ("norm_f32", lambda: Norm(f32, n(160 << 20))),
+        ("norm_bf16", lambda: Norm(bf16, n(320 << 20))),
+        ("select", lambda: Select(64)),
+        ("hot_ce_bf16", lambda: Loss("ce", bf16, 16)),
+        ("hot_ce_f32", lambda: Loss("ce", f32, 16)),
+        ("hot_kl_bf16", lambda: Loss("kl", bf16, 16, temperature=2.0)),
+        ("hot_kl_f32", lambda: Loss("kl", f32, 16, temperature=2.0)),
+        ("hot_ema_bf16", lambda: Ema(bf16, 1 << 20)),
+        ("hot_adamw", lambda: AdamW(1 << 20)),
+        ("hot_both", lambda: AdamWEma(1 << 20)),
+        ("hot_norm_f32", lambda: Norm(f32, 4 << 20)),
+        ("hot_norm_bf16", lambda: Norm(bf16, 4 << 20)),
+    ]
+
+
+def prefer(first):
+    """Puts all threads of the process before everything else on the machine, or back among the others."""
+    if not ARGS.exclusive: return
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setscheduler(int(thread), os.SCHED_FIFO if first else os.SCHED_OTHER, os.sched_param(1 if first else 0))
+
+
+def sample(function, calls=1):
+    """Seconds of one call, and the processor time that the process took for it, per thread."""
+    time.sleep(PAUSE)
+    cpu, begin = time.process_time(), time.perf_counter()
+    for _ in range(calls): function()
+    wall = time.perf_counter() - begin
+    return wall / calls, (time.process_time() - cpu) / ARGS.threads / wall
+
+
+def calls_for(function):
+    """Calls that fill a few milliseconds: what runs hot must find its data where the call before left them."""
+    return max(1, int(0.005 / statistics.median(sample(function)[0] for _ in range(3))))
+
+
+def warm_up(function):
+    begin, calls = time.perf_counter(), 0
+    while calls < 3 or (time.perf_counter() - begin < 0.2 and calls < 10):
+        function()
+        calls += 1
+
+
+def pick(row):
+    """PyTorch's fastest form whose result is as good as the row asks; and every form's milliseconds and error."""
+    seen = {}
+    for name, form in row.forms.items():
+        error = row.check(form)
+        warm_up(form)
+        seen[name] = {"ms": statistics.median(sample(form)[0] for _ in range(5)) * 1e3, "error": error}
+    admissible = [name for name in seen if seen[name]["error"] <= row.limit] or list(seen)
+    return min(admissible, key=lambda name: seen[name]["ms"]), seen
+
+
+class Probe:
+    """Rate of plain reading or of changing in place, with all threads, over buffers of a row's size."""
+
+    def __init__(self, kind, size):
+        self.shim = Shim("probe", size, kind == "in place")
+        self.bytes = size * (2 if kind == "in place" else 1)
+        self.calls = calls_for(self.shim)
+
+    def rate(self):
+        return self.bytes / sample(self.shim, self.calls)[0]
+
+
+def interleave(a, b, rounds, probe=None):
+    """Samples of both arms in blocks of ABBA or BAAB; of every block the ratio b / a and the probe's rate."""
+    arms, times, ratios, rates, shares = {"a": (a, calls_for(a)), "b": (b, calls_for(b))}, [], [], [], []
+    for _ in range(rounds):
+        block = {"a": [], "b": []}
+        for arm in random.choice(("abba", "baab")):
+            seconds, share = sample(*arms[arm])
+            block[arm].append(seconds)
+            shares.append(share)
+        times.append(block)
+        ratios.append(sum(block["b"]) / sum(block["a"]))
+        if probe: rates.append(probe.rate())
+    return times, ratios, rates, statistics.median(shares)
+
+
+def bootstrap(values, draws=2000):
+    medians = sorted(statistics.median(random.choices(values, k=len(values))) for _ in range(draws))
+    return medians[draws // 40], medians[-draws // 40]
+
+
+def percentile(values, share):
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def summary(blocks, arm):
+    ms = [1e3 * t for block in blocks for t in block[arm]]
+    return {"median": round(statistics.median(ms), 5), "p10": round(percentile(ms, 0.1), 5),
+            "p90": round(percentile(ms, 0.9), 5), "samples": len(ms), "rounds": len(blocks)}
+
+
+def measure(row, device):
+    error = row.check(None)
+    form, forms = pick(row)
+    warm_up(row.ours)
+    prefer(True)
+    probe = Probe(row.ceiling, row.footprint) if row.ceiling else None
+    blocks, ratios, rates, share = interleave(row.ours, row.forms[form], ARGS.rounds, probe)
+    same = interleave(row.ours, row.ours, ARGS.rounds)[1]
+    prefer(False)
+    low, high = bootstrap(ratios)
+    ours = summary(blocks, "a")
+    seconds = ours["median"] * 1e-3
+    line = {
+        "schema": "xdistill-bench/1", "op": row.op, "variant": "hot" if row.hot() else "", "shape": row.shape,
+        "dtype_in": row.dtype, "arm": "xdistill", "mode": "as_used", "ms": ours, "reference_ms": summary(blocks, "b"),
+        "ratio": {"vs": "torch " + torch.__version__ + " " + form, "median": round(statistics.median(ratios), 4),
+                  "ci_lo": round(low, 4), "ci_hi": round(high, 4), "aa_spread": round(max(same) - min(same), 4)},
+        "achieved": {"GBps_min": round(row.bytes / seconds * 1e-9, 2), "Gelem_s": round(row.elements / seconds * 1e-9, 3)},
+        "check": {"rel_l2": error, "limit": row.limit, "oracle": "float64", "pass": error <= row.limit},
+        "forms": forms, "exclusive": ARGS.exclusive, "cpu_share": round(share, 3), "device": device,
+    }
+    if probe:
+        rate = statistics.median(rates)
+        scores = [2 * row.bytes / r / sum(block["a"]) for r, block in zip(rates, blocks)]
+        line["roof"] = {"min_bytes": row.bytes, "bound": "bytes", "floor_ms": round(row.bytes / rate * 1e3, 5),
+                        "ceiling_name": row.ceiling, "ceiling_value": rate, "score": round(statistics.median(scores), 4)}
+        probe.shim.close()
+    return line
+
+
+def output_of(*command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def read_line(path, prefix=""):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return next((line.split(":", 1)[-1].strip() for line in file if line.startswith(prefix)), "unknown")
+    except OSError:
+        return "unknown"
+
+
+def cache_bytes():
+    """Of the last level, as the system reports it."""
+    text = read_line("/sys/devices/system/cpu/cpu0/cache/index3/size")
+    return int(text[:-1]) * 1024 if text.endswith("K") else 32 << 20
+
+
+def describe_device():
+    return {
+        "cpu": read_line("/proc/cpuinfo", "model name"), "family": read_line("/proc/cpuinfo", "cpu family"),
+        "model": read_line("/proc/cpuinfo", "model\t"), "stepping": read_line("/proc/cpuinfo", "stepping"),
+        "isa": Shim.library.shim_level().decode(), "threads": ARGS.threads, "cores": os.cpu_count(),
+        "llc_bytes": cache_bytes(), "huge_pages": read_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "compiler": output_of("cc", "--version").splitlines()[0], "flags": "-O2", "os": os.uname().release,
+        "commit": output_of("git", "rev-parse", "HEAD"), "dirty": output_of("git", "status", "--porcelain") != "unknown",
+        "torch": torch.__version__, "torch_isa": torch.backends.cpu.get_cpu_capability(), "allocator": ALLOCATOR,
+        "utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def main():
+    Shim.load(ARGS.library)
+    torch.set_num_threads(ARGS.threads)
+    torch.manual_seed(1)
+    random.seed(1)
+    device, wrong = describe_device(), 0
+    only = [name for name in ARGS.only.split(",") if name]
+    print(f"# xdistill ({device['isa']}) beside PyTorch {torch.__version__}, {ARGS.threads} threads each, {device['cpu']}, "
+          f"git {device['commit'][:12]}")
+    print(f"# {'op':<26}{'ours ms':>10}{'torch ms':>10}{'GB/s':>8}{'score':>7}{'ratio':>8}  {'95 %':<15}{'A/A':>6}"
+          f"{'cpu':>6}{'error':>9}  form")
+    for name, make in rows():
+        if only and not any(name.startswith(o) for o in only): continue
+        row = make()
+        line = measure(row, device)
+        r, score = line["ratio"], line.get("roof", {}).get("score", float("nan"))
+        print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['reference_ms']['median']:>10.3f}"
+              f"{line['achieved']['GBps_min']:>8.1f}{score:>7.2f}{r['median']:>8.2f}  "
+              f"{'%.2f-%.2f' % (r['ci_lo'], r['ci_hi']):<15}{r['aa_spread']:>6.2f}{line['cpu_share']:>6.2f}"
+              f"{line['check']['rel_l2']:>9.1e}  {r['vs'].split(' ', 2)[2]}", flush=True)
+        if not line["check"]["pass"]: wrong += 1
+        if ARGS.J:
+            with open(ARGS.J, "a", encoding="utf-8") as file: file.write(json.dumps(line) + "\n")
+        row.close()
+        del row
+    print(f"# wrong results: {wrong}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,354 @@
+/* The library behind a handful of C calls, for bench/torch/compare.py: every operation cut over a few
+ * threads, each with a context of its own, on memory that the caller gives. Built into a shared library by
+ * `make bench-torch`. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SHIM_THREADS = 16, SHIM_LOOKS = 2000 };
+
+typedef struct shim shim;
+typedef struct shim_part shim_part;
+
+/* One thread's share of an operation. */
+struct shim_part {
+    shim *owner;
+    xd_ctx *ctx;
+    void (*run)(shim_part *part);
+    xd_result result;
+    int64_t rows, cols, k; /* losses and selections */
+    xd_vocab *vocab;
+    xd_loss_desc loss;
+    xd_param param; /* optimizer, average, norm */
+    xd_optimizer *optimizer;
+    xd_ema *ema;
+    bool together; /* optimizer and average in one pass */
+    double value;  /* this part's loss or norm */
+    double *top;
+    int64_t *ids;
+    void *probe; /* rows of 64 bytes */
+};
+
+/* An operation, and the threads that run it: the caller is the first of them. */
+struct shim {
+    int threads;
+    shim_part parts[SHIM_THREADS];
+    pthread_t workers[SHIM_THREADS];
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done;
+    int64_t round; /* raised by one for each run; -1: leave */
+    int64_t busy;
+};
+
+/* ---- threads ---- */
+
+/* Looks for a while before a thread goes to sleep, as the workers of OpenMP do. */
+static bool shim_looks(const int64_t *value, int64_t unwanted) {
+    for (int i = 0; i < SHIM_LOOKS; i++) {
+        if (__atomic_load_n(value, __ATOMIC_ACQUIRE) != unwanted) return true;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    return false;
+}
+
+static void *shim_work(void *argument) {
+    shim_part *part = (shim_part *)argument;
+    shim *s = part->owner;
+    int64_t seen = 0;
+    for (;;) {
+        if (!shim_looks(&s->round, seen)) {
+            pthread_mutex_lock(&s->lock);
+            while (s->round == seen) pthread_cond_wait(&s->wake, &s->lock);
+            pthread_mutex_unlock(&s->lock);
+        }
+        seen = __atomic_load_n(&s->round, __ATOMIC_ACQUIRE);
+        if (seen < 0) return NULL;
+        part->run(part);
+        pthread_mutex_lock(&s->lock);
+        __atomic_store_n(&s->busy, s->busy - 1, __ATOMIC_RELEASE);
+        if (s->busy == 0) pthread_cond_signal(&s->done);
+        pthread_mutex_unlock(&s->lock);
+    }
+}
+
+static shim *shim_open(int threads, void (*run)(shim_part *part)) {
+    shim *s = (shim *)calloc(1, sizeof *s);
+    if (!s || threads < 1 || threads > SHIM_THREADS) exit(2);
+    s->threads = threads;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->wake, NULL);
+    pthread_cond_init(&s->done, NULL);
+    for (int i = 0; i < threads; i++) {
+        s->parts[i].owner = s;
+        s->parts[i].run = run;
+        if (xd_ctx_create(NULL, &s->parts[i].ctx) != XD_OK) exit(2);
+    }
+    for (int i = 1; i < threads; i++)
+        if (pthread_create(&s->workers[i], NULL, shim_work, &s->parts[i]) != 0) exit(2);
+    return s;
+}
+
+static void shim_check(const shim_part *part) {
+    if (part->result == XD_OK) return;
+    fprintf(stderr, "%s: %s\n", xd_result_name(part->result), xd_last_error(part->ctx)->message);
+    exit(2);
+}
+
+void shim_run(shim *s) {
+    pthread_mutex_lock(&s->lock);
+    s->busy = s->threads - 1;
+    __atomic_store_n(&s->round, s->round + 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    s->parts[0].run(&s->parts[0]);
+    for (int64_t left = s->threads - 1; left > 0 && shim_looks(&s->busy, left); left--) continue;
+    pthread_mutex_lock(&s->lock);
+    while (s->busy > 0) pthread_cond_wait(&s->done, &s->lock);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 0; i < s->threads; i++) shim_check(&s->parts[i]);
+}
+
+void shim_close(shim *s) {
+    pthread_mutex_lock(&s->lock);
+    __atomic_store_n(&s->round, -1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    for (int i = 1; i < s->threads; i++) pthread_join(s->workers[i], NULL);
+    for (int i = 0; i < s->threads; i++) {
+        shim_part *part = &s->parts[i];
+        xd_ema_destroy(part->ema);
+        xd_optimizer_destroy(part->optimizer);
+        xd_vocab_destroy(part->vocab);
+        free(part->loss.workspace);
+        free(part->top);
+        free(part->ids);
+        free(part->probe);
+        xd_ctx_destroy(part->ctx);
+    }
+    free(s);
+}
+
+/* Part i of n items begins here; a multiple of 16 elements, so that parts do not share cache lines. */
+static int64_t shim_cut(int64_t n, int threads, int i) {
+    return i == threads ? n : n / threads * i / 16 * 16;
+}
+
+static char *shim_at(void *data, xd_dtype dtype, int64_t index) {
+    return data ? (char *)data + (size_t)index * xd_dtype_size(dtype) : NULL;
+}
+
+/* ---- losses ---- */
+
+static void shim_run_loss(shim_part *part) {
+    xd_loss_values values;
+    part->result = xd_loss(part->ctx, &part->loss, &values);
+    part->value = values.loss;
+}
+
+/* Cross entropy where there are labels, KL where there is a teacher; mean over rows; dtype as XD_DTYPE_*. */
+shim *shim_loss(int threads, int dtype, int64_t rows, int64_t cols, void *student, void *teacher,
+                const int64_t *labels, void *gradient, double temperature) {
+    shim *s = shim_open(threads, shim_run_loss);
+    for (int i = 0; i < threads; i++) {
+        shim_part *part = &s->parts[i];
+        xd_loss_desc *d = &part->loss;
+        const int64_t begin = rows * i / threads, end = rows * (i + 1) / threads;
+        xd_rows matrix = { NULL, (xd_dtype)dtype, end - begin, cols, 0 };
+        part->result = xd_vocab_create(part->ctx, NULL, 0, cols, cols, &part->vocab);
+        shim_check(part);
+        d->vocab = part->vocab;
+        matrix.data = shim_at(student, matrix.dtype, begin * cols);
+        d->student = matrix;
+        matrix.data = shim_at(gradient, matrix.dtype, begin * cols);
+        d->gradient = matrix;
+        matrix.data = shim_at(teacher, matrix.dtype, begin * cols);
+        if (teacher) d->teacher = matrix;
+        if (labels) d->labels = labels + begin;
+        d->temperature = temperature;
+        d->denominator_value = (double)rows;
+        d->workspace_bytes = xd_loss_workspace_bytes(d);
+        d->workspace = malloc(d->workspace_bytes);
+        if (!d->workspace) exit(2);
+    }
+    return s;
+}
+
+/* ---- selection ---- */
+
+static void shim_run_select(shim_part *part) {
+    part->result = xd_vocab_topk(part->ctx, part->vocab, part->loss.student, part->k, part->top, part->ids);
+}
+
+/* The k largest of every row. */
+shim *shim_select(int threads, int dtype, int64_t rows, int64_t cols, void *data, int64_t k) {
+    shim *s = shim_open(threads, shim_run_select);
+    for (int i = 0; i < threads; i++) {
+        shim_part *part = &s->parts[i];
+        const int64_t begin = rows * i / threads, end = rows * (i + 1) / threads;
+        const xd_rows matrix = { shim_at(data, (xd_dtype)dtype, begin * cols), (xd_dtype)dtype, end - begin,
+                                 cols, 0 };
+        part->result = xd_vocab_create(part->ctx, NULL, 0, cols, cols, &part->vocab);
+        shim_check(part);
+        part->loss.student = matrix;
+        part->k = k;
+        part->rows = end - begin;
+        part->top = (double *)malloc((size_t)(part->rows * k) * sizeof *part->top);
+        part->ids = (int64_t *)malloc((size_t)(part->rows * k) * sizeof *part->ids);
+        if (!part->top || !part->ids) exit(2);
+    }
+    return s;
+}
+
+/* Ids of all rows in order. */
+void shim_ids(const shim *s, int64_t *ids) {
+    for (int i = 0; i < s->threads; i++) {
+        const int64_t n = s->parts[i].rows * s->parts[i].k;
+        memcpy(ids, s->parts[i].ids, (size_t)n * sizeof *ids);
+        ids += n;
+    }
+}
+
+/* ---- parameters ---- */
+
+static void shim_param(shim_part *part, int i, int64_t count, int dtype, void *value, int gradient_dtype,
+                       void *gradient) {
+    const int threads = part->owner->threads;
+    const int64_t begin = shim_cut(count, threads, i);
+    part->param.name = "weight";
+    part->param.dtype = (xd_dtype)dtype;
+    part->param.gradient_dtype = (xd_dtype)gradient_dtype;
+    part->param.value = shim_at(value, (xd_dtype)dtype, begin);
+    part->param.gradient = shim_at(gradient, (xd_dtype)gradient_dtype, begin);
+    part->param.count = shim_cut(count, threads, i + 1) - begin;
+}
+
+static void shim_make_ema(shim_part *part, double decay) {
+    xd_ema_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.decay = decay;
+    desc.init_from_current = true;
+    part->result = xd_ema_create(part->ctx, &part->param, 1, &desc, &part->ema);
+    shim_check(part);
+}
+
+static void shim_run_ema(shim_part *part) {
+    part->result = xd_ema_update(part->ema, XD_EMA_NEXT, NULL);
+}
+
+/* An f32 average of count values, which begins as they are. */
+shim *shim_ema(int threads, int64_t count, int dtype, void *value, double decay) {
+    shim *s = shim_open(threads, shim_run_ema);
+    for (int i = 0; i < threads; i++) {
+        shim_param(&s->parts[i], i, count, dtype, value, XD_DTYPE_F32, NULL);
+        shim_make_ema(&s->parts[i], decay);
+    }
+    return s;
+}
+
+static void shim_run_adamw(shim_part *part) {
+    xd_optimizer_step_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (part->together) desc.ema = part->ema;
+    part->result = xd_optimizer_step(part->optimizer, &desc, NULL);
+}
+
+/* AdamW as PyTorch's defaults have it; decay 0 -> without an average. */
+shim *shim_adamw(int threads, int64_t count, int dtype, void *value, int gradient_dtype, void *gradient,
+                 double decay) {
+    shim *s = shim_open(threads, shim_run_adamw);
+    for (int i = 0; i < threads; i++) {
+        shim_part *part = &s->parts[i];
+        xd_optimizer_desc desc;
+        memset(&desc, 0, sizeof desc);
+        shim_param(part, i, count, dtype, value, gradient_dtype, gradient);
+        desc.params = &part->param;
+        desc.param_count = 1;
+        part->result = xd_optimizer_create(part->ctx, &desc, &part->optimizer);
+        shim_check(part);
+        part->together = decay > 0.0;
+        if (part->together) shim_make_ema(part, decay);
+    }
+    return s;
+}
+
+/* Copies the average's elements out. */
+void shim_average(const shim *s, float *out) {
+    for (int i = 0; i < s->threads; i++) {
+        const xd_param shadow = xd_ema_view(s->parts[i].ema, 0);
+        memcpy(out, shadow.value, (size_t)shadow.count * sizeof *out);
+        out += shadow.count;
+    }
+}
+
+static void shim_run_norm(shim_part *part) {
+    xd_gradient_norm_desc desc;
+    xd_gradient_norm norm;
+    memset(&desc, 0, sizeof desc);
+    desc.params = &part->param;
+    desc.param_count = 1;
+    part->result = xd_gradient_norm_compute(part->ctx, NULL, &desc, &norm);
+    part->value = norm.norm * norm.norm;
+}
+
+shim *shim_norm(int threads, int64_t count, int dtype, void *gradient) {
+    shim *s = shim_open(threads, shim_run_norm);
+    for (int i = 0; i < threads; i++) shim_param(&s->parts[i], i, count, XD_DTYPE_F32, NULL, dtype, gradient);
+    return s;
+}
+
+/* Sum of what the parts of the last run gave: the loss, or the squared norm. */
+double shim_value(const shim *s) {
+    double sum = 0.0;
+    for (int i = 0; i < s->threads; i++) sum += s->parts[i].value;
+    return sum;
+}
+
+/* ---- ceilings ---- */
+
+typedef uint64_t shim_words __attribute__((vector_size(64)));
+typedef float shim_floats __attribute__((vector_size(64)));
+
+static void shim_run_read(shim_part *part) {
+    const shim_words *x = (const shim_words *)part->probe;
+    shim_words a = { 0 }, b = { 0 };
+    for (int64_t i = 0; i + 2 <= part->rows; i += 2) {
+        a += x[i];
+        b += x[i + 1];
+    }
+    a += b;
+    part->value = (double)a[0];
+}
+
+static void shim_run_in_place(shim_part *part) {
+    shim_floats *x = (shim_floats *)part->probe;
+    for (int64_t i = 0; i < part->rows; i++) x[i] = x[i] * 0.999f + 1e-3f;
+}
+
+/* Rate probes over `bytes` in all: in place (each byte counts twice), or read only. */
+shim *shim_probe(int threads, int64_t bytes, bool in_place) {
+    shim *s = shim_open(threads, in_place ? shim_run_in_place : shim_run_read);
+    for (int i = 0; i < threads; i++) {
+        shim_part *part = &s->parts[i];
+        part->rows = bytes / 64 / threads;
+        if (posix_memalign(&part->probe, 64, (size_t)part->rows * 64) != 0) exit(2);
+        memset(part->probe, 0, (size_t)part->rows * 64);
+    }
+    return s;
+}
+
+/* What callers pass as a dtype: bf16, or else f32. */
+int shim_dtype(bool narrow) {
+    return narrow ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+}
+
+/* Name of the CPU level that contexts take by default. */
+const char *shim_level(void) {
+    return xd_cpu_level_name(xd_cpu_best());
+}

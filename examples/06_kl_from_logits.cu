@@ -1,0 +1,49 @@
+/* KL divergence between a teacher's and a student's next-token distributions, and its gradient, on a GPU.
+ *
+ *     nvcc -O2 -arch=sm_90 examples/06_kl_from_logits.cu xdistill_cuda.cu -o kl
+ *
+ * The gradient replaces the student's logits, so the loss takes no memory of the size of the logits. Nothing waits for
+ * the GPU until xd_read. */
+#define XDISTILL_IMPLEMENTATION
+#include "../xdistill.h"
+
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { POSITIONS = 64, VOCABULARY = 4000 };
+
+int main(void) {
+    const size_t count = (size_t)POSITIONS * VOCABULARY, bytes = count * sizeof(float);
+    float *logits = (float *)malloc(2 * bytes), *device = NULL;
+    xd_loss_values *values = NULL, out;
+    xd_status *status = NULL;
+    for (size_t i = 0; i < 2 * count; i++) logits[i] = sinf(0.001f * (float)i) * (i < count ? 3.0f : 4.0f);
+    if (cudaMalloc((void **)&device, 2 * bytes) || cudaMalloc((void **)&values, sizeof *values) ||
+        cudaMalloc((void **)&status, sizeof *status))
+        return printf("there is no GPU, or no room on it\n"), 0;
+    cudaMemcpy(device, logits, 2 * bytes, cudaMemcpyHostToDevice);
+    cudaMemset(status, 0, sizeof *status);
+
+    xd_ctx *ctx = NULL;
+    xd_cuda *gpu = NULL;
+    xd_vocab *vocab = NULL;
+    xd_loss_desc desc = {};
+    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
+    bool ok = xd_cuda_create(ctx, NULL, &gpu) == XD_OK && xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab) == XD_OK;
+    desc.student = { device, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
+    desc.teacher = { device + count, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
+    desc.gradient = desc.student; /* in place */
+    desc.temperature = 2.0;
+    desc.vocab = vocab;
+    desc.status = status;
+    ok = ok && xd_loss(ctx, &desc, values) == XD_OK && xd_read(ctx, &out, values, sizeof out) == XD_OK;
+    if (ok) printf("KL over %d positions: %.6f nats\n", (int)POSITIONS, out.loss);
+    if (!ok) printf("%s\n", xd_last_error(ctx)->message);
+    xd_vocab_destroy(vocab);
+    xd_cuda_destroy(gpu);
+    xd_ctx_destroy(ctx);
+    cudaFree(status), cudaFree(values), cudaFree(device), free(logits);
+    return ok ? 0 : 1;
+}

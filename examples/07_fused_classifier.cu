@@ -1,0 +1,111 @@
+/* A drop-in for trainers in the manner of llm.c: cross entropy and its gradient in place, one call a micro-batch.
+ *
+ *     nvcc -O2 -arch=sm_90 examples/07_fused_classifier.cu xdistill_cuda.cu -o classifier
+ *
+ * fused_classifier has the argument list that such trainers have already; what the library needs beside it is made once,
+ * by classifier_create. main compares it with a plain loop. */
+#define XDISTILL_IMPLEMENTATION
+#include "../xdistill.h"
+
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the function: 50 lines ---- */
+
+typedef struct classifier {
+    xd_ctx *ctx;
+    xd_cuda *gpu;
+    xd_vocab *vocab;
+    int64_t *labels; /* on the device, like all below */
+    void *workspace;
+    size_t workspace_bytes;
+    xd_loss_values *values;
+    xd_status *status;
+} classifier;
+
+static bool classifier_create(classifier *c, int rows, int vocabulary) {
+    memset(c, 0, sizeof *c);
+    c->workspace_bytes = (size_t)rows * 2048 + 65536;
+    return xd_ctx_create(NULL, &c->ctx) == XD_OK && xd_cuda_create(c->ctx, NULL, &c->gpu) == XD_OK &&
+           xd_vocab_create_even(c->ctx, NULL, vocabulary, &c->vocab) == XD_OK &&
+           cudaMalloc((void **)&c->labels, (size_t)rows * sizeof *c->labels) == cudaSuccess &&
+           cudaMalloc((void **)&c->workspace, c->workspace_bytes) == cudaSuccess &&
+           cudaMalloc((void **)&c->values, sizeof *c->values) == cudaSuccess &&
+           cudaMalloc((void **)&c->status, sizeof *c->status) == cudaSuccess &&
+           cudaMemset(c->status, 0, sizeof *c->status) == cudaSuccess;
+}
+
+static void classifier_destroy(classifier *c) {
+    cudaFree(c->status), cudaFree(c->values), cudaFree(c->workspace), cudaFree(c->labels);
+    xd_vocab_destroy(c->vocab);
+    xd_cuda_destroy(c->gpu);
+    xd_ctx_destroy(c->ctx);
+}
+
+/* logits [B * T, P], V of them true; losses [B * T] receives the loss of each row, logits dloss times their gradient. */
+static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float *losses, float dloss, const int *targets,
+                             int B, int T, int V, int P, bool write_dlogits, cudaStream_t stream) {
+    xd_loss_desc desc = {};
+    xd_ctx_set_stream(c->ctx, stream);
+    const xd_launch launch = xd_ctx_launch(c->ctx);
+    const xd_cast_array cast = { c->labels, targets, (int64_t)B * T, XD_DTYPE_I64, XD_DTYPE_I32 };
+    if (xd_ctx_kernels(c->ctx).optimizer.cast(&launch, &cast, 1) != XD_OK) return false;
+    desc.student = { logits, dtype, (int64_t)B * T, V, P };
+    if (write_dlogits) desc.gradient = { logits, dtype, (int64_t)B * T, P, P }; /* the padding becomes zero */
+    desc.labels = c->labels;
+    desc.vocab = c->vocab;
+    desc.row_loss = losses;
+    desc.denominator_value = 1.0 / (double)dloss;
+    desc.status = c->status;
+    desc.workspace = c->workspace;
+    desc.workspace_bytes = c->workspace_bytes;
+    return xd_loss(c->ctx, &desc, c->values) == XD_OK;
+}
+
+/* ---- the comparison ---- */
+
+enum { B = 4, T = 9, V = 301, P = 304, ROWS = B * T };
+
+/* The largest error of losses and gradients against double arithmetic. */
+static double worst_error(const float *before, const int *targets, float dloss, const float *losses, const float *after) {
+    double worst = 0.0;
+    for (int r = 0; r < ROWS; r++) {
+        double max = -HUGE_VAL, sum = 0.0;
+        for (int v = 0; v < V; v++) max = fmax(max, before[r * P + v]);
+        for (int v = 0; v < V; v++) sum += exp(before[r * P + v] - max);
+        worst = fmax(worst, fabs(losses[r] - (log(sum) + max - before[r * P + targets[r]])));
+        for (int v = 0; v < P; v++) {
+            const double p = v < V ? exp(before[r * P + v] - max) / sum : 0.0;
+            worst = fmax(worst, fabs(after[r * P + v] - dloss * (p - (v == targets[r] ? 1.0 : 0.0))));
+        }
+    }
+    return worst;
+}
+
+int main(void) {
+    static float before[ROWS * P], after[ROWS * P], losses[ROWS];
+    int targets[ROWS], *d_targets = NULL;
+    float *d_logits = NULL, *d_losses = NULL;
+    classifier c;
+    const float dloss = 1.0f / ROWS;
+    for (int i = 0; i < ROWS * P; i++) before[i] = 5.0f * sinf(0.37f * (float)i);
+    for (int r = 0; r < ROWS; r++) targets[r] = (7 * r) % V;
+    if (cudaMalloc((void **)&d_logits, sizeof before) || cudaMalloc((void **)&d_losses, sizeof losses) ||
+        cudaMalloc((void **)&d_targets, sizeof targets))
+        return printf("there is no GPU, or no room on it\n"), 0;
+    cudaMemcpy(d_logits, before, sizeof before, cudaMemcpyHostToDevice);
+    cudaMemcpy(d_targets, targets, sizeof targets, cudaMemcpyHostToDevice);
+    const bool ok = classifier_create(&c, ROWS, V) &&
+                    fused_classifier(&c, d_logits, XD_DTYPE_F32, d_losses, dloss, d_targets, B, T, V, P, true, NULL);
+    cudaMemcpy(after, d_logits, sizeof after, cudaMemcpyDeviceToHost);
+    cudaMemcpy(losses, d_losses, sizeof losses, cudaMemcpyDeviceToHost);
+    const double worst = ok ? worst_error(before, targets, dloss, losses, after) : HUGE_VAL;
+    printf("largest error against a plain loop: %.2g\n", worst);
+    if (!ok && c.ctx) printf("%s\n", xd_last_error(c.ctx)->message);
+    classifier_destroy(&c);
+    cudaFree(d_targets), cudaFree(d_losses), cudaFree(d_logits);
+    return worst < 1e-5 ? 0 : 1;
+}

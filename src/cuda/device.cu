@@ -1,0 +1,121 @@
+/* Memory of the device and the order of work on it: the xd_device_ops of the table. */
+
+#include <time.h>
+
+static void *xdi_cuda_allocate_plain(void *user, size_t bytes) {
+    (void)user;
+    void *memory = NULL;
+    if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
+    cudaGetLastError(); /* "no room" is told by NULL */
+    return NULL;
+}
+
+static void xdi_cuda_release_plain(void *user, void *memory) {
+    (void)user;
+    cudaFree(memory);
+}
+
+static void *xdi_cuda_allocate(xd_ctx *ctx, size_t bytes) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (scope.result != XD_OK) return NULL;
+    return cuda->allocator.allocate(cuda->allocator.user, bytes ? bytes : 1);
+}
+
+static void xdi_cuda_release(xd_ctx *ctx, void *memory) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (memory && scope.result == XD_OK) cuda->allocator.release(cuda->allocator.user, memory);
+}
+
+static xd_result xdi_cuda_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
+                               xd_copy_kind kind) {
+    static const cudaMemcpyKind kinds[] = { cudaMemcpyDeviceToDevice, cudaMemcpyHostToDevice,
+                                            cudaMemcpyDeviceToHost };
+    if (bytes == 0 || to == from) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx,
+                          cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)launch->stream));
+}
+
+static xd_result xdi_cuda_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
+    if (bytes == 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx, cudaMemsetAsync(to, value, bytes, (cudaStream_t)launch->stream));
+}
+
+/* Asks again and again instead of waiting, so that a peer that never comes ends in a message. */
+static xd_result xdi_cuda_synchronize(const xd_launch *launch) {
+    const double seconds = xd_ctx_settings(launch->ctx)->timeout_seconds;
+    const double deadline = xd_now(launch->ctx) + seconds;
+    const struct timespec nap = { 0, 20000 };
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    for (int turn = 0;; turn++) {
+        const cudaError_t state = cudaStreamQuery((cudaStream_t)launch->stream);
+        if (state != cudaErrorNotReady) return XDI_CUDA_CHECK(launch->ctx, state);
+        XDI_REQUIRE(launch->ctx, xd_now(launch->ctx) < deadline, XD_ERROR_TIMEOUT,
+                    "the device's work did not end within %g seconds", seconds);
+        if (turn > 1000) nanosleep(&nap, NULL);
+    }
+}
+
+static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
+    cudaPointerAttributes attributes;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError(); /* memory that CUDA knows nothing of */
+        return false;
+    }
+    return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+}
+
+/* Events order ranks that read each other's memory, so this is where other GPUs are let in. */
+static void *xdi_cuda_event_create(xd_ctx *ctx) {
+    const int device = xdi_cuda_of(ctx)->device;
+    int devices = 0;
+    cudaEvent_t event = NULL;
+    xdi_cuda_scope scope(ctx, device);
+    if (XDI_CUDA_CHECK(ctx, cudaGetDeviceCount(&devices)) != XD_OK) return NULL;
+    for (int peer = 0; peer < devices; peer++) {
+        int can = 0;
+        if (peer == device || cudaDeviceCanAccessPeer(&can, device, peer) != cudaSuccess || !can) continue;
+        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError(); /* it was on before */
+    }
+    if (XDI_CUDA_CHECK(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) != XD_OK) return NULL;
+    return event;
+}
+
+static void xdi_cuda_event_destroy(void *event) {
+    if (event) cudaEventDestroy((cudaEvent_t)event);
+}
+
+static xd_result xdi_cuda_event_record(const xd_launch *launch, void *event) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)launch->stream));
+}
+
+static xd_result xdi_cuda_event_wait(const xd_launch *launch, void *event) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx,
+                          cudaStreamWaitEvent((cudaStream_t)launch->stream, (cudaEvent_t)event, 0));
+}
+
+static xd_device_ops xdi_cuda_memory_table() {
+    xd_device_ops memory;
+    memory.allocate = xdi_cuda_allocate;
+    memory.release = xdi_cuda_release;
+    memory.copy = xdi_cuda_copy;
+    memory.fill = xdi_cuda_fill;
+    memory.synchronize = xdi_cuda_synchronize;
+    memory.owns = xdi_cuda_owns;
+    memory.event_create = xdi_cuda_event_create;
+    memory.event_destroy = xdi_cuda_event_destroy;
+    memory.event_record = xdi_cuda_event_record;
+    memory.event_wait = xdi_cuda_event_wait;
+    return memory;
+}

@@ -1,0 +1,867 @@
+/* The losses over a row of logits: kernel/loss_cpu.c is the reference, kernel/loss.h has the formulas.
+ *
+ * references, stats, mixture: one read of the rows. grad: one read, one write; the gradient may be the student's
+ * memory, each thread reads its eight columns before it writes them. Terms are f32, with base-2 exponentials; what is
+ * summed over a row, and all that follows per row, is double. A probability below 2^-149 is 0 here. */
+
+static __device__ inline bool xdi_cuda_loss_has_soft(const xd_loss_args &a) {
+    return a.teacher.data && a.soft_weight != 0.0;
+}
+
+static __device__ inline bool xdi_cuda_loss_has_hard(const xd_loss_args &a) {
+    return a.labels && a.hard_weight != 0.0;
+}
+
+/* ---- references: grid (rows / teams), block 256 ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    if (r >= a.student.rows) return; /* with its whole team */
+    const bool counts = a.row_scale[r] != 0.0, soft = counts && xdi_cuda_loss_has_soft(a);
+    xdi_cuda_largest student = { 0.0f, 0, 0 }, teacher = { 0.0f, 0, 0 };
+    if (counts) student = xdi_cuda_row_largest<TEAM>(a.student, r, columns);
+    if (soft) teacher = xdi_cuda_row_largest<TEAM>(a.teacher, r, columns);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    double *ref = a.references + r * XD_LOSS_REFERENCES;
+    const bool empty = student.arg == INT64_MAX;
+    const double nan = (double)NAN;
+    ref[XD_LOSS_MAX] = student.broken ? nan : (double)student.max;
+    ref[XD_LOSS_ARG] = !counts ? 0.0 : empty ? -1.0 : (double)(student.arg + a.begin);
+    ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
+    if (soft)
+        ref[XD_LOSS_TEACHER_AT_ARG] =
+            empty ? -(double)INFINITY : (double)xdi_cuda_element(a.teacher, r, student.arg);
+    ref[XD_LOSS_TEACHER_MAX] = teacher.broken ? nan : (double)teacher.max;
+}
+
+static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               xdi_cuda_loss_references_kernel<TEAM>, *a);
+    })
+}
+
+/* References of the whole row from those of all shards. */
+static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
+    ref[XD_LOSS_MAX] = -(double)INFINITY;
+    ref[XD_LOSS_ARG] = -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
+    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
+    for (int i = 0; i < a.shards; i++) {
+        const double *shard = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
+        const bool wins =
+            shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+        const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+        if (wins) {
+            ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
+            ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
+            ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
+        }
+        if (broken) ref[XD_LOSS_MAX] = (double)NAN;
+        if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+            ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+    }
+}
+
+/* One thread a row. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_loss_merge_references_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows) return;
+    double ref[XD_LOSS_REFERENCES]; /* one shard reads and writes the same memory */
+    xdi_cuda_loss_whole_reference(a, r, ref);
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
+}
+
+static xd_result xdi_cuda_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_merge_references_kernel,
+                           *a);
+}
+
+/* ---- stats: grid (rows / teams), block 256 ---- */
+
+enum { XDI_CUDA_LOSS_TERMS = XD_LOSS_LINEAR + 1 }; /* HARD .. LINEAR come from every column */
+
+/* What the terms of a row are formed with. */
+struct xdi_cuda_loss_row {
+    float max, teacher_max, at_arg;
+    float per_tau, hard_factor, soft_factor; /* 1 / tau, and log2(e) without and with it */
+    bool hard, soft, uniform, shared;        /* shared: tau is 1, hard and soft have the same exponential */
+    xd_divergence divergence;
+};
+
+static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_args &a, double max,
+                                                                double teacher_max, double at_arg) {
+    xdi_cuda_loss_row w;
+    w.max = (float)max; /* logits are f32: exact */
+    w.teacher_max = (float)teacher_max;
+    w.at_arg = (float)at_arg;
+    w.per_tau = (float)(1.0 / a.temperature);
+    w.hard_factor = (float)XDI_CUDA_LOG2E;
+    w.soft_factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    w.hard = xdi_cuda_loss_has_hard(a);
+    w.soft = xdi_cuda_loss_has_soft(a);
+    w.uniform = a.uniform_weight != 0.0;
+    w.shared = a.temperature == 1.0;
+    w.divergence = a.divergence;
+    return w;
+}
+
+/* The term of CROSS at one column from dx = x - M and dy = y - N; 0 where the weighing probability is 0, so that
+ * 0 * infinity never forms. */
+static __device__ inline float xdi_cuda_loss_cross(const xdi_cuda_loss_row &w, float e_s, float e_t, float dx,
+                                                   float dy, float y) {
+    switch (w.divergence) {
+    case XD_KL_FORWARD: return e_t > 0.0f ? __fmul_rn(e_t, __fmul_rn(__fsub_rn(dy, dx), w.per_tau)) : 0.0f;
+    case XD_SOFT_CE: return e_t > 0.0f ? __fmul_rn(e_t, __fmul_rn(dx, w.per_tau)) : 0.0f;
+    case XD_KL_REVERSE:
+        return e_s > 0.0f ? __fmul_rn(e_s, __fmul_rn(__fsub_rn(dx, __fsub_rn(y, w.at_arg)), w.per_tau))
+                          : 0.0f;
+    default: return 0.0f; /* JSD needs the normalisers first */
+    }
+}
+
+/* Adds a power whose exponent is `difference`. The largest element's 1 is kept out of the f32 part of the sum, so that
+ * the digits of what is left beside it survive: on nearly one-hot rows the gradient is made of them. */
+template <typename Sums>
+static __device__ inline void xdi_cuda_loss_add_power(Sums *sums, int which, float power, float difference) {
+    if (difference == 0.0f)
+        sums->add_wide(which, 1.0);
+    else
+        sums->add(which, power);
+}
+
+template <typename Sums>
+static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, float x, float y, Sums *sums) {
+    const float dx = xdi_cuda_minus(x, w.max);
+    const float e = w.hard || w.shared ? xdi_cuda_exp_of(dx, w.hard_factor) : 0.0f;
+    if (w.hard) xdi_cuda_loss_add_power(sums, XD_LOSS_HARD, e, dx);
+    if (w.hard && w.uniform)
+        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : (double)x - (double)w.max);
+    if (!w.soft) return;
+    const float dy = xdi_cuda_minus(y, w.teacher_max);
+    const float e_s = w.shared ? e : xdi_cuda_exp_of(dx, w.soft_factor);
+    const float e_t = xdi_cuda_exp_of(dy, w.soft_factor);
+    xdi_cuda_loss_add_power(sums, XD_LOSS_SOFT, e_s, dx);
+    xdi_cuda_loss_add_power(sums, XD_LOSS_TEACHER, e_t, dy);
+    sums->add(XD_LOSS_CROSS, xdi_cuda_loss_cross(w, e_s, e_t, dx, dy, y));
+}
+
+template <typename X, typename Y, bool FIXED, int TEAM>
+static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
+                                                      xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
+    const xdi_cuda_loss_row w =
+        xdi_cuda_loss_row_of(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = w.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    const int64_t columns = a.end - a.begin;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+        xdi_cuda_eight y = {};
+        if (w.soft) y = xdi_cuda_read(teacher, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) xdi_cuda_loss_terms(w, x.at[i], y.at[i], sums);
+        sums->end_eight();
+    }
+}
+
+/* TARGET of the shard that owns the label. */
+static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int64_t r, double max) {
+    if (!xdi_cuda_loss_has_hard(a)) return 0.0;
+    const int64_t target = a.labels[r] - a.begin;
+    if (target < 0 || target >= a.end - a.begin) return 0.0;
+    const double x = (double)xdi_cuda_element(a.student, r, target);
+    return max == -(double)INFINITY ? -(double)INFINITY : x - max;
+}
+
+static __device__ inline void xdi_cuda_loss_put(void *to,
+                                                const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals &t,
+                                                double target, bool broken) {
+    double *sums = static_cast<double *>(to);
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = t.sum[i];
+    sums[XD_LOSS_TARGET] = target;
+    sums[XD_LOSS_BAD] = broken ? 1.0 : 0.0;
+}
+
+static __device__ inline void xdi_cuda_loss_put(void *to,
+                                                const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, true>::totals &t,
+                                                double target, bool broken) {
+    xd_fixed *sums = static_cast<xd_fixed *>(to);
+    xdi_cuda_misfits misfits = t.misfits;
+    xd_fixed at_target = { 0, 0 };
+    xdi_cuda_fixed_add(&at_target, target, &misfits);
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) xdi_cuda_fixed_put(&sums[i], t.sum[i]);
+    xdi_cuda_fixed_put(&sums[XD_LOSS_TARGET], at_target);
+    sums[XD_LOSS_BAD].high = misfits.infinite + (broken ? 1 : 0);
+    sums[XD_LOSS_BAD].low = misfits.large;
+}
+
+template <typename X, typename Y, bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    const double *ref = a.references + r * XD_LOSS_REFERENCES;
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX]);
+    const bool counts = !broken && a.row_scale[r] != 0.0;
+    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> mine;
+    if (counts) xdi_cuda_loss_stats_row<X, Y, FIXED, TEAM>(a, r, ref, &mine);
+    const typename xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED>::totals totals =
+        xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    const double target = counts ? xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]) : 0.0;
+    const size_t size = FIXED ? sizeof(xd_fixed) : sizeof(double);
+    xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
+}
+
+/* Runs the statements with X, Y and TEAM of a call; without a teacher Y is X. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                             \
+    XDI_CUDA_TEAMS(                                                                                         \
+        (a)->end - (a)->begin, TEAM,                                                                        \
+        { XDI_CUDA_LOGITS((a)->student.dtype, X,                                                            \
+                          { XDI_CUDA_LOGITS((a)->teacher.data ? (a)->teacher.dtype : (a)->student.dtype, Y, \
+                                            { __VA_ARGS__ }) }) })
+
+static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>), *a);
+    })
+}
+
+/* ---- combine: one thread a row, in double ---- */
+
+static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t r, double *total,
+                                                 xd_loss_row *row) {
+    const xd_fixed *all = static_cast<const xd_fixed *>(a.all_sums);
+    for (int i = 0; i < XD_LOSS_SUMS; i++) {
+        xd_fixed sum = { 0, 0 };
+        for (int shard = 0; shard < a.shards; shard++) {
+            const xd_fixed *part = all + shard * a.sums_stride + r * XD_LOSS_SUMS + i;
+            sum.high += part->high;
+            sum.low += part->low;
+        }
+        if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
+        if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
+        total[i] = xdi_cuda_fixed_value(sum);
+    }
+}
+
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor
+ * is 0 has nothing to add, and its sums may be infinite. */
+static __device__ void xdi_cuda_loss_rescale(const xd_loss_args &a, const double *ref, const double *own,
+                                             const double *sums, int64_t columns, double *total) {
+    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
+    const double z = shift / a.temperature;
+    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a.temperature;
+    const double f = exp(z), g = exp(teacher_shift);
+    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
+    if (columns == 0) return;
+    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
+    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a.uniform_weight != 0.0 ? (double)columns * shift : 0.0);
+    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
+    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
+    if (a.divergence == XD_KL_FORWARD && g > 0.0)
+        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
+    if (a.divergence == XD_SOFT_CE && g > 0.0)
+        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
+    if (a.divergence == XD_KL_REVERSE && f > 0.0) {
+        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a.temperature;
+        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
+    }
+}
+
+static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t r, const double *ref,
+                                                 double *total) {
+    const double *all = static_cast<const double *>(a.all_sums);
+    for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
+    for (int i = 0; i < a.shards; i++) {
+        const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
+        const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
+        const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
+        xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
+        const bool owner = xdi_cuda_loss_has_hard(a) && a.labels[r] >= begin && a.labels[r] < end;
+        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+    }
+    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
+}
+
+/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation when d
+ * is small: xdi_loss_log_ratios. */
+static __device__ inline void xdi_cuda_loss_log_ratios(double d, double beta, double *student,
+                                                       double *teacher) {
+    if (fabs(d) < 1.0) {
+        *student = -log1p(beta * expm1(d));
+        *teacher = -log1p((1.0 - beta) * expm1(-d));
+    } else if (d > 0.0) {
+        *teacher = -log(beta + (1.0 - beta) * exp(-d));
+        *student = *teacher - d;
+    } else {
+        *student = -log((1.0 - beta) + beta * exp(d));
+        *teacher = *student + d;
+    }
+}
+
+static __device__ void xdi_cuda_loss_combine_soft(const xd_loss_args &a, const double *total,
+                                                  xd_loss_row *row) {
+    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a.temperature;
+    double unused;
+    row->soft_log = log(total[XD_LOSS_SOFT]);
+    row->teacher_log = log(total[XD_LOSS_TEACHER]);
+    switch (a.divergence) {
+    case XD_KL_FORWARD:
+        row->soft =
+            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
+        break;
+    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
+    case XD_KL_REVERSE:
+        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
+        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
+        break;
+    default:
+        xdi_cuda_loss_log_ratios(row->soft_log - row->teacher_log - top_gap, a.beta, &row->top, &unused);
+        break;
+    }
+}
+
+/* The scalars of a row from the references and sums of all of it. */
+static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64_t r, const double *ref,
+                                                    const double *total, xd_loss_row *row) {
+    row->max = ref[XD_LOSS_MAX];
+    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
+    row->argmax = ref[XD_LOSS_ARG];
+    if (a.labels && (a.labels[r] < 0 || a.labels[r] >= a.size)) {
+        row->finding = (int)XD_ROW_LABEL;
+        return;
+    }
+    if (!a.fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
+    if (xdi_cuda_loss_has_hard(a)) {
+        row->hard_log = log(total[XD_LOSS_HARD]);
+        row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
+        if (a.uniform_weight != 0.0)
+            row->hard += a.uniform_weight * ((double)a.size * row->hard_log - total[XD_LOSS_LINEAR]);
+    }
+    if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+        row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static __device__ inline void xdi_cuda_loss_clear_finding(xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows) return;
+    xd_loss_row row;
+    memset(&row, 0, sizeof row);
+    if (a.row_scale[r] != 0.0) {
+        double total[XD_LOSS_SUMS], ref[XD_LOSS_REFERENCES];
+        xdi_cuda_loss_whole_reference(a, r, ref);
+        if (a.fixed)
+            xdi_cuda_loss_total_fixed(a, r, total, &row);
+        else
+            xdi_cuda_loss_total_plain(a, r, ref, total);
+        xdi_cuda_loss_scalars(a, r, ref, total, &row);
+        xdi_cuda_loss_clear_finding(&row);
+    }
+    a.row[r] = row;
+}
+
+static xd_result xdi_cuda_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_combine_kernel, *a);
+}
+
+/* ---- probabilities of a row after combine ---- */
+
+/* Probabilities come as e^(x - M) times the inverse of the whole sum: the logarithm of a large sum has too few digits
+ * in f32. d is the logarithm of teacher/student. */
+struct xdi_cuda_loss_scales {
+    xdi_cuda_loss_row row;
+    float hard_inverse, soft_inverse, teacher_inverse;
+    float log_gap; /* ln of the student's sum less that of the teacher's */
+    float beta, top, mean;
+};
+
+static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_loss_args &a,
+                                                                      const xd_loss_row &row) {
+    xdi_cuda_loss_scales s;
+    s.row = xdi_cuda_loss_row_of(a, row.max, row.teacher_max, row.teacher_at_arg);
+    s.hard_inverse = (float)exp(-row.hard_log);
+    s.soft_inverse = (float)exp(-row.soft_log);
+    s.teacher_inverse = (float)exp(-row.teacher_log);
+    s.log_gap = (float)(row.soft_log - row.teacher_log);
+    s.beta = (float)a.beta;
+    s.top = (float)row.top;
+    s.mean = (float)row.mean;
+    return s;
+}
+
+/* xdi_cuda_loss_log_ratios in f32, every step rounded by itself. */
+static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
+                                                          float *teacher) {
+    const float rest = __fsub_rn(1.0f, beta);
+    if (fabsf(d) < 1.0f) {
+        *student = -log1pf(__fmul_rn(beta, expm1f(d)));
+        *teacher = -log1pf(__fmul_rn(rest, expm1f(-d)));
+    } else if (d > 0.0f) {
+        *teacher = -logf(__fmaf_rn(rest, expf(-d), beta));
+        *student = __fsub_rn(*teacher, d);
+    } else {
+        *student = -logf(__fmaf_rn(beta, expf(d), rest));
+        *teacher = __fadd_rn(*student, d);
+    }
+}
+
+static __device__ inline float xdi_cuda_loss_log_ratio(const xdi_cuda_loss_scales &s, float dx, float dy) {
+    return __fmaf_rn(__fsub_rn(dy, dx), s.row.per_tau, s.log_gap);
+}
+
+/* ---- mixture (JSD): grid (rows / teams), block 256 ---- */
+
+template <typename Sums>
+static __device__ inline void xdi_cuda_loss_mixture_terms(const xdi_cuda_loss_scales &s, float x, float y,
+                                                          Sums *sums) {
+    const float dx = __fsub_rn(x, s.row.max), dy = __fsub_rn(y, s.row.teacher_max);
+    const float p = __fmul_rn(xdi_cuda_exp_of(dx, s.row.soft_factor), s.soft_inverse);
+    const float q = __fmul_rn(xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse);
+    float student, teacher;
+    if (p == 0.0f && q == 0.0f) return;
+    xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
+    if (q > 0.0f) sums->add(XD_LOSS_TEACHER_MIXTURE, __fmul_rn(q, teacher));
+    if (p > 0.0f) sums->add(XD_LOSS_STUDENT_MIXTURE, __fmul_rn(p, __fsub_rn(student, s.top)));
+}
+
+template <bool FIXED, int TEAM>
+static __device__ inline typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals
+xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
+    const int64_t columns = a.end - a.begin;
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, a.row[r]);
+    xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
+         c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns);
+        const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
+        mine.end_eight();
+    }
+    return xdi_cuda_team_totals<TEAM>(mine);
+}
+
+template <bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    const bool counts = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
+    const typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals totals =
+        xdi_cuda_loss_mixture_row<FIXED, TEAM>(a, r, counts);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::sum_type *to =
+        static_cast<typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::sum_type *>(a.mixtures) +
+        r * XD_LOSS_MIXTURES;
+    for (int i = 0; i < XD_LOSS_MIXTURES; i++) to[i] = totals.sum[i];
+}
+
+static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
+    })
+}
+
+static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int64_t r, int which) {
+    double total = 0.0;
+    xd_fixed exact = { 0, 0 };
+    for (int i = 0; i < a.shards; i++) {
+        const int64_t at = (i * a.student.rows + r) * XD_LOSS_MIXTURES + which;
+        if (a.fixed) {
+            exact.high += static_cast<const xd_fixed *>(a.all_mixtures)[at].high;
+            exact.low += static_cast<const xd_fixed *>(a.all_mixtures)[at].low;
+        } else {
+            total += static_cast<const double *>(a.all_mixtures)[at];
+        }
+    }
+    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+}
+
+static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,
+                                                            double student, xd_loss_row *row) {
+    row->mean = student;
+    row->soft = a.beta * teacher + (1.0 - a.beta) * (student + row->top);
+    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xdi_cuda_loss_clear_finding(row);
+}
+
+/* One thread a row. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
+    xdi_cuda_loss_mixture_scalars(a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+                                  xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
+}
+
+static xd_result xdi_cuda_loss_mixture_combine(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_mixture_combine_kernel,
+                           *a);
+}
+
+/* ---- grad: grid (rows / teams), block 256 ---- */
+
+/* Weights of the losses in a row's gradient, its scale among them. */
+struct xdi_cuda_loss_weights {
+    float hard, soft; /* of p, and of the divergence's gradient */
+    float uniform;    /* what hard takes off everywhere; at the label see xdi_cuda_loss_column */
+};
+
+/* d soft / d (x / tau) at one column; e_s and dx are those of the soft loss. */
+static __device__ inline float xdi_cuda_loss_soft_gradient(const xdi_cuda_loss_scales &s, float e_s, float dx,
+                                                           float y) {
+    const float p = __fmul_rn(e_s, s.soft_inverse), dy = __fsub_rn(y, s.row.teacher_max);
+    float student, teacher;
+    switch (s.row.divergence) {
+    case XD_KL_REVERSE:
+        if (!(p > 0.0f)) return 0.0f;
+        return __fmul_rn(p, __fmaf_rn(__fsub_rn(dx, __fsub_rn(y, s.row.at_arg)), s.row.per_tau, -s.mean));
+    case XD_JSD:
+        if (p == 0.0f) return 0.0f;
+        xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
+        return __fmul_rn(__fmul_rn(p, __fsub_rn(1.0f, s.beta)), __fsub_rn(__fsub_rn(student, s.top), s.mean));
+    default: return __fmaf_rn(-xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse, p);
+    }
+}
+
+static __device__ inline float xdi_cuda_loss_gradient(const xdi_cuda_loss_scales &s,
+                                                      const xdi_cuda_loss_weights &w, float x, float y) {
+    const float dx = __fsub_rn(x, s.row.max);
+    const float e = s.row.hard || s.row.shared ? xdi_cuda_exp_of(dx, s.row.hard_factor) : 0.0f;
+    float g = 0.0f;
+    if (s.row.hard) {
+        const float p = __fmul_rn(e, s.hard_inverse);
+        g = __fmul_rn(w.hard, __fsub_rn(p, w.uniform));
+    }
+    if (s.row.soft) {
+        const float e_s = s.row.shared ? e : xdi_cuda_exp_of(dx, s.row.soft_factor);
+        g = __fmaf_rn(w.soft, xdi_cuda_loss_soft_gradient(s, e_s, dx, y), g);
+    }
+    return g;
+}
+
+/* A column that may hold nearly all probability, where 1 - p has no digits in f32: the label's, or the student's most
+ * probable one. Its gradient is double, from logits that are read before the row is overwritten. */
+struct xdi_cuda_loss_column {
+    int64_t at; /* -1: not on this shard */
+    double x, y;
+};
+
+static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_loss_args &a, int64_t r,
+                                                                      int64_t id) {
+    xdi_cuda_loss_column column = { -1, 0.0, 0.0 };
+    if (id < a.begin || id >= a.end) return column;
+    column.at = id - a.begin;
+    column.x = (double)xdi_cuda_element(a.student, r, column.at);
+    if (a.teacher.data) column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
+    return column;
+}
+
+/* xdi_loss_gradient_at of kernel/loss_cpu.c. */
+static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
+                                                          const xd_loss_row &row,
+                                                          const xdi_cuda_loss_column &column) {
+    const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
+    double g = 0.0, soft = 0.0, student, teacher;
+    if (xdi_cuda_loss_has_hard(a)) {
+        const bool target = column.at + a.begin == a.labels[r];
+        g = a.hard_weight *
+            (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
+    }
+    if (!xdi_cuda_loss_has_soft(a)) return a.row_scale[r] * g;
+    const double t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
+    if (a.divergence == XD_KL_REVERSE) {
+        if (p > 0.0) soft = p * (z - (column.y - row.teacher_at_arg) / a.temperature - row.mean);
+    } else if (a.divergence != XD_JSD) {
+        soft = exp(s) - exp(t);
+    } else if (p > 0.0) {
+        xdi_cuda_loss_log_ratios(t - s, a.beta, &student, &teacher);
+        soft = p * (1.0 - a.beta) * ((student - row.top) - row.mean);
+    }
+    return a.row_scale[r] * (g + a.soft_weight / a.temperature * soft);
+}
+
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, int64_t r,
+                                                         const xd_loss_row &row, int64_t columns) {
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
+                                      (float)(a.row_scale[r] * a.soft_weight / a.temperature),
+                                      (float)a.uniform_weight };
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = s.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    const int64_t width = a.gradient.cols;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight g = {}, y = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+            if (s.row.soft) y = xdi_cuda_read(teacher, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < columns) g.at[i] = xdi_cuda_loss_gradient(s, w, x.at[i], y.at[i]);
+        }
+        xdi_cuda_write_any(a.gradient, r, c, width, g);
+    }
+}
+
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int64_t r) {
+    const xd_loss_row row = a.row[r];
+    const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    xdi_cuda_loss_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
+    if (counts && xdi_cuda_team_thread<TEAM>() == 0) {
+        exact[0] = xdi_cuda_loss_column_of(a, r, (int64_t)row.argmax);
+        exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1);
+    }
+    xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
+    xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.end - a.begin : 0);
+    xdi_cuda_team_sync<TEAM>();
+    XD_UNROLL
+    for (int i = 0; i < 2; i++)
+        if (exact[i].at >= 0)
+            xdi_cuda_set_element(a.gradient, r, exact[i].at,
+                                 (float)xdi_cuda_loss_gradient_at(a, r, row, exact[i]));
+}
+
+template <typename X, typename Y, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* with its whole team */
+}
+
+static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
+    })
+}
+
+/* ---- fused: grid (rows / teams), block 256; two reads and one write of a row, three reads for JSD ----
+ *
+ * References and sums come in one sweep. Each thread sums relative to the largest elements that it has seen; when a
+ * larger one comes, its sums are brought to that one. They begin with the largest of the team's first columns, so that
+ * this is rare. Where one shard is the whole row, its scalars and its gradient follow at once, while the row is in the
+ * cache. */
+
+/* What a thread has seen. The sums are relative to the references in `row`. */
+struct xdi_cuda_loss_sweep {
+    xdi_cuda_loss_row row;
+    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums; /* LINEAR is the plain sum of x here */
+    xdi_cuda_largest student, teacher;
+};
+
+/* Brings the sums to new references: xdi_loss_rescale for one thread. Sums of nothing stay 0. */
+static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
+                                                 float teacher_max, float at_arg) {
+    double *sum = t->sums.whole.sum;
+    const double shift = t->row.max == max ? 0.0 : (double)t->row.max - (double)max, z = shift / temperature;
+    const double u =
+        (t->row.teacher_max == teacher_max ? 0.0 : (double)t->row.teacher_max - (double)teacher_max) /
+        temperature;
+    const double f = exp(z), g = exp(u);
+    if (t->row.divergence == XD_KL_REVERSE) {
+        const double step =
+            t->row.at_arg == at_arg ? z : z - ((double)t->row.at_arg - (double)at_arg) / temperature;
+        sum[XD_LOSS_CROSS] =
+            f > 0.0 && sum[XD_LOSS_SOFT] > 0.0 ? f * (sum[XD_LOSS_CROSS] + sum[XD_LOSS_SOFT] * step) : 0.0;
+    } else {
+        const double step = t->row.divergence == XD_KL_FORWARD ? u - z : z;
+        sum[XD_LOSS_CROSS] = g > 0.0 && sum[XD_LOSS_TEACHER] > 0.0
+                                 ? g * (sum[XD_LOSS_CROSS] + sum[XD_LOSS_TEACHER] * step)
+                                 : 0.0;
+    }
+    sum[XD_LOSS_HARD] *= t->row.shared ? f : exp(shift);
+    sum[XD_LOSS_SOFT] *= f;
+    sum[XD_LOSS_TEACHER] *= g;
+    t->row.max = max;
+    t->row.teacher_max = teacher_max;
+    t->row.at_arg = at_arg;
+}
+
+/* Adds eight elements to what a thread has seen of a row. */
+static __device__ inline void xdi_cuda_loss_see(const xdi_cuda_eight &x, int64_t column, int64_t columns,
+                                                xdi_cuda_largest *best) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        if (column + i >= columns) continue;
+        if (!(x.at[i] < INFINITY)) best->broken = 1;
+        if (x.at[i] > best->max || best->arg == INT64_MAX) {
+            best->max = x.at[i];
+            best->arg = column + i;
+        }
+    }
+}
+
+template <typename X, typename Y>
+static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const X *student,
+                                                        const Y *teacher, int64_t c, xdi_cuda_loss_sweep *t) {
+    const int64_t columns = a.end - a.begin;
+    const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+    xdi_cuda_eight y = {};
+    xdi_cuda_loss_see(x, c, columns, &t->student);
+    if (t->row.soft) {
+        y = xdi_cuda_read(teacher, c, columns);
+        xdi_cuda_loss_see(y, c, columns, &t->teacher);
+    }
+    const bool higher = t->student.max > t->row.max;
+    if (higher || t->teacher.max > t->row.teacher_max)
+        xdi_cuda_loss_move(t, a.temperature, higher ? t->student.max : t->row.max,
+                           t->teacher.max > t->row.teacher_max ? t->teacher.max : t->row.teacher_max,
+                           higher && t->row.soft ? xdi_cuda_widen(teacher[t->student.arg]) : t->row.at_arg);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        if (c + i >= columns) continue;
+        xdi_cuda_loss_terms(t->row, x.at[i], y.at[i], &t->sums);
+        if (a.uniform_weight != 0.0) t->sums.add_wide(XD_LOSS_LINEAR, (double)x.at[i]);
+    }
+    t->sums.end_eight();
+}
+
+/* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref,
+                                                      double *total) {
+    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const int64_t columns = a.end - a.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    xdi_cuda_loss_sweep t;
+    t.row = xdi_cuda_loss_row_of(a, 0.0, 0.0, 0.0);
+    t.row.uniform = false;
+    t.student = t.teacher = none;
+    const Y *teacher = t.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    if (first < columns) {
+        xdi_cuda_loss_see(xdi_cuda_read(student, first, columns), first, columns, &t.student);
+        if (t.row.soft) xdi_cuda_loss_see(xdi_cuda_read(teacher, first, columns), first, columns, &t.teacher);
+    }
+    t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
+    if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
+    t.row.max = t.student.max;
+    t.row.teacher_max = t.teacher.max;
+    t.row.at_arg = t.row.soft && columns > 0 ? xdi_cuda_widen(teacher[t.student.arg]) : -INFINITY;
+    for (int64_t c = first; c < columns; c += XDI_CUDA_EIGHT * TEAM)
+        xdi_cuda_loss_sweep_eight(a, student, teacher, c, &t);
+    t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
+    if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
+    const float at_arg = t.row.soft && columns > 0 ? xdi_cuda_widen(teacher[t.student.arg]) : -INFINITY;
+    xdi_cuda_loss_move(&t, a.temperature, t.student.max, t.teacher.max, at_arg);
+    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
+    const bool broken = t.student.broken || t.teacher.broken;
+    ref[XD_LOSS_MAX] = t.student.broken ? (double)NAN : (double)t.student.max;
+    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.begin) : -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = t.row.soft ? (double)at_arg : 0.0;
+    ref[XD_LOSS_TEACHER_MAX] = !t.row.soft ? 0.0 : t.teacher.broken ? (double)NAN : (double)t.teacher.max;
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) total[i] = broken ? 0.0 : sums.sum[i];
+    if (a.uniform_weight != 0.0 && columns > 0 && !broken)
+        total[XD_LOSS_LINEAR] -= (double)columns * ref[XD_LOSS_MAX];
+    total[XD_LOSS_TARGET] = broken ? 0.0 : xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
+    total[XD_LOSS_BAD] = broken ? 1.0 : 0.0;
+}
+
+/* A whole row's scalars, once its references and sums are known: written by one thread, then seen by the team. */
+template <int TEAM>
+static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, int64_t r, const double *ref,
+                                                        const double *total, bool counts) {
+    if (xdi_cuda_team_thread<TEAM>() == 0) {
+        xd_loss_row row;
+        memset(&row, 0, sizeof row);
+        if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
+        xdi_cuda_loss_clear_finding(&row);
+        a.row[r] = row;
+    }
+    xdi_cuda_team_sync<TEAM>();
+    if (!xdi_cuda_loss_has_soft(a) || a.divergence != XD_JSD) return;
+    const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
+    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
+        xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
+    xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
+    if (fine && xdi_cuda_team_thread<TEAM>() == 0)
+        xdi_cuda_loss_mixture_scalars(a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+                                      totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
+    xdi_cuda_team_sync<TEAM>();
+}
+
+template <typename X, typename Y, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return; /* with its whole team */
+    const bool counts = a.row_scale[r] != 0.0;
+    double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
+    if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
+    if (a.shards == 1) {
+        xdi_cuda_loss_row_scalars<TEAM>(a, r, ref, total, counts);
+        if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
+    } else if (xdi_cuda_team_thread<TEAM>() == 0) {
+        for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
+        for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
+    }
+}
+
+static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
+    })
+}
+
+/* ---- loading ---- */
+
+template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
+    return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
+}
+
+template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XDI_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
+    XDI_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
+    XDI_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
+    return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx);
+}
+
+static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
+    XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}

@@ -1,0 +1,339 @@
+/* Rows of logits: who works on a row, how its elements are read and written, and sums of terms.
+ *
+ * TEAM threads work on a row: a warp on short rows, so that a block has eight of them, and the whole block on long
+ * ones. A thread takes eight columns at a time, 16 bytes a load where the row begins on 16 bytes; it adds these eight
+ * in f32 and everything beyond in double. Every sum is formed in one order, whatever the grid. */
+
+enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
+
+#define XDI_CUDA_LOG2E 1.4426950408889634
+
+/* Blocks of the kernels here. A wide one may take the registers it wants; otherwise ptxas spills some to have more
+ * blocks on a processor. */
+#define XDI_CUDA_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK)
+#define XDI_CUDA_WIDE_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 1)
+
+/* Runs the statements with TEAM as the threads that work on a row of so many columns. */
+#define XDI_CUDA_TEAMS(columns, TEAM, ...)   \
+    if ((columns) <= XDI_CUDA_SHORT_ROW) {   \
+        enum { TEAM = XDI_CUDA_WARP };       \
+        __VA_ARGS__                          \
+    } else {                                 \
+        enum { TEAM = XDI_CUDA_TEAM_BLOCK }; \
+        __VA_ARGS__                          \
+    }
+
+/* Runs the statements with T as the storage type of logits; the caller has checked that it is F32 or BF16. */
+#define XDI_CUDA_LOGITS(dtype, T, ...) \
+    if ((dtype) == XD_DTYPE_F32) {     \
+        typedef float T;               \
+        __VA_ARGS__                    \
+    } else {                           \
+        typedef xdi_cuda_bf16 T;       \
+        __VA_ARGS__                    \
+    }
+
+static xdi_cuda_grid xdi_cuda_team_grid(int64_t rows, int team) {
+    const int64_t each = XDI_CUDA_TEAM_BLOCK / team;
+    return xdi_cuda_grid_of((rows + each - 1) / each, XDI_CUDA_TEAM_BLOCK);
+}
+
+/* One thread for each of count things. */
+static xdi_cuda_grid xdi_cuda_flat_grid(int64_t count) {
+    return xdi_cuda_grid_of((count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK, XDI_CUDA_TEAM_BLOCK);
+}
+
+static __device__ inline int64_t xdi_cuda_flat_index() {
+    return (int64_t)blockIdx.x * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
+}
+
+template <int TEAM> static __device__ inline int64_t xdi_cuda_team_row() {
+    return (int64_t)blockIdx.x * (XDI_CUDA_TEAM_BLOCK / TEAM) + (int64_t)threadIdx.x / TEAM;
+}
+
+template <int TEAM> static __device__ inline int xdi_cuda_team_thread() {
+    return (int)threadIdx.x % TEAM;
+}
+
+template <int TEAM> static __device__ inline void xdi_cuda_team_sync() {
+    if (TEAM == XDI_CUDA_WARP)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
+template <int TEAM, typename T, typename Merge>
+static __device__ inline T xdi_cuda_team_reduce(T value, T identity, Merge merge) {
+    return TEAM == XDI_CUDA_WARP ? xdi_cuda_warp_reduce(value, merge)
+                                 : xdi_cuda_block_reduce(value, identity, merge);
+}
+
+/* ---- elements ---- */
+
+/* Eight elements of a row. */
+struct xdi_cuda_eight {
+    float at[XDI_CUDA_EIGHT];
+};
+
+static __host__ __device__ inline int64_t xdi_cuda_stride(const xd_rows &x) {
+    return x.stride ? x.stride : x.cols;
+}
+
+template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x, int64_t row) {
+    return static_cast<T *>(x.data) + row * xdi_cuda_stride(x);
+}
+
+/* Elements [column, column + 8) of a row; 0 for those at `end` and beyond. */
+template <typename T>
+static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end) {
+    xdi_cuda_eight chunk;
+    enum { PACK = xdi_cuda_pack<T>::COUNT };
+    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
+            const xdi_cuda_pack<T> pack = xdi_cuda_load16(row + column + k);
+            XD_UNROLL
+            for (int i = 0; i < PACK; i++) chunk.at[k + i] = xdi_cuda_widen(pack.at[i]);
+        }
+    } else {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : 0.0f;
+    }
+    return chunk;
+}
+
+/* Writes them, rounded; those at `end` and beyond are left alone. */
+template <typename T>
+static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end,
+                                             const xdi_cuda_eight &chunk) {
+    enum { PACK = xdi_cuda_pack<T>::COUNT };
+    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
+            xdi_cuda_pack<T> pack;
+            XD_UNROLL
+            for (int i = 0; i < PACK; i++) xdi_cuda_narrow(chunk.at[k + i], &pack.at[i]);
+            xdi_cuda_store16(row + column + k, pack);
+        }
+    } else {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (column + i < end) xdi_cuda_narrow(chunk.at[i], &row[column + i]);
+    }
+}
+
+/* The same for rows whose type only the call knows. */
+static __device__ inline xdi_cuda_eight xdi_cuda_read_any(const xd_rows &x, int64_t row, int64_t column,
+                                                          int64_t end) {
+    if (x.dtype == XD_DTYPE_F32) return xdi_cuda_read(xdi_cuda_row<float>(x, row), column, end);
+    return xdi_cuda_read(xdi_cuda_row<xdi_cuda_bf16>(x, row), column, end);
+}
+
+static __device__ inline void xdi_cuda_write_any(const xd_rows &x, int64_t row, int64_t column, int64_t end,
+                                                 const xdi_cuda_eight &chunk) {
+    if (x.dtype == XD_DTYPE_F32)
+        xdi_cuda_write(xdi_cuda_row<float>(x, row), column, end, chunk);
+    else
+        xdi_cuda_write(xdi_cuda_row<xdi_cuda_bf16>(x, row), column, end, chunk);
+}
+
+static __device__ inline float xdi_cuda_element(const xd_rows &x, int64_t row, int64_t column) {
+    if (x.dtype == XD_DTYPE_F32) return xdi_cuda_row<float>(x, row)[column];
+    return xdi_cuda_widen(xdi_cuda_row<xdi_cuda_bf16>(x, row)[column]);
+}
+
+static __device__ inline void xdi_cuda_set_element(const xd_rows &x, int64_t row, int64_t column,
+                                                   float value) {
+    if (x.dtype == XD_DTYPE_F32)
+        xdi_cuda_row<float>(x, row)[column] = value;
+    else
+        xdi_cuda_narrow(value, &xdi_cuda_row<xdi_cuda_bf16>(x, row)[column]);
+}
+
+/* e^(difference / tau), factor = log2(e) / tau; 0 for -infinity. */
+static __device__ inline float xdi_cuda_exp_of(float difference, float factor) {
+    return exp2f(__fmul_rn(difference, factor));
+}
+
+/* x - reference, where a shard of only -infinity has -infinity as its reference. */
+static __device__ inline float xdi_cuda_minus(float x, float reference) {
+    return reference == -INFINITY ? -INFINITY : __fsub_rn(x, reference);
+}
+
+/* ---- the largest element of a row ---- */
+
+struct xdi_cuda_largest {
+    float max;
+    int broken;  /* a NaN or +infinity in the row */
+    int64_t arg; /* the lowest column that has max; INT64_MAX without columns */
+};
+
+struct xdi_cuda_largest_join {
+    __device__ xdi_cuda_largest operator()(xdi_cuda_largest a, const xdi_cuda_largest &b) const {
+        if (b.max > a.max || (b.max == a.max && b.arg < a.arg)) {
+            a.max = b.max;
+            a.arg = b.arg;
+        }
+        a.broken |= b.broken;
+        return a;
+    }
+};
+
+/* Over the row's first `columns`, on every thread of the team: xdi_loss_row_max. */
+template <int TEAM>
+static __device__ inline xdi_cuda_largest xdi_cuda_row_largest(const xd_rows &x, int64_t row,
+                                                               int64_t columns) {
+    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
+    xdi_cuda_largest best = none;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight chunk = xdi_cuda_read_any(x, row, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (c + i >= columns) continue;
+            if (!(chunk.at[i] < INFINITY)) best.broken = 1;
+            if (chunk.at[i] > best.max || best.arg == INT64_MAX) {
+                best.max = chunk.at[i];
+                best.arg = c + i;
+            }
+        }
+    }
+    return xdi_cuda_team_reduce<TEAM>(best, none, xdi_cuda_largest_join());
+}
+
+/* ---- sums ---- */
+
+/* N sums of terms: doubles, or xd_fixed with the terms that do not fit counted. */
+template <int N, bool FIXED> struct xdi_cuda_sums;
+
+template <int N> struct xdi_cuda_sums<N, false> {
+    typedef double sum_type;
+    struct totals {
+        double sum[N];
+    };
+    struct join {
+        __device__ totals operator()(totals a, const totals &b) const {
+            XD_UNROLL
+            for (int i = 0; i < N; i++) a.sum[i] = __dadd_rn(a.sum[i], b.sum[i]);
+            return a;
+        }
+    };
+    totals whole;
+    float part[N]; /* of the eight columns at work */
+
+    __device__ xdi_cuda_sums() {
+        XD_UNROLL
+        for (int i = 0; i < N; i++) {
+            whole.sum[i] = 0.0;
+            part[i] = 0.0f;
+        }
+    }
+    __device__ void add(int which, float term) {
+        part[which] = __fadd_rn(part[which], term);
+    }
+    __device__ void add_wide(int which, double term) {
+        whole.sum[which] = __dadd_rn(whole.sum[which], term);
+    }
+    __device__ void end_eight() {
+        XD_UNROLL
+        for (int i = 0; i < N; i++) {
+            add_wide(i, (double)part[i]);
+            part[i] = 0.0f;
+        }
+    }
+};
+
+/* xd_fixed_add; a term or a sum that does not fit is counted instead. */
+struct xdi_cuda_misfits {
+    int64_t large, infinite;
+};
+
+static __device__ inline void xdi_cuda_fixed_add(xd_fixed *sum, double term, xdi_cuda_misfits *misfits) {
+    if (!(fabs(term) < 4194304.0)) {
+        misfits->large += isfinite(term) ? 1 : 0;
+        misfits->infinite += isfinite(term) ? 0 : 1;
+        return;
+    }
+    const double scaled = term * 1073741824.0; /* 2^30: exact */
+    const double high = floor(scaled);
+    const int64_t next = sum->high + (int64_t)high;
+    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) {
+        misfits->large++;
+        return;
+    }
+    sum->high = next;
+    sum->low += (int64_t)rint((scaled - high) * 1099511627776.0); /* 2^40 */
+}
+
+/* Word by word: a sum in memory begins on any 8 bytes. */
+static __device__ inline void xdi_cuda_fixed_put(xd_fixed *to, xd_fixed sum) {
+    to->high = sum.high;
+    to->low = sum.low;
+}
+
+static __device__ inline double xdi_cuda_fixed_value(xd_fixed sum) {
+    const int64_t carry = sum.low >> 40;
+    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
+    return __dadd_rn(__dmul_rn((double)(sum.high + carry), 1.0 / 1073741824.0),
+                     __dmul_rn((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
+}
+
+template <int N> struct xdi_cuda_sums<N, true> {
+    typedef xd_fixed sum_type;
+    struct totals {
+        xd_fixed sum[N];
+        xdi_cuda_misfits misfits;
+    };
+    struct join {
+        __device__ totals operator()(totals a, const totals &b) const {
+            XD_UNROLL
+            for (int i = 0; i < N; i++) {
+                const int64_t next = a.sum[i].high + b.sum[i].high; /* both are below 2^55 */
+                const bool fits = next < (int64_t)1 << 55 && next > -((int64_t)1 << 55);
+                a.sum[i].high = fits ? next : 0;
+                a.sum[i].low += b.sum[i].low;
+                a.misfits.large += fits ? 0 : 1;
+            }
+            a.misfits.large += b.misfits.large;
+            a.misfits.infinite += b.misfits.infinite;
+            return a;
+        }
+    };
+    totals whole;
+
+    __device__ xdi_cuda_sums() {
+        memset(&whole, 0, sizeof whole);
+    }
+    __device__ void add(int which, float term) {
+        add_wide(which, (double)term);
+    }
+    __device__ void add_wide(int which, double term) {
+        xdi_cuda_fixed_add(&whole.sum[which], term, &whole.misfits);
+    }
+    __device__ void end_eight() {}
+};
+
+/* The team's sums on every thread of it. */
+template <int TEAM, int N, bool FIXED>
+static __device__ inline typename xdi_cuda_sums<N, FIXED>::totals
+xdi_cuda_team_totals(const xdi_cuda_sums<N, FIXED> &mine) {
+    const xdi_cuda_sums<N, FIXED> none;
+    return xdi_cuda_team_reduce<TEAM>(mine.whole, none.whole, typename xdi_cuda_sums<N, FIXED>::join());
+}
+
+/* ---- sorting ---- */
+
+/* Sorts count things by the TEAM threads that call it: order(low, high) puts the things at two places, low < high,
+ * into order. Bitonic, every step ascending, so that places past the end need no things. The steps of a team see
+ * each other's writes. */
+template <int TEAM, typename Order>
+static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
+    for (int64_t size = 2; size / 2 < count; size *= 2)
+        for (int64_t stride = size / 2; stride > 0; stride /= 2) {
+            for (int64_t i = xdi_cuda_team_thread<TEAM>(); i < count; i += TEAM) {
+                const int64_t partner = stride == size / 2 ? i ^ (size - 1) : i ^ stride;
+                if (partner > i && partner < count) order(i, partner);
+            }
+            xdi_cuda_team_sync<TEAM>();
+        }
+}

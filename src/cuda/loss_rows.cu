@@ -1,0 +1,344 @@
+/* Which rows count, what they are multiplied by, and how their losses become one value: kernel/rows_cpu.c is the
+ * reference. Sums over rows are taken by one block of 256 threads, in the order of the threads; the rows of a
+ * micro-batch are few beside their columns. */
+
+static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
+    if (p.mask && !p.mask[i]) return false;
+    return !p.labels || p.labels[i] != (p.ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
+}
+
+/* ---- denominators ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_count_kernel(const __grid_constant__ xd_positions p,
+                                                                  int64_t *part) {
+    xdi_cuda_sums<1, true> mine;
+    int64_t positions = 0;
+    for (int64_t i = (int64_t)threadIdx.x; i < p.count; i += XDI_CUDA_TEAM_BLOCK) {
+        if (!xdi_cuda_rows_counts(p, i)) continue;
+        positions++;
+        const float weight = p.weights ? p.weights[i] : 1.0f;
+        mine.add(0, weight >= 0.0f ? weight : INFINITY); /* refused like one that is not finite */
+    }
+    const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    positions = xdi_cuda_block_reduce(positions, (int64_t)0, xdi_cuda_add());
+    if (threadIdx.x != 0) return;
+    part[XD_COUNT_POSITIONS] += positions;
+    part[XD_COUNT_HIGH] += totals.sum[0].high;
+    part[XD_COUNT_LOW] += totals.sum[0].low;
+    part[XD_COUNT_REFUSED] += totals.misfits.large + totals.misfits.infinite + (p.count < 0 ? 1 : 0);
+}
+
+static xd_result xdi_cuda_rows_count(const xd_launch *launch, const xd_positions *positions, int64_t *part) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_count_kernel,
+                           *positions, part);
+}
+
+/* One thread; part and out may share memory. */
+static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_denominator *out) {
+    if (threadIdx.x != 0) return;
+    const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
+    const int64_t positions = part[XD_COUNT_POSITIONS], refused = part[XD_COUNT_REFUSED];
+    const double value = refused == 0 ? xdi_cuda_fixed_value(weight) : 0.0;
+    out->value = value;
+    out->inverse = value > 0.0 ? 1.0 / value : 0.0;
+    out->positions = positions;
+    out->refused = refused;
+}
+
+static xd_result xdi_cuda_rows_denominator(const xd_launch *launch, const int64_t *part,
+                                           xd_denominator *out) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_denominator_kernel, part,
+                           out);
+}
+
+static __global__ void xdi_cuda_rows_ratio_kernel(const xd_denominator *hit, const xd_denominator *counted,
+                                                  double *out) {
+    if (threadIdx.x == 0) *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+}
+
+static xd_result xdi_cuda_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
+                                     const xd_denominator *counted, double *out) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_ratio_kernel, hit,
+                           counted, out);
+}
+
+/* ---- scales: one thread a row ---- */
+
+static __device__ inline double xdi_cuda_rows_weight(const xd_row_args &a, int64_t row) {
+    return a.positions.weights ? (double)a.positions.weights[row] : 1.0;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_scales_kernel(const __grid_constant__ xd_row_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    const double inverse = a.denominator               ? a.denominator->inverse
+                           : a.denominator_value > 0.0 ? 1.0 / a.denominator_value
+                                                       : 0.0;
+    const double factor = (a.scale ? *a.scale : 1.0) * inverse;
+    if (r == 0) *a.factor = factor;
+    if (r >= a.positions.count) return;
+    const double scale = xdi_cuda_rows_weight(a, r) * factor;
+    a.row_scale[r] = xdi_cuda_rows_counts(a.positions, r) && isfinite(scale) ? scale : 0.0;
+}
+
+static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->positions.count), xdi_cuda_rows_scales_kernel, *a);
+}
+
+/* ---- sum: grid (1), block 256 ---- */
+
+/* What one thread has found among its rows. */
+struct xdi_cuda_rows_findings {
+    int64_t counted, label, not_finite, overflow;
+    int64_t first_row; /* INT64_MAX: none */
+    double first_value;
+
+    __device__ void find(int64_t row, int finding, double value) {
+        label += finding == (int)XD_ROW_LABEL;
+        overflow += finding == (int)XD_ROW_OVERFLOW;
+        not_finite += finding == (int)XD_ROW_NOT_FINITE;
+        if (row >= first_row) return;
+        first_row = row;
+        first_value = value;
+    }
+};
+
+struct xdi_cuda_rows_findings_join {
+    __device__ xdi_cuda_rows_findings operator()(xdi_cuda_rows_findings a,
+                                                 const xdi_cuda_rows_findings &b) const {
+        a.counted += b.counted;
+        a.label += b.label;
+        a.not_finite += b.not_finite;
+        a.overflow += b.overflow;
+        if (b.first_row < a.first_row) {
+            a.first_row = b.first_row;
+            a.first_value = b.first_value;
+        }
+        return a;
+    }
+};
+
+struct xdi_cuda_rows_value {
+    double hard, soft;
+    int finding;
+    double value; /* what the status shows of it */
+};
+
+static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_args &a, int64_t r) {
+    xdi_cuda_rows_value v;
+    if (a.topk_rows) {
+        v.hard = 0.0;
+        v.soft = a.topk_rows[r].loss;
+        v.finding = a.topk_rows[r].finding;
+        v.value = a.topk_rows[r].max;
+    } else {
+        v.hard = a.loss_rows[r].hard;
+        v.soft = a.loss_rows[r].soft;
+        v.finding = a.loss_rows[r].finding;
+        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a.positions.labels[r] : a.loss_rows[r].max;
+    }
+    return v;
+}
+
+static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r,
+                                                 const xdi_cuda_rows_value &v) {
+    if (a.row_loss) a.row_loss[r] = (float)(a.hard_weight * v.hard + a.soft_weight * v.soft);
+    if (a.student_mass) a.student_mass[r] = (float)a.topk_rows[r].student_mass;
+    if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
+}
+
+template <bool FIXED>
+static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
+                                                    xdi_cuda_sums<2, FIXED> *sums,
+                                                    xdi_cuda_rows_findings *found) {
+    const double weight = xdi_cuda_rows_weight(a, r), scale = weight * *a.factor;
+    const xdi_cuda_rows_value v = xdi_cuda_rows_read(a, r);
+    xdi_cuda_rows_show(a, r, v);
+    if (!xdi_cuda_rows_counts(a.positions, r)) return;
+    found->counted++;
+    if (!isfinite(scale)) found->find(r, (int)XD_ROW_NOT_FINITE, scale);
+    if (a.row_scale[r] == 0.0) return;
+    if (v.finding != (int)XD_ROW_FINE) {
+        found->find(r, v.finding, v.value);
+        return;
+    }
+    const double hard = __dmul_rn(weight, v.hard), soft = __dmul_rn(weight, v.soft);
+    const bool fits = !FIXED || (fabs(hard) < 4194304.0 && fabs(soft) < 4194304.0);
+    if (!fits) found->find(r, (int)XD_ROW_OVERFLOW, v.value);
+    if (!fits) return;
+    sums->add_wide(0, hard);
+    sums->add_wide(1, soft);
+}
+
+static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_sums<2, false>::totals &t) {
+    record[XD_RECORD_HARD] = __double_as_longlong(t.sum[0]);
+    record[XD_RECORD_SOFT] = __double_as_longlong(t.sum[1]);
+    record[XD_RECORD_HARD + 1] = record[XD_RECORD_SOFT + 1] = 0;
+}
+
+static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_sums<2, true>::totals &t) {
+    record[XD_RECORD_HARD] = t.sum[0].high;
+    record[XD_RECORD_HARD + 1] = t.sum[0].low;
+    record[XD_RECORD_SOFT] = t.sum[1].high;
+    record[XD_RECORD_SOFT + 1] = t.sum[1].low;
+    record[XD_RECORD_OVERFLOW] += t.misfits.large;
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a) {
+    const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, INT64_MAX, 0.0 };
+    xdi_cuda_rows_findings found = nothing;
+    xdi_cuda_sums<2, FIXED> mine;
+    for (int64_t r = (int64_t)threadIdx.x; r < a.positions.count; r += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_rows_add_row<FIXED>(a, r, &mine, &found);
+    const typename xdi_cuda_sums<2, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    found = xdi_cuda_block_reduce(found, nothing, xdi_cuda_rows_findings_join());
+    if (threadIdx.x != 0) return;
+    a.record[XD_RECORD_COUNTED] = found.counted;
+    a.record[XD_RECORD_LABEL] = found.label;
+    a.record[XD_RECORD_NOT_FINITE] = found.not_finite;
+    a.record[XD_RECORD_OVERFLOW] = found.overflow;
+    a.record[XD_RECORD_FIRST_ROW] = found.first_row == INT64_MAX ? 0 : found.first_row;
+    a.record[XD_RECORD_FIRST_VALUE] = __double_as_longlong(found.first_value);
+    xdi_cuda_rows_put(a.record, totals);
+}
+
+static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a) {
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<true>, *a)
+                    : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<false>, *a);
+}
+
+/* ---- finish: one thread ---- */
+
+static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
+    double sum = 0.0;
+    xd_fixed fixed = { 0, 0 };
+    for (int i = 0; i < a.ranks; i++) {
+        const int64_t *word = a.records + i * XD_RECORD_WORDS + which;
+        if (a.fixed) {
+            fixed.high += word[0];
+            fixed.low += word[1];
+        } else {
+            sum += __longlong_as_double(word[0]);
+        }
+    }
+    return a.fixed ? xdi_cuda_fixed_value(fixed) : sum;
+}
+
+static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {
+    int64_t sum = 0;
+    for (int i = 0; i < a.ranks; i++) sum += a.records[i * XD_RECORD_WORDS + which];
+    return sum;
+}
+
+/* Adds the findings of all ranks; the first one is that of the lowest rank. */
+static __device__ void xdi_cuda_rows_status(const xd_row_args &a, bool nothing, xd_status *status) {
+    const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
+    for (int i = 0; i < a.ranks && clean; i++) {
+        const int64_t *part = a.records + i * XD_RECORD_WORDS;
+        if (part[XD_RECORD_LABEL] + part[XD_RECORD_NOT_FINITE] + part[XD_RECORD_OVERFLOW] == 0) continue;
+        status->first_row = part[XD_RECORD_FIRST_ROW];
+        status->first_value = __longlong_as_double(part[XD_RECORD_FIRST_VALUE]);
+        break;
+    }
+    status->label_out_of_range += xdi_cuda_rows_total_count(a, XD_RECORD_LABEL);
+    status->not_finite += xdi_cuda_rows_total_count(a, XD_RECORD_NOT_FINITE);
+    status->overflow += xdi_cuda_rows_total_count(a, XD_RECORD_OVERFLOW);
+    if (nothing) status->nothing_counted++;
+}
+
+static __global__ void xdi_cuda_rows_finish_kernel(const __grid_constant__ xd_row_args a, xd_status *status) {
+    if (threadIdx.x != 0) return;
+    const double factor = isfinite(*a.factor) ? *a.factor : 0.0; /* else every row is a finding */
+    const double hard = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_HARD), factor);
+    const double soft = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_SOFT), factor);
+    a.values->hard = hard;
+    a.values->soft = soft;
+    a.values->loss = __dadd_rn(__dmul_rn(a.hard_weight, hard), __dmul_rn(a.soft_weight, soft));
+    a.values->counted = xdi_cuda_rows_total_count(a, XD_RECORD_COUNTED);
+    xdi_cuda_rows_status(a, a.denominator && a.denominator->inverse == 0.0, status);
+}
+
+static xd_result xdi_cuda_rows_finish(const xd_launch *launch, const xd_row_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_finish_kernel, *a,
+                           launch->status);
+}
+
+/* ---- columns ---- */
+
+/* One thread a column, so that a warp reads along the row. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_column_maxima_kernel(
+    const __grid_constant__ xd_rows logits, const uint8_t *mask, int64_t columns, float *maxima) {
+    const int64_t c = xdi_cuda_flat_index();
+    if (c >= columns) return;
+    float max = -INFINITY;
+    for (int64_t r = 0; r < logits.rows; r++) {
+        const float value = !mask || mask[r] ? xdi_cuda_element(logits, r, c) : -INFINITY;
+        if (value > max) max = value;
+    }
+    maxima[c] = max;
+}
+
+static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
+                                             const uint8_t *mask, int64_t columns, float *maxima) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
+                           mask, columns, maxima);
+}
+
+/* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *ids, int64_t count) {
+    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
+        const int64_t a = ids[low], b = ids[high];
+        if (a <= b) return;
+        ids[low] = b;
+        ids[high] = a;
+    });
+}
+
+static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_sort_ids_kernel,
+                           ids, count);
+}
+
+/* ---- table ---- */
+
+static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_count_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_denominator_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_ratio_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
+}
+
+static xd_row_kernels xdi_cuda_rows_table() {
+    xd_row_kernels kernels;
+    kernels.count = xdi_cuda_rows_count;
+    kernels.denominator = xdi_cuda_rows_denominator;
+    kernels.ratio = xdi_cuda_rows_ratio;
+    kernels.scales = xdi_cuda_rows_scales;
+    kernels.sum = xdi_cuda_rows_sum;
+    kernels.finish = xdi_cuda_rows_finish;
+    kernels.column_maxima = xdi_cuda_rows_column_maxima;
+    kernels.sort_ids = xdi_cuda_rows_sort_ids;
+    return kernels;
+}

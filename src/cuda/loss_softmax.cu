@@ -1,0 +1,268 @@
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/softmax_cpu.c is the reference.
+ * Terms are f32, sums and what is kept per row double. */
+
+/* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    if (r >= a.logits.rows) return;
+    const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
+    const bool counts = !best.broken && best.max > -INFINITY;
+    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    xdi_cuda_sums<1, false> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
+         c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
+        mine.end_eight();
+    }
+    const xdi_cuda_sums<1, false>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    double *part = a.parts + r * XD_SOFTMAX_PARTS;
+    part[XD_SOFTMAX_MAX] = best.broken ? (double)NAN : (double)best.max;
+    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.begin);
+    part[XD_SOFTMAX_SUM] = totals.sum[0];
+}
+
+static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               xdi_cuda_softmax_stats_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- merge: one thread a row ---- */
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
+    if (r >= a.logits.rows) return;
+    for (int i = 0; i < a.shards; i++) {
+        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
+        const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
+        if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
+        max = part[XD_SOFTMAX_MAX];
+        arg = part[XD_SOFTMAX_ARG];
+    }
+    for (int i = 0; i < a.shards; i++) {
+        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
+        if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
+        if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
+            sum += part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - max) / a.temperature);
+    }
+    if (a.log_sum_exp) a.log_sum_exp[r] = max / a.temperature + log(sum);
+    if (a.argmax) a.argmax[r] = (int64_t)arg;
+}
+
+static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_softmax_merge_kernel, *a);
+}
+
+/* ---- write: grid (rows / teams), block 256; one read, one write ---- */
+
+/* What is written of a row. */
+enum xdi_cuda_softmax_form {
+    XDI_CUDA_SOFTMAX_LOGS,     /* logits / tau - log_sum_exp */
+    XDI_CUDA_SOFTMAX_BACKWARD, /* (weights - p * their sum) / tau */
+    XDI_CUDA_SOFTMAX_TARGET    /* (one at the id - p) weight / tau */
+};
+
+/* One row of a write. The logarithm is taken in double: its whole part would cost the f32 form its digits. */
+struct xdi_cuda_softmax_line {
+    double per_tau, log_sum_exp;
+    float scale;    /* of p */
+    float at_id;    /* TARGET: what is added at the id */
+    int64_t id;     /* TARGET: this shard's column; -1 elsewhere */
+    float weighing; /* BACKWARD: 1 / tau */
+};
+
+template <int FORM>
+static __device__ inline float xdi_cuda_softmax_value(const xdi_cuda_softmax_line &w, float x, float weight,
+                                                      int64_t column) {
+    const float log_p = (float)__dsub_rn(__dmul_rn((double)x, w.per_tau), w.log_sum_exp);
+    if (FORM == XDI_CUDA_SOFTMAX_LOGS) return log_p;
+    const float p = expf(log_p);
+    if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) return __fmaf_rn(-p, w.scale, __fmul_rn(weight, w.weighing));
+    return column == w.id ? __fmaf_rn(-p, w.scale, w.at_id) : __fmul_rn(-p, w.scale);
+}
+
+template <int FORM>
+static __device__ inline xdi_cuda_softmax_line xdi_cuda_softmax_line_of(const xd_softmax_args &a, int64_t r,
+                                                                        bool *counts) {
+    xdi_cuda_softmax_line w = {};
+    w.per_tau = 1.0 / a.temperature;
+    w.log_sum_exp = a.log_sum_exp[r];
+    w.weighing = (float)w.per_tau;
+    *counts = true;
+    if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) {
+        double sum = 0.0;
+        for (int i = 0; i < a.shards; i++) sum += a.all[i * a.all_stride + r];
+        w.scale = (float)(sum / a.temperature);
+    }
+    if (FORM == XDI_CUDA_SOFTMAX_TARGET) {
+        *counts = a.weight[r] != 0.0f && a.ids[r] >= 0 && a.ids[r] < a.size;
+        w.scale = w.at_id = (float)((double)a.weight[r] / a.temperature);
+        w.id = a.ids[r] - a.begin;
+    }
+    return w;
+}
+
+template <int FORM, int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_write_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    bool counts;
+    const xdi_cuda_softmax_line w = xdi_cuda_softmax_line_of<FORM>(a, r, &counts);
+    const int64_t columns = counts ? a.end - a.begin : 0;
+    const int64_t width =
+        FORM == XDI_CUDA_SOFTMAX_LOGS ? columns : a.out.cols; /* gradients have zeros behind */
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight out = {}, weight = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+            if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) weight = xdi_cuda_read_any(a.weights, r, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < columns)
+                    out.at[i] = xdi_cuda_softmax_value<FORM>(w, x.at[i], weight.at[i], c + i);
+        }
+        xdi_cuda_write_any(a.out, r, c, width, out);
+    }
+}
+
+template <int FORM>
+static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               (xdi_cuda_softmax_write_kernel<FORM, TEAM>), *a);
+    })
+}
+
+/* ---- row_sums: grid (rows / teams), block 256 ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    if (r >= a.weights.rows) return;
+    xdi_cuda_sums<1, false> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.weights, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) mine.add_wide(0, (double)x.at[i]);
+    }
+    const xdi_cuda_sums<1, false>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() == 0) a.parts[r] = totals.sum[0];
+}
+
+static xd_result xdi_cuda_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->weights.rows, TEAM),
+                               xdi_cuda_softmax_row_sums_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- pick and take: one thread an id ---- */
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t at = xdi_cuda_flat_index();
+    if (at >= a.logits.rows * a.ids_count) return;
+    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    const bool owned = id >= a.begin && id < a.end;
+    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.begin) : 0.0;
+}
+
+static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
+                           xdi_cuda_softmax_pick_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t at = xdi_cuda_flat_index();
+    if (at >= a.logits.rows * a.ids_count) return;
+    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    double value = (double)NAN;
+    if (id >= 0 && id < a.size) {
+        int owner = 0;
+        while (id >= a.offsets[owner + 1]) owner++;
+        value = a.all[owner * a.all_stride + at];
+        if (a.log_sum_exp) value = value / a.temperature - a.log_sum_exp[r];
+    }
+    a.values[at] = value;
+}
+
+static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
+                           xdi_cuda_softmax_take_kernel, *a);
+}
+
+/* ---- hits: one thread a row ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_softmax_hits_kernel(const int64_t *argmax,
+                                                                    const int64_t *labels,
+                                                                    const uint8_t *mask, int64_t rows,
+                                                                    uint8_t *hits) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r < rows) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+}
+
+static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+                                       const uint8_t *mask, int64_t rows, uint8_t *hits) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_softmax_hits_kernel, argmax, labels,
+                           mask, rows, hits);
+}
+
+/* ---- table ---- */
+
+template <int TEAM> static xd_result xdi_cuda_softmax_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
+    return xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_TARGET, TEAM>);
+}
+
+static xd_result xdi_cuda_softmax_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_merge_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_pick_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_take_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_hits_kernel));
+    XDI_TRY(xdi_cuda_softmax_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_softmax_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+static xd_softmax_kernels xdi_cuda_softmax_table() {
+    xd_softmax_kernels kernels;
+    kernels.stats = xdi_cuda_softmax_stats;
+    kernels.merge = xdi_cuda_softmax_merge;
+    kernels.write = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_LOGS>;
+    kernels.row_sums = xdi_cuda_softmax_row_sums;
+    kernels.write_backward = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_BACKWARD>;
+    kernels.pick = xdi_cuda_softmax_pick;
+    kernels.take = xdi_cuda_softmax_take;
+    kernels.write_target_backward = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_TARGET>;
+    kernels.hits = xdi_cuda_softmax_hits;
+    return kernels;
+}

@@ -1,0 +1,277 @@
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/optimizer_cpu.c
+ * and clip_cpu.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
+ * each, one block merges the parts in order. Their number does not depend on the GPU, so plain sums have the
+ * same bits on each; exact ones are integers and free of every order. */
+
+enum { XDI_CUDA_NORM_BLOCKS = 512 };
+
+struct xdi_cuda_norm_item {
+    const void *data;
+    int64_t count;
+    uint8_t dtype;
+    bool replica, wide;
+};
+
+/* What one block has found. */
+struct xdi_cuda_norm_part {
+    double sum, largest;
+    int64_t not_finite, nan;
+};
+
+struct xdi_cuda_norm_join {
+    __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
+        a.sum = __dadd_rn(a.sum, b.sum);
+        a.largest = a.largest > b.largest ? a.largest : b.largest;
+        a.not_finite += b.not_finite;
+        a.nan += b.nan;
+        return a;
+    }
+};
+
+/* Adds 32 bits in place k of the limbs; integers, so the order of the threads leaves no trace. */
+static __device__ inline void xdi_cuda_limb_add(unsigned long long *limbs, int k, uint64_t bits) {
+    if (bits) atomicAdd(limbs + k, (unsigned long long)bits);
+}
+
+/* mantissa * 2^(bit - 320), as xdi_norm_add. */
+static __device__ inline void xdi_cuda_limbs_add(unsigned long long *limbs, uint64_t mantissa, int bit) {
+    const int limb = bit / 32, shift = bit % 32;
+    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
+    xdi_cuda_limb_add(limbs, limb, low & 0xffffffffu);
+    xdi_cuda_limb_add(limbs, limb + 1, (low >> 32) + (high & 0xffffffffu));
+    xdi_cuda_limb_add(limbs, limb + 2, high >> 32);
+}
+
+/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array lie close together, so
+ * nearly all terms fall into the window of the first; the others go to shared memory at once. */
+struct xdi_cuda_window {
+    uint64_t low, high;
+    int bit; /* of the window's first bit; -1 while there is none */
+    int terms;
+
+    __device__ void flush(unsigned long long *limbs) {
+        if (terms == 0) return;
+        xdi_cuda_limbs_add(limbs, low & 0xffffffffu, bit);
+        xdi_cuda_limbs_add(limbs, low >> 32, bit + 32);
+        xdi_cuda_limbs_add(limbs, high & 0xffffffffu, bit + 64);
+        xdi_cuda_limbs_add(limbs, high >> 32, bit + 96);
+        low = high = 0;
+        terms = 0;
+    }
+
+    /* A mantissa of at most 48 bits, shifted by less than 64: 2^16 of them fit. */
+    __device__ void add(unsigned long long *limbs, uint64_t mantissa, int at) {
+        if (mantissa == 0) return;
+        if (bit < 0) bit = at > 32 ? at - 32 : 0;
+        if (at < bit || at >= bit + 64 || bit + 128 > 32 * (XD_NORM_LIMBS - 2)) {
+            xdi_cuda_limbs_add(limbs, mantissa, at);
+            return;
+        }
+        const int shift = at - bit;
+        const uint64_t lower = mantissa << shift;
+        low += lower;
+        high += (shift ? mantissa >> (64 - shift) : 0) + (low < lower ? 1 : 0);
+        terms++;
+    }
+};
+
+template <bool EXACT>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
+                         xd_norm_sum *parts) {
+    XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
+    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
+    xdi_cuda_window window = { 0, 0, -1, 0 };
+    if (EXACT) {
+        if (threadIdx.x < XD_NORM_LIMBS) limbs[threadIdx.x] = 0;
+        __syncthreads();
+    }
+    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+        const int k = list.index_of(chunk);
+        const xdi_cuda_norm_item &a = list.at[k];
+        const auto one = [&](float x) {
+            const uint32_t bits = __float_as_uint(x);
+            const uint32_t biased = (bits >> 23) & 0xffu;
+            if (biased == 255u) {
+                part.not_finite++;
+                part.nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
+                return;
+            }
+            if (a.replica) return;
+            if (EXACT) {
+                const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
+                const int exponent = (int)(biased ? biased : 1u) - 150;
+                if (type == XD_NORM_L2)
+                    window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
+                else
+                    window.add(limbs, mantissa, exponent + 320);
+                return;
+            }
+            const double magnitude = fabs((double)x);
+            if (type == XD_NORM_MAX) {
+                part.largest = magnitude > part.largest ? magnitude : part.largest;
+            } else {
+                part.sum =
+                    __dadd_rn(part.sum, type == XD_NORM_L2 ? __dmul_rn(magnitude, magnitude) : magnitude);
+            }
+        };
+        xdi_cuda_walk(
+            xdi_cuda_span_of(chunk - list.first_chunk[k], a.count), a.wide,
+            [&](int64_t i) {
+                float values[8];
+                xdi_cuda_read8(a.data, a.dtype, i, values);
+                XD_UNROLL
+                for (int j = 0; j < 8; j++) one(values[j]);
+            },
+            [&](int64_t i) { one(xdi_cuda_read_float(a.data, a.dtype, i)); });
+        if (EXACT && window.terms > 65536 - XDI_CUDA_CHUNK)
+            window.flush(limbs); /* before a chunk could overflow it */
+    }
+    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+    if (EXACT) window.flush(limbs);
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier behind the limbs */
+    xd_norm_sum *out = parts + blockIdx.x;
+    if (threadIdx.x == 0) {
+        out->sum = part.sum;
+        out->largest = part.largest;
+        out->not_finite = part.not_finite;
+        out->nan = part.nan;
+    }
+    if (EXACT && threadIdx.x < XD_NORM_LIMBS) out->limbs[threadIdx.x] = (int64_t)limbs[threadIdx.x];
+}
+
+/* Adds the parts to the sum: one block, a thread a part and then a thread a limb. */
+template <bool EXACT>
+static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
+    xdi_cuda_norm_join_kernel(const xd_norm_sum *parts, int count, xd_norm_sum *sum) {
+    XD_SHARED(int64_t, limbs, [XD_NORM_LIMBS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
+    const xdi_cuda_norm_part none = part;
+    if (t < count) {
+        part.sum = parts[t].sum;
+        part.largest = parts[t].largest;
+        part.not_finite = parts[t].not_finite;
+        part.nan = parts[t].nan;
+    }
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join());
+    if (EXACT) {
+        if (t < XD_NORM_LIMBS) {
+            limbs[t] = sum->limbs[t];
+            for (int k = 0; k < count; k++) limbs[t] += parts[k].limbs[t];
+        }
+        __syncthreads();
+    }
+    if (t != 0) return;
+    sum->sum = __dadd_rn(sum->sum, part.sum);
+    sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
+    sum->not_finite += part.not_finite;
+    sum->nan += part.nan;
+    if (!EXACT) return;
+    int64_t carry = 0;
+    for (int k = 0; k < XD_NORM_LIMBS; k++) {
+        const int64_t limb = limbs[k] + carry;
+        const bool last = k + 1 == XD_NORM_LIMBS;
+        carry = limb >> 32;
+        sum->limbs[k] = last ? limb : limb & 0xffffffff;
+    }
+}
+
+static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
+    const bool exact = args->exact && args->type != XD_NORM_MAX;
+    for (int64_t k = 0; k < args->array_count; k++)
+        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
+                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(args->arrays[k].dtype));
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
+    return xdi_cuda_each_list<xdi_cuda_norm_item>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_norm_item *item) {
+            const xd_norm_array *a = &args->arrays[k];
+            item->data = a->data;
+            item->count = a->count;
+            item->dtype = (uint8_t)a->dtype;
+            item->replica = a->replica;
+            item->wide = xdi_cuda_is_aligned16(a->data);
+            return a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
+            const int most = XDI_CUDA_NORM_BLOCKS, blocks = list.chunks < most ? (int)list.chunks : most;
+            const xdi_cuda_grid walk = xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS);
+            const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
+            XDI_TRY(
+                exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, parts)
+                      : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type, parts));
+            return exact
+                       ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
+                       : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
+        });
+}
+
+/* ---- clip ---- */
+
+/* xd_norm_limbs_value. */
+static __device__ inline double xdi_cuda_limbs_value(const int64_t *limbs) {
+    int64_t carried[XD_NORM_LIMBS];
+    int64_t carry = 0;
+    int top = 1;
+    for (int k = 0; k < XD_NORM_LIMBS; k++) {
+        const int64_t limb = limbs[k] + carry;
+        carry = k + 1 < XD_NORM_LIMBS ? limb >> 32 : 0;
+        carried[k] = k + 1 < XD_NORM_LIMBS ? limb & 0xffffffff : limb;
+        if (k > 1 && carried[k] != 0) top = k;
+    }
+    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
+    if (head == 0) return 0.0;
+    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
+    const int shift = __clzll((long long)head);
+    if (shift > 0) {
+        const uint64_t both = below << 32; /* the next 32 bits, at the top of a word */
+        head = (head << shift) | (both >> (64 - shift));
+        below = shift < 32 ? (below << shift) & 0xffffffffu : 0;
+    }
+    bool rest = below != 0;
+    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
+    return ldexp(__ull2double_rn(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+}
+
+static __device__ inline double xdi_cuda_norm_value(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
+    if (sum->nan > 0) return __longlong_as_double(0x7ff8000000000000ll);
+    if (sum->not_finite > 0) return __longlong_as_double(0x7ff0000000000000ll);
+    if (type == XD_NORM_MAX) return sum->largest;
+    const double total = exact ? xdi_cuda_limbs_value(sum->limbs) : sum->sum;
+    return type == XD_NORM_L2 ? __dsqrt_rn(total) : total;
+}
+
+static __device__ inline float xdi_cuda_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
+    const double c = __ddiv_rn(max_norm, __dadd_rn(norm, 1e-6));
+    if (form == XD_CLIP_ALWAYS) return isnan(c) ? __uint_as_float(0x7fc00000u) : (float)(c < 1.0 ? c : 1.0);
+    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
+    return c < 1.0 ? (float)c : 1.0f;
+}
+
+static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
+    if (threadIdx.x != 0) return;
+    const double norm = xdi_cuda_norm_value(args.sum, args.type, args.exact);
+    *args.norm = norm;
+    *args.not_finite = args.sum->not_finite;
+    *args.coefficient =
+        args.max_norm > 0.0 ? xdi_cuda_clip_coefficient(args.form, args.max_norm, norm) : 1.0f;
+    if (args.status) args.status->not_finite += args.sum->not_finite;
+}
+
+static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_clip_kernel, *args);
+}
+
+static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
+    return xdi_cuda_load(ctx, xdi_cuda_clip_kernel);
+}

@@ -1,0 +1,504 @@
+/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/optimizer_cpu.c, and
+ * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
+ * written once.
+ *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
+ *   lerp   10 bytes an element for an f32 average of bf16 parameters
+ * Grid: one block of 256 threads a chunk of 16384 elements. */
+
+static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+static bool xdi_cuda_is_float(xd_dtype dtype) {
+    return xdi_cuda_is_narrow_float(dtype) || dtype == XD_DTYPE_F64;
+}
+
+/* ---- one element ---- */
+
+struct xdi_cuda_lerp_options {
+    double weight_f64, keep_f64;
+    float weight, keep;
+    bool weighted_sum;
+};
+
+static __device__ inline float xdi_cuda_lerp_f32(const xdi_cuda_lerp_options &o, float target, float source) {
+    if (o.weighted_sum) return __fmaf_rn(o.weight, source, __fmul_rn(o.keep, target));
+    const float difference = __fsub_rn(source, target);
+    return fabsf(o.weight) < 0.5f ? __fmaf_rn(o.weight, difference, target)
+                                  : __fmaf_rn(__fsub_rn(o.weight, 1.0f), difference, source);
+}
+
+static __device__ inline double xdi_cuda_lerp_f64(const xdi_cuda_lerp_options &o, double target,
+                                                  double source) {
+    if (o.weighted_sum) return __fma_rn(o.weight_f64, source, __dmul_rn(o.keep_f64, target));
+    const double difference = __dsub_rn(source, target);
+    return fabs(o.weight_f64) < 0.5 ? __fma_rn(o.weight_f64, difference, target)
+                                    : __fma_rn(__dsub_rn(o.weight_f64, 1.0), difference, source);
+}
+
+/* The value as a narrow dtype would hold it, widened again. */
+static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
+    if (dtype == XD_DTYPE_BF16) {
+        xdi_cuda_bf16 narrow;
+        xdi_cuda_narrow(value, &narrow);
+        return xdi_cuda_widen(narrow);
+    }
+    if (dtype == XD_DTYPE_F16) {
+        xdi_cuda_f16 narrow;
+        xdi_cuda_narrow(value, &narrow);
+        return xdi_cuda_widen(narrow);
+    }
+    return value;
+}
+
+/* Elements of any arithmetic dtype by way of double, as xd_load_f64 and xd_store_f64. */
+static __device__ inline double xdi_cuda_load_f64(const void *data, int dtype, int64_t i) {
+    switch (dtype) {
+    case XD_DTYPE_F64: return static_cast<const double *>(data)[i];
+    case XD_DTYPE_I32: return (double)static_cast<const int32_t *>(data)[i];
+    case XD_DTYPE_I64: return (double)static_cast<const int64_t *>(data)[i];
+    case XD_DTYPE_U8:
+    case XD_DTYPE_BOOL: return (double)static_cast<const uint8_t *>(data)[i];
+    default: return (double)xdi_cuda_read_float(data, dtype, i);
+    }
+}
+
+static __device__ inline void xdi_cuda_store_f64(void *data, int dtype, int64_t i, double value) {
+    switch (dtype) {
+    case XD_DTYPE_F64: static_cast<double *>(data)[i] = value; break;
+    case XD_DTYPE_I32: static_cast<int32_t *>(data)[i] = (int32_t)value; break;
+    case XD_DTYPE_I64: static_cast<int64_t *>(data)[i] = (int64_t)value; break;
+    case XD_DTYPE_U8: static_cast<uint8_t *>(data)[i] = (uint8_t)value; break;
+    case XD_DTYPE_BOOL: static_cast<uint8_t *>(data)[i] = (uint8_t)(value != 0.0); break;
+    default: xdi_cuda_write_float(data, dtype, i, __double2float_rn(value)); break;
+    }
+}
+
+static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
+                                                    int64_t i, double source) {
+    if (dtype == XD_DTYPE_F64) {
+        double *at = static_cast<double *>(target) + i;
+        *at = xdi_cuda_lerp_f64(o, *at, source);
+    } else {
+        const float rounded = xdi_cuda_as_stored(__double2float_rn(source), dtype);
+        xdi_cuda_write_float(target, dtype, i,
+                             xdi_cuda_lerp_f32(o, xdi_cuda_read_float(target, dtype, i), rounded));
+    }
+}
+
+/* Eight at an aligned address; neither side is F64. */
+static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, void *target, int dtype,
+                                             int64_t i, const float (&source)[8]) {
+    float values[8];
+    xdi_cuda_read8(target, dtype, i, values);
+    XD_UNROLL
+    for (int j = 0; j < 8; j++)
+        values[j] = xdi_cuda_lerp_f32(o, values[j], xdi_cuda_as_stored(source[j], dtype));
+    xdi_cuda_write8(target, dtype, i, values);
+}
+
+static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum) {
+    xdi_cuda_lerp_options options = {};
+    options.weight_f64 = 1.0 - keep;
+    options.keep_f64 = keep;
+    options.weight = (float)options.weight_f64;
+    options.keep = (float)keep;
+    options.weighted_sum = weighted_sum;
+    return options;
+}
+
+/* ---- adam and sgd ---- */
+
+struct xdi_cuda_update {
+    float *master, *first, *second;
+    void *value;
+    const void *gradient;
+    int64_t *steps;
+    void *average;
+    int64_t count;
+    double learning_rate;
+    float decay, weight_decay, step_size, root_correction;
+    uint8_t value_dtype, gradient_dtype, average_dtype;
+    bool fresh, wide;
+};
+
+struct xdi_cuda_update_options {
+    const float *gradient_scale;
+    const xd_status *status;
+    xdi_cuda_lerp_options average;
+    double beta1, beta2;
+    float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
+    bool couple_decay, maximize;
+};
+
+/* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
+struct xdi_cuda_update_scalars {
+    float scale, step_size, root_correction;
+    bool scaled, fresh;
+};
+
+/* base^exponent in the order of the host: xdi_optimizer_power. */
+static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
+    double power = 1.0;
+    for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))
+        if (exponent & 1) power = __dmul_rn(power, base);
+    return power;
+}
+
+static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
+                                                                     const xdi_cuda_update &a, bool adam) {
+    xdi_cuda_update_scalars s;
+    s.scaled = options.gradient_scale != nullptr;
+    s.scale = s.scaled ? *options.gradient_scale : 1.0f;
+    s.step_size = a.step_size;
+    s.root_correction = a.root_correction;
+    s.fresh = a.fresh;
+    if (a.steps == nullptr) return s;
+    const int64_t t = *a.steps + 1;
+    s.fresh = t == 1;
+    s.step_size = __double2float_rn(a.learning_rate);
+    if (!adam) return s;
+    s.step_size =
+        __double2float_rn(__ddiv_rn(a.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
+    s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
+    return s;
+}
+
+static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &options,
+                                                 const xdi_cuda_update_scalars &s, float gradient) {
+    if (s.scaled) gradient = __fmul_rn(gradient, s.scale);
+    return options.maximize ? -gradient : gradient;
+}
+
+struct xdi_cuda_adam {
+    const xdi_cuda_update_options &options;
+    const xdi_cuda_update &a;
+    const xdi_cuda_update_scalars &s;
+
+    __device__ void operator()(float gradient, float &p, float &m, float &v) const {
+        float g = xdi_cuda_gradient(options, s, gradient);
+        if (options.couple_decay) g = __fmaf_rn(a.weight_decay, p, g);
+        const float kept = options.couple_decay ? p : __fmul_rn(p, a.decay);
+        m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
+        v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
+        const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
+        p = __fmaf_rn(-s.step_size, __fdiv_rn(m, denominator), kept);
+    }
+};
+
+struct xdi_cuda_sgd {
+    const xdi_cuda_update_options &options;
+    const xdi_cuda_update &a;
+    const xdi_cuda_update_scalars &s;
+
+    __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
+        const float g = __fmaf_rn(a.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
+        buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
+        p = __fmaf_rn(-s.step_size, buffer, p);
+    }
+};
+
+template <typename Step, bool HAS_SECOND>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_update_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_update> list,
+                           const __grid_constant__ xdi_cuda_update_options options) {
+    if (xdi_cuda_refused(options.status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_update &a = list.at[k];
+    const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+    const Step step = { options, a, scalars };
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
+        [&](int64_t i) {
+            float p[8], m[8], v[8], g[8];
+            xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
+            xdi_cuda_read8_as(a.master + i, p);
+            xdi_cuda_read8_as(a.first + i, m);
+            if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
+            XD_UNROLL
+            for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
+            xdi_cuda_write8_as(a.master + i, p);
+            xdi_cuda_write8_as(a.first + i, m);
+            if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
+            if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
+            if (!a.average) return;
+            if (a.value) {
+                XD_UNROLL
+                for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+            }
+            xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
+        },
+        [&](int64_t i) {
+            float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+            step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
+            a.master[i] = p;
+            a.first[i] = m;
+            if (HAS_SECOND) a.second[i] = v;
+            if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
+            if (!a.average) return;
+            if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
+            xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
+        });
+}
+
+/* Raises the step counts once every block of the launch before has read them. One thread an array. */
+struct xdi_cuda_count {
+    int64_t *steps;
+};
+
+static __global__ void xdi_cuda_count_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_count> list,
+                                             const xd_status *status) {
+    if ((int)threadIdx.x < list.count && !xdi_cuda_refused(status)) ++*list.at[threadIdx.x].steps;
+}
+
+static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
+        XDI_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
+        XDI_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
+                    "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
+    }
+    return XD_OK;
+}
+
+static xdi_cuda_update xdi_cuda_update_of(const xd_update_array *a) {
+    xdi_cuda_update u = {};
+    u.master = a->master;
+    u.first = a->first;
+    u.second = a->second;
+    u.value = a->value;
+    u.gradient = a->gradient;
+    u.steps = a->steps;
+    u.average = a->average;
+    u.average_dtype = (uint8_t)a->average_dtype;
+    u.count = a->count;
+    u.learning_rate = a->learning_rate;
+    u.decay = a->decay;
+    u.weight_decay = a->weight_decay;
+    u.step_size = a->step_size;
+    u.root_correction = a->root_correction;
+    u.value_dtype = (uint8_t)a->value_dtype;
+    u.gradient_dtype = (uint8_t)a->gradient_dtype;
+    u.fresh = a->fresh;
+    u.wide = xdi_cuda_is_aligned16(a->master) && xdi_cuda_is_aligned16(a->first) &&
+             xdi_cuda_is_aligned16(a->second) && xdi_cuda_is_aligned16(a->value) &&
+             xdi_cuda_is_aligned16(a->gradient) && xdi_cuda_is_aligned16(a->average) &&
+             !(a->average && a->average_dtype == XD_DTYPE_F64);
+    return u;
+}
+
+static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_args *args) {
+    return xdi_cuda_each_list<xdi_cuda_count>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_count *item) -> int64_t {
+            item->steps = args->arrays[k].steps;
+            return item->steps ? 1 : 0;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_count> &list) {
+            static_assert((int)xdi_cuda_list<xdi_cuda_count>::ROOM <= (int)XDI_CUDA_THREADS, "a thread each");
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_count_kernel, list,
+                                   (const xd_status *)launch->status);
+        });
+}
+
+template <typename Step, bool HAS_SECOND>
+static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
+    XDI_TRY(xdi_cuda_update_check(launch, args));
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    xdi_cuda_update_options options = {};
+    options.gradient_scale = args->gradient_scale;
+    options.status = launch->status;
+    options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    options.beta1 = args->beta1_exact;
+    options.beta2 = args->beta2_exact;
+    options.one_minus_beta1 = args->one_minus_beta1;
+    options.one_minus_beta2 = args->one_minus_beta2;
+    options.beta2_rounded = args->beta2;
+    options.eps = args->eps;
+    options.momentum = args->momentum;
+    options.couple_decay = args->couple_decay;
+    options.maximize = args->maximize;
+    XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_update *item) {
+            *item = xdi_cuda_update_of(&args->arrays[k]);
+            if (!HAS_SECOND) item->second = nullptr;
+            return item->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_update> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
+                                   xdi_cuda_update_kernel<Step, HAS_SECOND>, list, options);
+        }));
+    return xdi_cuda_count_steps(launch, args);
+}
+
+/* ---- lerp and cast ---- */
+
+struct xdi_cuda_pair {
+    void *target;
+    const void *source;
+    int64_t count;
+    uint8_t target_dtype, source_dtype;
+    bool wide;
+};
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_lerp_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list,
+                         const xdi_cuda_lerp_options options, const xd_status *status) {
+    if (xdi_cuda_refused(status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_pair &a = list.at[k];
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
+        [&](int64_t i) {
+            float source[8];
+            xdi_cuda_read8(a.source, a.source_dtype, i, source);
+            xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
+        },
+        [&](int64_t i) {
+            xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
+                                  xdi_cuda_load_f64(a.source, a.source_dtype, i));
+        });
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
+    if (xdi_cuda_refused(status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_pair &a = list.at[k];
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
+        [&](int64_t i) {
+            float values[8];
+            xdi_cuda_read8(a.source, a.source_dtype, i, values);
+            xdi_cuda_write8(a.target, a.target_dtype, i, values);
+        },
+        [&](int64_t i) {
+            xdi_cuda_store_f64(a.target, a.target_dtype, i, xdi_cuda_load_f64(a.source, a.source_dtype, i));
+        });
+}
+
+static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const void *source,
+                                      xd_dtype source_dtype, int64_t count) {
+    xdi_cuda_pair pair = {};
+    pair.target = target;
+    pair.source = source;
+    pair.count = count;
+    pair.target_dtype = (uint8_t)target_dtype;
+    pair.source_dtype = (uint8_t)source_dtype;
+    pair.wide = xdi_cuda_is_narrow_float(target_dtype) && xdi_cuda_is_narrow_float(source_dtype) &&
+                xdi_cuda_is_aligned16(target) && xdi_cuda_is_aligned16(source);
+    return pair;
+}
+
+static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_lerp_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
+                    XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
+                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+    }
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    return xdi_cuda_each_list<xdi_cuda_pair>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_pair *item) {
+            const xd_lerp_array *a = &args->arrays[k];
+            *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
+            return a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_pair> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
+                                   xdi_cuda_lerp_kernel, list, options, (const xd_status *)launch->status);
+        });
+}
+
+static bool xdi_cuda_cast_takes(xd_dtype dtype) {
+    return xdi_cuda_is_float(dtype) || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
+           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+}
+
+static xd_result xdi_cuda_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count) {
+    for (int64_t k = 0; k < array_count; k++) {
+        const xd_cast_array *a = &arrays[k];
+        XDI_REQUIRE(launch->ctx,
+                    a->target_dtype == a->source_dtype ||
+                        (xdi_cuda_cast_takes(a->target_dtype) && xdi_cuda_cast_takes(a->source_dtype)),
+                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
+                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+    }
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(xdi_cuda_each_list<xdi_cuda_pair>(
+        array_count,
+        [&](int64_t k, xdi_cuda_pair *item) {
+            const xd_cast_array *a = &arrays[k];
+            *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
+            return a->target_dtype == a->source_dtype ? (int64_t)0 : a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_pair> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
+                                   xdi_cuda_cast_kernel, list, (const xd_status *)launch->status);
+        }));
+    return xdi_cuda_move_run(launch, array_count, [&](int64_t k, xdi_cuda_move *item) {
+        const xd_cast_array *a = &arrays[k];
+        const bool same = a->target_dtype == a->source_dtype;
+        return same ? xdi_cuda_move_bytes(a->target, a->source,
+                                          a->count * (int64_t)xd_dtype_size(a->target_dtype), item)
+                    : (int64_t)0;
+    });
+}
+
+/* ---- scale ---- */
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_scale_kernel(void *data, int dtype, int64_t count, bool wide, float factor) {
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x, count), wide,
+        [&](int64_t i) {
+            float values[8];
+            xdi_cuda_read8(data, dtype, i, values);
+            XD_UNROLL
+            for (int j = 0; j < 8; j++) values[j] = __fmul_rn(values[j], factor);
+            xdi_cuda_write8(data, dtype, i, values);
+        },
+        [&](int64_t i) {
+            xdi_cuda_write_float(data, dtype, i, __fmul_rn(xdi_cuda_read_float(data, dtype, i), factor));
+        });
+}
+
+static xd_result xdi_cuda_scale(const xd_launch *launch, const xd_scale_args *args) {
+    XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->dtype), XD_ERROR_DTYPE,
+                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
+    if (args->count <= 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(
+        launch, xdi_cuda_grid_of((args->count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK, XDI_CUDA_THREADS),
+        xdi_cuda_scale_kernel, args->data, (int)args->dtype, args->count, xdi_cuda_is_aligned16(args->data),
+        args->factor);
+}
+
+static xd_result xdi_cuda_adam_run(const xd_launch *launch, const xd_update_args *args) {
+    return xdi_cuda_update_run<xdi_cuda_adam, true>(launch, args);
+}
+
+static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args *args) {
+    return xdi_cuda_update_run<xdi_cuda_sgd, false>(launch, args);
+}
+
+static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
+}

@@ -1,0 +1,310 @@
+/* What every kernel of the unit stands on: launching, shared memory, 16-byte access, element types,
+ * reductions.
+ *
+ * The unit is compiled in two ways: by nvcc for a GPU and, with XD_EMU defined, by a C++ compiler against a
+ * cuda_runtime.h that runs kernels on the CPU. Kernels are written so that both take them as they are:
+ *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
+ *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
+ *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
+ *   blocks         whole warps; no thread returns before a barrier; no block waits for another
+ *   rounding       what promises bits spells it: __fmaf_rn, __fmul_rn, __fdiv_rn, __fsqrt_rn */
+
+#include <cuda_runtime.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <utility>
+
+#if defined(XDISTILL_STATIC)
+#    error \
+        "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"
+#endif
+
+/* The emulation brings its own forms of all but the last. */
+#if !defined(XD_EMU)
+#    define XD_SHARED(type, name, extent) __shared__ type name extent
+#    define XD_DYN_SHARED(type, name)                                            \
+        extern __shared__ __align__(16) unsigned char xdi_cuda_dynamic_shared[]; \
+        type *name = reinterpret_cast<type *>(xdi_cuda_dynamic_shared)
+#    define XDI_CUDA_PRAGMA(text) _Pragma(#    text)
+#    define XD_UNROLL XDI_CUDA_PRAGMA(unroll)
+#    define XD_UNROLL_N(n) XDI_CUDA_PRAGMA(unroll n)
+#    define XDI_CUDA_ALIGNED16(pointer) ((void)0)
+#else
+#    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
+#endif
+
+/* The device that a context computes on. The table comes first, so that a context's table leads back here. */
+struct xd_cuda {
+    xd_kernels kernels;
+    xd_ctx *ctx;
+    xd_allocator allocator; /* of device memory */
+    int device;
+    int processors;
+    int capability;  /* 90 for compute capability 9.0 */
+    void *workspace; /* partial results of the multi-array reductions */
+    size_t workspace_bytes;
+};
+
+static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {
+    return (xd_cuda *)(void *)const_cast<xd_kernels *>(xd_ctx_settings(ctx)->kernels);
+}
+
+/* ---- errors ---- */
+
+/* A CUDA error as a result of ours: the call as it was written, CUDA's name and text for what went wrong. */
+static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *call, const char *file, int line,
+                                 const char *function) {
+    if (error == cudaSuccess) return XD_OK;
+    cudaGetLastError(); /* it is reported here; the next call starts clean */
+    const xd_result result = error == cudaErrorMemoryAllocation ? XD_ERROR_MEMORY : XD_ERROR_DEVICE;
+    return xd_fail(ctx, result, file, line, function, "%.160s: %s: %s", call, cudaGetErrorName(error),
+                   cudaGetErrorString(error));
+}
+
+#define XDI_CUDA_CHECK(ctx, call) xdi_cuda_result((ctx), (call), #call, __FILE__, __LINE__, __func__)
+#define XDI_CUDA_TRY(ctx, call) XDI_TRY(XDI_CUDA_CHECK(ctx, call))
+
+/* ---- launches ---- */
+
+/* While it lives the context's device is the thread's current one. */
+struct xdi_cuda_scope {
+    xd_ctx *ctx;
+    int previous;
+    xd_result result;
+
+    explicit xdi_cuda_scope(xd_ctx *context, int device) : ctx(context), previous(device), result(XD_OK) {
+        result = XDI_CUDA_CHECK(ctx, cudaGetDevice(&previous));
+        if (result != XD_OK) previous = device;
+        if (previous != device) result = XDI_CUDA_CHECK(ctx, cudaSetDevice(device));
+        current = device;
+    }
+    explicit xdi_cuda_scope(const xd_launch *launch)
+        : xdi_cuda_scope(launch->ctx, xdi_cuda_of(launch->ctx)->device) {}
+    ~xdi_cuda_scope() {
+        if (previous != current) cudaSetDevice(previous);
+    }
+    xdi_cuda_scope(const xdi_cuda_scope &) = delete;
+    xdi_cuda_scope &operator=(const xdi_cuda_scope &) = delete;
+
+  private:
+    int current;
+};
+
+/* The grid of a launch: at least one block, whole warps. */
+struct xdi_cuda_grid {
+    int64_t blocks;
+    int threads;
+    size_t shared_bytes; /* dynamic */
+};
+
+static xdi_cuda_grid xdi_cuda_grid_of(int64_t blocks, int threads, size_t shared_bytes = 0) {
+    xdi_cuda_grid grid;
+    grid.blocks = blocks > 0 ? blocks : 1;
+    grid.threads = threads;
+    grid.shared_bytes = shared_bytes;
+    return grid;
+}
+
+template <typename... Parameters, typename... Arguments>
+static xd_result xdi_cuda_launch_at(const char *file, int line, const char *function, const char *text,
+                                    const xd_launch *launch, xdi_cuda_grid grid,
+                                    void (*kernel)(Parameters...), Arguments &&...arguments) {
+    if (grid.blocks > INT32_MAX)
+        return xd_fail(launch->ctx, XD_ERROR_ARGUMENT, file, line, function, "%.160s: a grid of %lld blocks",
+                       text, (long long)grid.blocks);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)grid.blocks, 1, 1);
+    config.blockDim = dim3((unsigned)grid.threads, 1, 1);
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = (cudaStream_t)launch->stream;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+    return xdi_cuda_result(launch->ctx, error, text, file, line, function);
+}
+
+/* XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, 256), kernel<T>, arguments...)); */
+#define XDI_CUDA_LAUNCH(...) \
+    xdi_cuda_launch_at(__FILE__, __LINE__, __func__, "launch(" #__VA_ARGS__ ")", __VA_ARGS__)
+
+/* Loads a kernel now, so that its first launch neither allocates nor waits. Every family of kernels has a
+ * function that does this for each of its instances; table.cu calls them. */
+template <typename... Parameters> static xd_result xdi_cuda_load(xd_ctx *ctx, void (*kernel)(Parameters...)) {
+    cudaFuncAttributes attributes;
+    return XDI_CUDA_CHECK(ctx, cudaFuncGetAttributes(&attributes, kernel));
+}
+
+/* ---- element types ---- */
+
+/* Storage of the narrow dtypes; float and double stand for themselves. */
+struct xdi_cuda_bf16 {
+    uint16_t bits;
+};
+struct xdi_cuda_f16 {
+    uint16_t bits;
+};
+
+/* The integer arithmetic of base/half.c: the intrinsics of the vendor lose the payload of a NaN. */
+static __device__ inline float xdi_cuda_widen(float value) {
+    return value;
+}
+
+static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
+    return __uint_as_float((uint32_t)value.bits << 16);
+}
+
+static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
+    const uint32_t sign = ((uint32_t)value.bits & 0x8000u) << 16;
+    const uint32_t exponent = ((uint32_t)value.bits >> 10) & 0x1fu;
+    const uint32_t mantissa = (uint32_t)value.bits & 0x3ffu;
+    if (exponent == 31u)
+        return __uint_as_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
+    if (exponent) return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    const float magnitude = __fmul_rn((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
+    return sign ? -magnitude : magnitude;
+}
+
+static __device__ inline void xdi_cuda_narrow(float value, float *out) {
+    *out = value;
+}
+
+static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
+    const uint32_t bits = __float_as_uint(value);
+    out->bits = (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x0040u)
+                                                   : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
+    const uint32_t bits = __float_as_uint(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const int exponent = (int)(magnitude >> 23) - 127;
+    if (magnitude > 0x7f800000u) {
+        out->bits = (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+    } else if (magnitude >= 0x477ff000u) {
+        out->bits = (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
+    } else if (exponent < -25) {
+        out->bits = (uint16_t)sign;
+    } else {
+        const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+        const int shift = exponent < -14 ? -1 - exponent : 13;
+        const uint32_t kept = mantissa >> shift;
+        const uint32_t rest = mantissa & ((1u << shift) - 1u);
+        const uint32_t half = 1u << (shift - 1);
+        const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
+        out->bits = (uint16_t)(sign | ((exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10) + rounded));
+    }
+}
+
+/* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
+ * is one of them. */
+#define XDI_CUDA_FLOATS(dtype, T, ...)     \
+    if ((dtype) == XD_DTYPE_F32) {         \
+        typedef float T;                   \
+        __VA_ARGS__                        \
+    } else if ((dtype) == XD_DTYPE_BF16) { \
+        typedef xdi_cuda_bf16 T;           \
+        __VA_ARGS__                        \
+    } else {                               \
+        typedef xdi_cuda_f16 T;            \
+        __VA_ARGS__                        \
+    }
+
+/* ---- 16 bytes at a time ---- */
+
+/* The elements that 16 bytes hold. */
+template <typename T> struct xdi_cuda_pack {
+    enum { COUNT = 16 / (int)sizeof(T) };
+    T at[COUNT];
+};
+
+#if defined(XD_EMU)
+typedef unsigned __attribute__((vector_size(16), may_alias)) xdi_cuda_bits16;
+#else
+typedef uint4 xdi_cuda_bits16;
+#endif
+
+/* The address must be a multiple of 16. */
+template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_load16(const T *from) {
+    XDI_CUDA_ALIGNED16(from);
+    const xdi_cuda_bits16 bits = *reinterpret_cast<const xdi_cuda_bits16 *>(from);
+    xdi_cuda_pack<T> pack;
+    memcpy(&pack, &bits, sizeof pack);
+    return pack;
+}
+
+template <typename T> static __device__ inline void xdi_cuda_store16(T *to, const xdi_cuda_pack<T> &pack) {
+    XDI_CUDA_ALIGNED16(to);
+    xdi_cuda_bits16 bits;
+    memcpy(&bits, &pack, sizeof bits);
+    *reinterpret_cast<xdi_cuda_bits16 *>(to) = bits;
+}
+
+static __host__ __device__ inline bool xdi_cuda_is_aligned16(const void *pointer) {
+    return ((uintptr_t)pointer & 15u) == 0;
+}
+
+/* ---- reductions ---- */
+
+enum { XDI_CUDA_WARP = 32, XDI_CUDA_MAX_WARPS = 32 };
+
+/* The value of the lane whose number differs in the bits of `mask`; T is any struct of whole words. */
+template <typename T> static __device__ inline T xdi_cuda_shuffle_xor(T value, int mask) {
+    enum { WORDS = (int)(sizeof(T) / 4) };
+    static_assert(sizeof(T) % 4 == 0, "whole words");
+    unsigned words[WORDS];
+    memcpy(words, &value, sizeof value);
+    XD_UNROLL
+    for (int i = 0; i < WORDS; i++) words[i] = __shfl_xor_sync(0xffffffffu, words[i], mask);
+    T other;
+    memcpy(&other, words, sizeof other);
+    return other;
+}
+
+/* All lanes' values merged in the order of the lanes, the same on every lane; all 32 take part. merge(a, b)
+ * need not commute: a always comes from the lower lanes. */
+template <typename T, typename Merge> static __device__ inline T xdi_cuda_warp_reduce(T value, Merge merge) {
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
+    XD_UNROLL
+    for (int mask = 1; mask < XDI_CUDA_WARP; mask *= 2) {
+        const T other = xdi_cuda_shuffle_xor(value, mask);
+        value = lane & mask ? merge(other, value) : merge(value, other);
+    }
+    return value;
+}
+
+/* The same over the block, in the order of the threads, on every thread. The block is one-dimensional and
+ * every thread calls it; merging `identity` changes nothing. */
+template <typename T, typename Merge>
+static __device__ inline T xdi_cuda_block_reduce(T value, T identity, Merge merge) {
+    XD_SHARED(T, parts, [XDI_CUDA_MAX_WARPS]);
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
+    const int warps = (int)(blockDim.x / XDI_CUDA_WARP);
+    value = xdi_cuda_warp_reduce(value, merge);
+    if (lane == 0) parts[warp] = value;
+    __syncthreads();
+    value = xdi_cuda_warp_reduce(lane < warps ? parts[lane] : identity, merge);
+    __syncthreads(); /* parts may be written again */
+    return value;
+}
+
+struct xdi_cuda_add {
+    template <typename T> __device__ T operator()(T a, T b) const {
+        return a + b;
+    }
+};
+struct xdi_cuda_larger {
+    template <typename T> __device__ T operator()(T a, T b) const {
+        return a > b ? a : b;
+    }
+};
+
+/* ---- findings ---- */
+
+/* True when some operation found bad data, so that a step must not happen. NULL is fine. */
+static __device__ inline bool xdi_cuda_refused(const xd_status *status) {
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
+}

@@ -1,0 +1,130 @@
+/* The table of the unit, and what happens once: set-up of a context's GPU. */
+
+/* Which architecture this code was compiled for: 900 for sm_90. */
+static __global__ void xdi_cuda_probe_kernel(int *architecture) {
+#if defined(__CUDA_ARCH__)
+    const int compiled_for = __CUDA_ARCH__;
+#else
+    const int compiled_for = 0;
+#endif
+    if (threadIdx.x == 0) *architecture = compiled_for;
+}
+
+static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
+    XDI_TRY(xdi_cuda_copy_load(ctx));
+    XDI_TRY(xdi_cuda_reduce_load(ctx));
+    XDI_TRY(xdi_cuda_norm_load(ctx));
+    XDI_TRY(xdi_cuda_matmul_load(ctx));
+    XDI_TRY(xdi_cuda_optimizer_load(ctx));
+    XDI_TRY(xdi_cuda_loss_load(ctx));
+    XDI_TRY(xdi_cuda_rows_load(ctx));
+    XDI_TRY(xdi_cuda_softmax_load(ctx));
+    XDI_TRY(xdi_cuda_topk_load(ctx));
+    return xdi_cuda_select_load(ctx);
+}
+
+static xd_kernels xdi_cuda_table() {
+    xd_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
+    kernels.name = "cuda";
+    kernels.device = XD_DEVICE_CUDA;
+    kernels.memory = xdi_cuda_memory_table();
+    kernels.loss = xdi_cuda_loss_table();
+    kernels.rows = xdi_cuda_rows_table();
+    kernels.softmax = xdi_cuda_softmax_table();
+    kernels.optimizer.adam = xdi_cuda_adam_run;
+    kernels.optimizer.sgd = xdi_cuda_sgd_run;
+    kernels.optimizer.lerp = xdi_cuda_lerp;
+    kernels.optimizer.cast = xdi_cuda_cast;
+    kernels.optimizer.scale = xdi_cuda_scale;
+    kernels.optimizer.norm = xdi_cuda_norm;
+    kernels.clip = xdi_cuda_clip;
+    kernels.reduce.pieces = xdi_cuda_reduce_pieces;
+    kernels.reduce.leaves = xdi_cuda_reduce_leaves;
+    kernels.copies = xdi_cuda_copies;
+    kernels.matmul = xdi_cuda_matmul;
+    return kernels;
+}
+
+/* What the GPU is. */
+static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
+    int major = 0, minor = 0;
+    XDI_CUDA_TRY(ctx, cudaGetDevice(&cuda->device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device));
+    XDI_CUDA_TRY(ctx,
+                 cudaDeviceGetAttribute(&cuda->processors, cudaDevAttrMultiProcessorCount, cuda->device));
+    cuda->capability = 10 * major + minor;
+    XDI_REQUIRE(ctx, cuda->capability >= 80, XD_ERROR_UNSUPPORTED,
+                "device %d has compute capability %d.%d; 8.0 is the least", cuda->device, major, minor);
+    return XD_OK;
+}
+
+/* Runs the probe and says once when the build leaves something of the chip unused. */
+static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int architecture = 0;
+    int *result = (int *)cuda->workspace;
+    XDI_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
+    XDI_CUDA_TRY(ctx, cudaMemcpyAsync(&architecture, result, sizeof architecture, cudaMemcpyDeviceToHost,
+                                      (cudaStream_t)launch.stream));
+    XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
+    if (architecture > 0 && architecture < 900 && cuda->capability >= 90)
+        xd_log(ctx, XD_LOG_WARN,
+               "xdistill_cuda.cu was compiled for sm_%d; rebuild with -arch=sm_90 for this device",
+               architecture / 10);
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda) {
+    XDI_TRY(xdi_cuda_inspect(ctx, cuda));
+    cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
+    cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
+    XDI_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
+                cuda->workspace_bytes, cuda->device);
+    XDI_TRY(xdi_cuda_load_all(ctx));
+    return xdi_cuda_probe(ctx, cuda);
+}
+
+static void xdi_cuda_free(xd_cuda *cuda) {
+    if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
+    xd_release(cuda->ctx, cuda);
+}
+
+XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+                "the context has a device already");
+    xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
+    XDI_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
+    cuda->ctx = ctx;
+    cuda->kernels = xdi_cuda_table();
+    if (desc) cuda->allocator = desc->allocator;
+    if (!cuda->allocator.allocate || !cuda->allocator.release) {
+        cuda->allocator.allocate = xdi_cuda_allocate_plain;
+        cuda->allocator.release = xdi_cuda_release_plain;
+        cuda->allocator.user = NULL;
+    }
+    const xd_result result = xdi_cuda_set_up(ctx, cuda);
+    if (result != XD_OK) {
+        xdi_cuda_free(cuda);
+        return result;
+    }
+    xd_ctx_set_kernels(ctx, &cuda->kernels);
+    *out = cuda;
+    return XD_OK;
+}
+
+XD_API void xd_cuda_destroy(xd_cuda *cuda) {
+    if (!cuda) return;
+    xd_ctx *ctx = cuda->ctx;
+    {
+        const xd_launch launch = xd_ctx_launch(ctx);
+        xdi_cuda_scope scope(ctx, cuda->device);
+        xdi_cuda_synchronize(&launch);
+        xd_ctx_set_kernels(ctx, NULL);
+        if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
+        cuda->workspace = NULL;
+    }
+    xdi_cuda_free(cuda);
+}

@@ -1,0 +1,539 @@
+/* Top-k losses: kernel/topk_cpu.c is the reference. The columns outside a row's ids are summed like the other losses,
+ * eight at a time in f32; the k + 1 entries of a row belong to one warp and are double throughout. */
+
+static __device__ inline double xdi_cuda_warp_sum(double value) {
+    return xdi_cuda_warp_reduce(value, xdi_cuda_add());
+}
+
+/* ---- maxima: grid (rows / teams), block 256 ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    xdi_cuda_largest best = { 0.0f, 0, 0 };
+    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.end - a.begin);
+    if (xdi_cuda_team_thread<TEAM>() == 0) a.maxima[r] = best.broken ? (double)NAN : (double)best.max;
+}
+
+static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               xdi_cuda_topk_maxima_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- stats: grid (rows / teams), block 256; one read of the rows where the sums outside are wanted ---- */
+
+enum { XDI_CUDA_TOPK_OUTSIDE, XDI_CUDA_TOPK_ENTROPY, XDI_CUDA_TOPK_TERMS };
+
+/* Takes the logits at this shard's ids and puts their columns into order[], ascending: each finds its rank. Returns
+ * how many. */
+template <int TEAM>
+static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int64_t r, bool counts) {
+    const int64_t *ids = a.ids + r * a.k;
+    int64_t n = 0;
+    for (int64_t j = xdi_cuda_team_thread<TEAM>(); j < a.k; j += TEAM) {
+        const bool inside = counts && ids[j] >= a.begin && ids[j] < a.end;
+        int64_t rank = 0;
+        a.values[r * a.k + j] = inside ? (double)xdi_cuda_element(a.logits, r, ids[j] - a.begin) : 0.0;
+        if (!inside) continue;
+        n++;
+        for (int64_t i = 0; i < a.k; i++)
+            rank += ids[i] >= a.begin && (ids[i] < ids[j] || (ids[i] == ids[j] && i < j));
+        a.order[r * a.k + rank] = ids[j] - a.begin;
+    }
+    n = xdi_cuda_team_reduce<TEAM>(n, (int64_t)0, xdi_cuda_add());
+    xdi_cuda_team_sync<TEAM>();
+    return n;
+}
+
+/* The first of n ascending columns that is not below `column`. */
+static __device__ inline int64_t xdi_cuda_topk_lower_bound(const int64_t *columns, int64_t n,
+                                                           int64_t column) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (columns[middle] < column)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+template <bool FIXED, int TEAM>
+static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
+                                                    xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
+    const int64_t columns = a.end - a.begin, *skipped = a.order + r * a.k;
+    const float max = (float)a.maxima[r], per_tau = (float)(1.0 / a.temperature);
+    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+        int64_t next = xdi_cuda_topk_lower_bound(skipped, inside, c);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            while (next < inside && skipped[next] < c + i) next++;
+            if (c + i >= columns || (next < inside && skipped[next] == c + i)) continue;
+            const float dx = xdi_cuda_minus(x.at[i], max), e = xdi_cuda_exp_of(dx, factor);
+            sums->add(XDI_CUDA_TOPK_OUTSIDE, e);
+            if (e > 0.0f) sums->add(XDI_CUDA_TOPK_ENTROPY, __fmul_rn(e, __fmul_rn(dx, per_tau)));
+        }
+        sums->end_eight();
+    }
+}
+
+static __device__ inline void xdi_cuda_topk_put(void *to,
+                                                const xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, false>::totals &t,
+                                                double max, bool broken) {
+    double *sums = static_cast<double *>(to);
+    sums[XD_TOPK_MAX] = max;
+    sums[XD_TOPK_OUTSIDE] = t.sum[XDI_CUDA_TOPK_OUTSIDE];
+    sums[XD_TOPK_ENTROPY] = t.sum[XDI_CUDA_TOPK_ENTROPY];
+    sums[XD_TOPK_BAD] = broken ? 1.0 : 0.0;
+}
+
+static __device__ inline void
+xdi_cuda_topk_put(void *to, const xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, true>::totals &t, double, bool broken) {
+    xd_fixed *sums = static_cast<xd_fixed *>(to);
+    sums[XD_TOPK_MAX].high = sums[XD_TOPK_MAX].low = 0;
+    xdi_cuda_fixed_put(&sums[XD_TOPK_OUTSIDE], t.sum[XDI_CUDA_TOPK_OUTSIDE]);
+    xdi_cuda_fixed_put(&sums[XD_TOPK_ENTROPY], t.sum[XDI_CUDA_TOPK_ENTROPY]);
+    sums[XD_TOPK_BAD].high = t.misfits.infinite + (broken ? 1 : 0);
+    sums[XD_TOPK_BAD].low = t.misfits.large;
+}
+
+template <bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    const bool broken = isnan(a.maxima[r]), counts = !broken && a.row_scale[r] != 0.0;
+    const int64_t inside = xdi_cuda_topk_inside<TEAM>(a, r, counts);
+    xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> mine;
+    if (counts && a.outside) xdi_cuda_topk_outside<FIXED, TEAM>(a, r, inside, &mine);
+    const typename xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED>::totals totals =
+        xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    const size_t size = FIXED ? sizeof(xd_fixed) : sizeof(double);
+    xdi_cuda_topk_put(static_cast<char *>(a.sums) + (size_t)r * XD_TOPK_SUMS * size, totals,
+                      counts ? a.maxima[r] : 0.0, broken);
+}
+
+static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
+    })
+}
+
+/* ---- merge: one warp a row ---- */
+
+static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, int64_t r,
+                                                        xd_topk_side *side) {
+    xd_fixed sum[XD_TOPK_SUMS];
+    memset(sum, 0, sizeof sum);
+    for (int i = 0; i < a.shards; i++)
+        for (int which = 0; which < XD_TOPK_SUMS; which++) {
+            const int64_t *part = a.all + i * a.all_stride + (r * XD_TOPK_SUMS + which) * 2;
+            sum[which].high += part[0];
+            sum[which].low += part[1];
+        }
+    side->max = a.maxima[r];
+    side->outside = xdi_cuda_fixed_value(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xdi_cuda_fixed_value(sum[XD_TOPK_ENTROPY]);
+    if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
+    if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static __device__ inline double xdi_cuda_topk_part(const xd_topk_args &a, int shard, int64_t r, int which) {
+    return __longlong_as_double(a.all[shard * a.all_stride + r * XD_TOPK_SUMS + which]);
+}
+
+static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, int64_t r,
+                                                        xd_topk_side *side) {
+    side->max = -(double)INFINITY;
+    for (int i = 0; i < a.shards; i++) {
+        const double max = xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX);
+        if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
+        if (max > side->max) side->max = max;
+    }
+    for (int i = 0; i < a.shards; i++) {
+        const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
+                     f = exp(shift);
+        const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
+        if (!(f > 0.0)) continue;
+        side->outside += f * outside;
+        side->entropy += f * (xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY) + outside * shift);
+    }
+}
+
+/* Brings the logits at all ids together; true when an id is out of range or twice in the row. */
+static __device__ inline bool xdi_cuda_topk_merge_values(const xd_topk_args &a, int64_t r) {
+    const int64_t *ids = a.ids + r * a.k;
+    const int64_t sums = a.logits.rows * XD_TOPK_SUMS * (a.fixed ? 2 : 1); /* words before the values */
+    int wrong = 0;
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP) {
+        int shard = 0;
+        if (ids[j] >= a.size) wrong = 1;
+        if (ids[j] < 0 || ids[j] >= a.size) continue;
+        while (ids[j] >= a.offsets[shard + 1]) shard++;
+        a.values[r * a.k + j] = __longlong_as_double(a.all[shard * a.all_stride + sums + r * a.k + j]);
+        for (int64_t i = 0; i < j; i++)
+            if (ids[i] == ids[j]) wrong = 1;
+    }
+    return __any_sync(0xffffffffu, wrong) != 0;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_merge_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    if (r >= a.logits.rows) return;
+    const bool counts = a.row_scale[r] != 0.0;
+    const bool wrong = counts && xdi_cuda_topk_merge_values(a, r);
+    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() != 0) return;
+    xd_topk_side side;
+    memset(&side, 0, sizeof side);
+    if (counts && a.fixed) xdi_cuda_topk_merge_fixed(a, r, &side);
+    if (counts && !a.fixed) xdi_cuda_topk_merge_plain(a, r, &side);
+    if (wrong) side.finding = (int)XD_ROW_LABEL;
+    if (counts && side.max == -(double)INFINITY) side.finding = (int)XD_ROW_NOT_FINITE;
+    a.side[r] = side;
+}
+
+static xd_result xdi_cuda_topk_merge(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
+                           xdi_cuda_topk_merge_kernel, *a);
+}
+
+/* ---- divergence: one warp a row ---- */
+
+/* One row as the divergence sees it: entries j < k are the ids, the tail is one more. All lanes hold the same
+ * scalars; lane l has the entries l, l + 32, ... */
+struct xdi_cuda_topk_entries {
+    double *s, *t; /* [k] logarithms */
+    double *g;     /* [k] gradient with respect to the entries' logits */
+    const int64_t *ids;
+    int64_t k;
+    double tail_s, tail_t;                /* logarithms of the tail */
+    double log;                           /* of the student's sum over all columns */
+    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
+    bool tail;                            /* the outside is an entry of the divergence */
+    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
+    double student_mass, teacher_mass;
+};
+
+#define XDI_CUDA_TOPK_EACH(e, j)                                                            \
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
+        if ((e)->ids[j] >= 0)
+
+/* Smallest tail: 1 - e^-1e-7. */
+static __device__ inline double xdi_cuda_topk_floor() {
+    return -expm1(-1e-7);
+}
+
+/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
+static __device__ inline double xdi_cuda_topk_normalise(const xdi_cuda_topk_entries *e, const double *values,
+                                                        double temperature, double *out) {
+    double max = -(double)INFINITY, sum = 0.0;
+    XDI_CUDA_TOPK_EACH(e, j) if (values[j] > max) max = values[j];
+    max = xdi_cuda_warp_reduce(max, xdi_cuda_larger());
+    XDI_CUDA_TOPK_EACH(e, j) if (max > -(double)INFINITY) sum += exp((values[j] - max) / temperature);
+    const double log_sum = log(xdi_cuda_warp_sum(sum));
+    XDI_CUDA_TOPK_EACH(e, j) out[j] = (values[j] - max) / temperature - log_sum;
+    return max / temperature + log_sum;
+}
+
+static __device__ inline double xdi_cuda_topk_mass(const xdi_cuda_topk_entries *e, const double *logs) {
+    double sum = 0.0;
+    XDI_CUDA_TOPK_EACH(e, j) sum += exp(logs[j]);
+    return xdi_cuda_warp_sum(sum);
+}
+
+static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &a, int64_t r,
+                                                            xdi_cuda_topk_entries *e) {
+    const double *values = a.values + r * a.k;
+    const xd_topk_side side = a.side[r];
+    double inside = 0.0;
+    XDI_CUDA_TOPK_EACH(e, j) inside += exp((values[j] - side.max) / a.temperature);
+    inside = xdi_cuda_warp_sum(inside);
+    const double total = inside + side.outside;
+    e->log = log(total);
+    e->student_mass = inside / total;
+    e->outside_mass = side.outside / total;
+    e->outside_entropy = side.entropy / total - e->log * e->outside_mass;
+    if (a.mode == XD_TOPK_RENORMALISE) {
+        xdi_cuda_topk_normalise(e, values, a.temperature, e->s);
+    } else {
+        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->log;
+    }
+    e->tail_flows = e->tail && e->outside_mass >= xdi_cuda_topk_floor();
+    e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
+}
+
+static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &a, int64_t r,
+                                                            xdi_cuda_topk_entries *e) {
+    const double *values = a.teacher_values + r * a.k;
+    const double tau = a.teacher_temperature;
+    const double sum = xdi_cuda_topk_normalise(e, values, tau, e->t);
+    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
+    if (a.teacher_side) {
+        const xd_topk_side side = a.teacher_side[r];
+        const double inside = exp(sum - side.max / tau);
+        whole = side.max / tau + log(inside + side.outside);
+        outside = side.outside / (inside + side.outside);
+    } else if (a.teacher_log) {
+        whole = (double)a.teacher_log[r];
+    }
+    if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
+        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
+    }
+    e->teacher_mass = exp(sum - whole);
+    if (!a.teacher_side) outside = -expm1(sum - whole);
+    e->tail_t = log(outside < xdi_cuda_topk_floor() ? xdi_cuda_topk_floor() : outside);
+}
+
+/* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
+static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, double weight,
+                                                    xd_topk_row *row) {
+    double mass = xdi_cuda_topk_mass(e, e->t), loss = 0.0;
+    const double tail = exp(e->tail_t);
+    if (e->tail_flows) mass += tail;
+    XDI_CUDA_TOPK_EACH(e, j) {
+        const double t = exp(e->t[j]);
+        if (t > 0.0) loss += weight * t * (e->t[j] - e->s[j]);
+        e->g[j] += weight * (exp(e->s[j]) * mass - t);
+    }
+    row->loss += xdi_cuda_warp_sum(loss);
+    if (e->tail && tail > 0.0) row->loss += weight * tail * (e->tail_t - e->tail_s);
+    row->outside += weight * (e->tail_flows ? mass - tail / e->outside_mass : mass);
+}
+
+/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
+static __device__ inline double xdi_cuda_topk_ratio(double s, double t, double beta, double *loss) {
+    const double p = exp(s), q = exp(t);
+    double student, teacher;
+    *loss = 0.0;
+    if (beta == 1.0) {
+        if (p > 0.0) *loss = p * (s - t);
+        return p > 0.0 ? s - t : 0.0;
+    }
+    if (p == 0.0 && q == 0.0) return 0.0;
+    xdi_cuda_loss_log_ratios(t - s, beta, &student, &teacher);
+    if (q > 0.0) *loss += beta * q * teacher;
+    if (p > 0.0) *loss += (1.0 - beta) * p * student;
+    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+}
+
+/* The entry with most mass, the lowest among equals. */
+struct xdi_cuda_topk_most {
+    double mass;
+    int64_t j;
+};
+struct xdi_cuda_topk_most_join {
+    __device__ xdi_cuda_topk_most operator()(const xdi_cuda_topk_most &a, const xdi_cuda_topk_most &b) const {
+        return b.mass > a.mass || (b.mass == a.mass && b.j < a.j) ? b : a;
+    }
+};
+
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most mass, so that
+ * nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of the entries. */
+static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, bool zero_outside,
+                                                     bool renormalised, double beta, double weight,
+                                                     xd_topk_row *row) {
+    const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
+    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, mean = 0.0, losses = 0.0;
+    if (e->tail) {
+        const double r = xdi_cuda_topk_ratio(e->tail_s, e->tail_t, beta, &loss);
+        row->loss += weight * loss;
+        if (e->tail_flows) offset = outside = r + one;
+    }
+    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->outside_mass, INT64_MAX };
+    XDI_CUDA_TOPK_EACH(e, j) {
+        const double mass = exp(e->s[j]);
+        if (!(mass > most.mass)) continue;
+        most.mass = mass;
+        most.j = j;
+    }
+    most = xdi_cuda_warp_reduce(most, xdi_cuda_topk_most_join());
+    if (most.j != INT64_MAX) offset = xdi_cuda_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
+    XDI_CUDA_TOPK_EACH(e, j) {
+        const double r = xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
+        losses += weight * loss;
+        if (e->s[j] > -(double)INFINITY) mean += exp(e->s[j]) * (r - offset);
+    }
+    row->loss += xdi_cuda_warp_sum(losses);
+    mean = xdi_cuda_warp_sum(mean);
+    if (!renormalised)
+        mean += (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    XDI_CUDA_TOPK_EACH(e, j)
+    e->g[j] +=
+        weight * exp(e->s[j]) * (xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one - offset - mean);
+    row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
+    if (!zero_outside) return;
+    row->entropy += weight;
+    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+}
+
+static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_args &a, int64_t r,
+                                                           xdi_cuda_topk_entries *e, xd_topk_row *row) {
+    const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
+    double beta = a.beta;
+    if (a.divergence == XD_KL_FORWARD) beta = 0.0;
+    if (a.divergence == XD_KL_REVERSE) beta = 1.0;
+    xdi_cuda_topk_student_entries(a, r, e);
+    xdi_cuda_topk_teacher_entries(a, r, e);
+    __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
+    if (a.divergence == XD_JSD) {
+        xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
+    } else {
+        if (beta != 1.0) xdi_cuda_topk_forward(e, 1.0 - beta, row);
+        if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
+    }
+    if (renormalised) row->outside = 0.0;
+    row->max = a.side[r].max;
+    row->log = e->log;
+    row->student_mass = e->student_mass;
+    row->teacher_mass = e->teacher_mass;
+    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
+    int any = 0;
+    XDI_CUDA_TOPK_EACH(e, j) any = 1;
+    return __any_sync(0xffffffffu, any) != 0;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    if (r >= a.logits.rows) return;
+    xd_topk_row row;
+    xdi_cuda_topk_entries e;
+    memset(&row, 0, sizeof row);
+    memset(&e, 0, sizeof e);
+    e.s = a.scratch + r * 3 * (a.k + 1);
+    e.t = e.s + a.k;
+    e.g = a.slots + r * a.k;
+    e.ids = a.ids + r * a.k;
+    e.k = a.k;
+    e.tail = a.mode == XD_TOPK_TAIL;
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP) {
+        e.g[j] = 0.0;
+        e.s[j] = -(double)INFINITY;
+    }
+    row.finding = a.side[r].finding;
+    if (a.teacher_side && row.finding == (int)XD_ROW_FINE) row.finding = a.teacher_side[r].finding;
+    const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
+    if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
+        a.log_probs[r * a.k + j] = e.s[j];
+    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
+}
+
+static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
+                           xdi_cuda_topk_divergence_kernel, *a);
+}
+
+/* ---- grad: grid (rows / teams), block 256; one read where the outside has a gradient, one write ---- */
+
+/* The gradient outside the ids, p (outside + entropy ln p), times the row's scale. */
+struct xdi_cuda_topk_line {
+    float max, per_tau, factor, inverse, log; /* p = e^((x - max) / tau) inverse */
+    float outside, entropy;
+};
+
+static __device__ inline float xdi_cuda_topk_outside_gradient(const xdi_cuda_topk_line &w, float x) {
+    const float dx = __fsub_rn(x, w.max), p = __fmul_rn(xdi_cuda_exp_of(dx, w.factor), w.inverse);
+    if (!(p > 0.0f)) return 0.0f;
+    const float log_p = __fmaf_rn(dx, w.per_tau, -w.log);
+    return __fmul_rn(p, w.entropy != 0.0f ? __fmaf_rn(w.entropy, log_p, w.outside) : w.outside);
+}
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    const xd_topk_row row = a.row[r];
+    const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    const double scale = a.weight * a.row_scale[r] / a.temperature;
+    const xdi_cuda_topk_line w = { (float)row.max,
+                                   (float)(1.0 / a.temperature),
+                                   (float)(XDI_CUDA_LOG2E / a.temperature),
+                                   (float)exp(-row.log),
+                                   (float)row.log,
+                                   (float)(scale * row.outside),
+                                   (float)(scale * row.entropy) };
+    const int64_t columns = counts && (row.outside != 0.0 || row.entropy != 0.0) ? a.end - a.begin : 0;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < a.gradient.cols;
+         c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight g = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < columns) g.at[i] = xdi_cuda_topk_outside_gradient(w, x.at[i]);
+        }
+        xdi_cuda_write_any(a.gradient, r, c, a.gradient.cols, g);
+    }
+    xdi_cuda_team_sync<TEAM>(); /* the ids' columns are written again */
+    for (int64_t j = xdi_cuda_team_thread<TEAM>(); counts && j < a.k; j += TEAM) {
+        const int64_t id = a.ids[r * a.k + j];
+        if (id >= a.begin && id < a.end)
+            xdi_cuda_set_element(a.gradient, r, id - a.begin, (float)(scale * a.slots[r * a.k + j]));
+    }
+}
+
+static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               xdi_cuda_topk_grad_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- entries: one thread an entry ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.logits.rows * a.k) return;
+    const bool absent = a.given_values && a.given_values[i] == -INFINITY;
+    const int64_t id = a.given_ids ? a.given_ids[i] : 0;
+    if (a.given_ids) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
+    a.entry_values[i] = a.given_values ? (double)a.given_values[i] : 0.0;
+}
+
+static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->k), xdi_cuda_topk_entries_kernel,
+                           *a);
+}
+
+/* ---- loading ---- */
+
+template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
+    return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
+}
+
+static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
+    XDI_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_topk_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}

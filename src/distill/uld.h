@@ -1,0 +1,74 @@
+#ifndef XDI_DISTILL_ULD_H
+#define XDI_DISTILL_ULD_H
+
+#include "distill/align.h"
+#include "kernel/table.h"
+
+/* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
+ * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are compared. */
+
+/* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
+ * others. */
+typedef enum xd_uld_merge {
+    XD_ULD_BAYESIAN = 0, /* the last token's distribution times the probabilities of those before it; row t - 1
+                            predicts token t */
+    XD_ULD_OBSERVED      /* TRL's default: the first token's times the later ones', with row t taken for the
+                            prediction of token t, off by one; for parity */
+} xd_uld_merge;
+
+/* One side of a sequence. */
+typedef struct xd_uld_side {
+    xd_rows logits;      /* [T, >= vocabulary], f32 or bf16; whole rows: the vocabulary is not split */
+    int64_t vocabulary;  /* true columns */
+    const int64_t *ids;  /* [T] the sequence's tokens */
+    double temperature;  /* 0 -> 1 */
+} xd_uld_side;
+
+/* One sequence. */
+typedef struct xd_uld_desc {
+    xd_uld_side student, teacher;
+    const xd_aligned_chunk *chunks; /* [chunk_count] those with an empty side are left out */
+    int64_t chunk_count;
+    xd_uld_merge merge;
+    /* Hybrid: ids that are one token on both sides are compared with each other by the generalised JSD of
+     * TRL, the rest sorted. NULL: all of it sorted. */
+    const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
+    int64_t matched_count;
+    double matched_weight, unmatched_weight;
+    double beta;           /* of the JSD; 0 forward, 1 reverse */
+    double denominator;    /* 0 -> chunks with two sides */
+    double scale;          /* of loss and gradient; 0 -> 1 */
+    xd_rows gradient;      /* d loss / d student logits, all columns written; may be the student's memory; data
+                              NULL -> none */
+} xd_uld_desc;
+
+/* What a sequence gave. */
+typedef struct xd_uld_values {
+    double loss;               /* scale (weights) times the two below, over the denominator */
+    double matched, unmatched; /* over the denominator; without hybrid all of it is unmatched */
+    int64_t chunks;            /* with two sides */
+} xd_uld_values;
+
+/* Value and gradient of one sequence. Local, on the CPU, double inside; memory: a few rows of the vocabulary,
+ * from the context's allocator. Equal probabilities are ranked by id. Probabilities of merged tokens below 1e-8 are
+ * raised to it and pass no gradient. Errors, outputs untouched: ARGUMENT (temperature, beta, denominator,
+ * chunks or ids out of range), SHAPE, DTYPE, MEMORY, UNSUPPORTED on a GPU; DATA when a row that is needed has
+ * a NaN or +infinity; the gradient is then partly written. */
+XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
+
+/* One side of a sequence as TRL sees it. */
+typedef struct xd_uld_trl_side {
+    const int64_t *labels;      /* [count] -100 where not trained on */
+    const xd_token_span *spans; /* [count] bytes of the completion */
+    int64_t count;
+    bool skip_eos; /* the last token of the span is left out, whatever it is */
+} xd_uld_trl_side;
+
+/* The pairs of groups that TRL forms, as chunks, for parity: spans from the first label, `extended` groups by
+ * equal end offsets, else tokens by position. *out has no chunks where TRL skips the sequence. Errors:
+ * MEMORY. */
+XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *student,
+                                      const xd_uld_trl_side *teacher, bool extended, xd_uld_merge merge,
+                                      xd_alignment *out);
+
+#endif

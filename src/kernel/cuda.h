@@ -1,0 +1,39 @@
+#ifndef XDI_KERNEL_CUDA_H
+#define XDI_KERNEL_CUDA_H
+
+#include "base/context.h"
+
+/* Set-up of the CUDA unit: xdistill_cuda.cu, compiled by nvcc beside this header, has these functions. */
+#if !defined(XDISTILL_STATIC)
+
+/* A GPU that one context computes on. */
+typedef struct xd_cuda xd_cuda;
+
+/* Settings of a GPU. Zero is the default of every field. */
+typedef struct xd_cuda_desc {
+    xd_allocator allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+} xd_cuda_desc;
+
+/* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
+ * every pointer to elements, statistics, results and findings is a device address from now on; descs and
+ * lists stay on the host. Checks the device, loads every kernel, and warns in the log when another -arch
+ * would bring faster ones.
+ *
+ *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
+ *   desc   read during the call; NULL -> defaults
+ *
+ * Local. Waits for the device, as does xd_cuda_destroy; between the two, operations allocate no device
+ * memory, wait for nothing and copy nothing to the host (only xd_read does), so a step can be captured into a
+ * graph; what it points to on the device must then stay where it is. The thread's current device is the same
+ * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
+ * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when
+ * this build has no code for the GPU). */
+XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
+
+/* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
+ * first. NULL is fine. */
+XD_API void xd_cuda_destroy(xd_cuda *cuda);
+
+#endif
+
+#endif

@@ -1,0 +1,490 @@
+#include <math.h>
+#include <string.h>
+
+/* Losses on vectors of f32. Powers are of base 2 and taken relative to an integer near the row's maximum,
+ * which need not be known beforehand: a tile that goes beyond what the present integer allows is done again
+ * with a larger one, so a row is read once for its references and sums. Sums of tiles are carried in
+ * double. What f32 cannot say, and every row with a finding, is left to the plain kernels. */
+
+/* How far a maximum may lie above the integer, in powers of two. */
+#define XDI_FAST_ROOM 60.0
+
+/* Elements of the tile that begins at column c. */
+XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns) {
+    const int64_t tile = XDI_TILE;
+    return columns - c < tile ? columns - c : tile;
+}
+
+static int64_t xdi_fast_stride(const xd_rows *x) {
+    return x->stride ? x->stride : x->cols;
+}
+
+XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column) {
+    const int64_t at = row * xdi_fast_stride(x) + column;
+    xdi_simd_array array;
+    array.bf16 = x->dtype == XD_DTYPE_BF16;
+    array.data = x->data;
+    if (!x->data) return array;
+    array.data = array.bf16 ? (void *)((uint16_t *)x->data + at) : (void *)((float *)x->data + at);
+    return array;
+}
+
+static xd_rows xdi_fast_one_row(xd_rows x, int64_t row) {
+    x.data = xdi_fast_array(&x, row, 0).data;
+    x.stride = xdi_fast_stride(&x);
+    x.rows = 1;
+    return x;
+}
+
+/* The arguments as they would be with this row alone. */
+static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
+    xd_loss_args one = *a;
+    one.student = xdi_fast_one_row(a->student, r);
+    one.teacher = xdi_fast_one_row(a->teacher, r);
+    one.gradient = xdi_fast_one_row(a->gradient, r);
+    one.row_scale = a->row_scale + r;
+    one.row = a->row + r;
+    one.references = a->references + r * XD_LOSS_REFERENCES;
+    one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
+    if (a->labels) one.labels = a->labels + r;
+    if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
+    return one;
+}
+
+XD_PRIVATE bool xdi_fast_fits(double max, double factor) {
+    return factor > 1e-6 && factor < 1e6 && fabs(max * factor) < 65536.0;
+}
+
+static bool xdi_fast_dtypes(const xd_loss_args *a) {
+    const bool teacher =
+        !a->teacher.data || a->teacher.dtype == XD_DTYPE_F32 || a->teacher.dtype == XD_DTYPE_BF16;
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return teacher && gradient && (a->student.dtype == XD_DTYPE_F32 || a->student.dtype == XD_DTYPE_BF16);
+}
+
+/* ---- references and sums ---- */
+
+/* One exponential's sum over a row, as far as it has come. */
+typedef struct xdi_fast_sum {
+    double factor;
+    xdi_tile_power power;
+    double sum;
+    float max;
+    int64_t tile; /* where max came first */
+} xdi_fast_sum;
+
+/* False when the row begins with what f32 does not fit. */
+static bool xdi_fast_begin(const xdi_tiles *tiles, xdi_simd_array x, int64_t columns, double factor,
+                           xdi_fast_sum *sum) {
+    float guess = tiles->max(x, columns < 256 ? columns : 256);
+    if (guess == -INFINITY) guess = tiles->max(x, columns);
+    const double whole = rint((double)guess * factor);
+    memset(sum, 0, sizeof *sum);
+    sum->factor = factor;
+    sum->max = -INFINITY;
+    if (!xdi_fast_fits((double)guess, factor)) return false;
+    sum->power = xdi_tile_power_of(factor, whole);
+    return true;
+}
+
+/* Whether a tile with this maximum must be done again; the integer is then larger by *raise. */
+static bool xdi_fast_raise(xdi_fast_sum *sum, float max, double *raise) {
+    const double exponent = (double)max * sum->factor;
+    *raise = 0.0;
+    if (!(exponent > (double)sum->power.whole + XDI_FAST_ROOM) || !xdi_fast_fits((double)max, sum->factor))
+        return false;
+    const double whole = rint(exponent);
+    *raise = whole - (double)sum->power.whole;
+    sum->sum *= exp2(-*raise);
+    sum->power = xdi_tile_power_of(sum->factor, whole);
+    return true;
+}
+
+static void xdi_fast_take_max(xdi_fast_sum *sum, float max, int64_t tile) {
+    if (!(max > sum->max)) return;
+    sum->max = max;
+    sum->tile = tile;
+}
+
+static void xdi_fast_add_tile(const xdi_tiles *tiles, xdi_simd_array x, int64_t n, int64_t tile,
+                              xdi_fast_sum *sum) {
+    float max;
+    double raise, part = tiles->sum(x, n, sum->power, NULL, &max);
+    if (xdi_fast_raise(sum, max, &raise)) part = tiles->sum(x, n, sum->power, NULL, &max);
+    sum->sum += part;
+    xdi_fast_take_max(sum, max, tile);
+}
+
+/* log2 of a unit of the sum relative to e^(a reference / temperature). */
+static double xdi_fast_shift(const xdi_fast_sum *sum, double reference) {
+    return (double)sum->power.whole - reference * (double)sum->power.factor;
+}
+
+static double xdi_fast_relative(const xdi_fast_sum *sum) {
+    return sum->sum * exp2(xdi_fast_shift(sum, (double)sum->max));
+}
+
+/* All that one row of one shard adds up to. */
+typedef struct xdi_fast_row {
+    xdi_fast_sum hard, student, teacher; /* student, teacher: at the temperature */
+    double cross;                        /* as xdi_tile_pair has it */
+    double linear, linear_reference;
+    bool careful, infinite;
+} xdi_fast_row;
+
+/* The pair of a tile; when an integer was too small, again. */
+static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64_t n, int64_t tile,
+                              xdi_fast_sum *own, xdi_fast_sum *other, xdi_fast_row *row) {
+    for (;;) {
+        double own_raise, other_raise;
+        const double own_sum = own->sum;
+        pair->p = own->power;
+        pair->q = other->power;
+        pair->careful = row->careful;
+        tiles->pair(pair, n);
+        const bool raised = xdi_fast_raise(own, pair->own_max, &own_raise);
+        const bool again = xdi_fast_raise(other, pair->other_max, &other_raise) || raised;
+        row->cross =
+            exp2(-own_raise) * (row->cross - own_sum * ((double)pair->own_weight * own_raise - other_raise));
+        if (!again && (row->careful || isfinite(pair->cross))) break;
+        if (!again) row->careful = true;
+    }
+    own->sum += pair->own;
+    other->sum += pair->other;
+    row->cross += pair->cross;
+    row->infinite = row->infinite || pair->infinite;
+    xdi_fast_take_max(own, pair->own_max, tile);
+    xdi_fast_take_max(other, pair->other_max, tile);
+}
+
+static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
+                          bool soft, xdi_fast_row *row) {
+    const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    xdi_tile_pair pair;
+    memset(&pair, 0, sizeof pair);
+    memset(row, 0, sizeof *row);
+    const xdi_simd_array x = xdi_fast_array(&a->student, 0, 0), y = xdi_fast_array(&a->teacher, 0, 0);
+    if (hard && !xdi_fast_begin(tiles, x, columns, XDI_TILE_LOG2E, &row->hard)) return false;
+    if (soft && !xdi_fast_begin(tiles, x, columns, factor, &row->student)) return false;
+    if (soft && !xdi_fast_begin(tiles, y, columns, factor, &row->teacher)) return false;
+    row->linear_reference = hard ? (double)row->hard.power.whole / XDI_TILE_LOG2E : 0.0;
+    pair.own_weight = a->divergence == XD_SOFT_CE ? 0.0f : 1.0f;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        const xdi_simd_array student = xdi_fast_array(&a->student, 0, c),
+                             teacher = xdi_fast_array(&a->teacher, 0, c);
+        if (hard) xdi_fast_add_tile(tiles, student, n, c, &row->hard);
+        if (hard && a->uniform_weight != 0.0)
+            row->linear += tiles->linear(student, n, (float)row->linear_reference);
+        if (soft && crossed) {
+            pair.x = reverse ? student : teacher;
+            pair.y = reverse ? teacher : student;
+            xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
+                              reverse ? &row->teacher : &row->student, row);
+        } else if (soft) {
+            xdi_fast_add_tile(tiles, student, n, c, &row->student);
+            xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
+        }
+    }
+    return true;
+}
+
+/* CROSS of kernel/loss.h from the tiles' sum. */
+static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, const double *ref) {
+    const double student = xdi_fast_shift(&row->student, ref[XD_LOSS_MAX]);
+    const double teacher = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_MAX]);
+    const double at_arg = xdi_fast_shift(&row->teacher, ref[XD_LOSS_TEACHER_AT_ARG]);
+    switch (a->divergence) {
+    case XD_KL_FORWARD:
+        return XDI_TILE_LN2 * exp2(teacher) * (row->cross + row->teacher.sum * (teacher - student));
+    case XD_SOFT_CE: return XDI_TILE_LN2 * exp2(teacher) * (row->teacher.sum * student - row->cross);
+    case XD_KL_REVERSE:
+        return XDI_TILE_LN2 * exp2(student) * (row->cross + row->student.sum * (student - at_arg));
+    default: return 0.0;
+    }
+}
+
+/* The lowest column of the tile that has the value. */
+static int64_t xdi_fast_find(const xd_rows *x, int64_t begin, double value) {
+    while (xdi_loss_load(x, 0, begin) != value) begin++;
+    return begin;
+}
+
+/* References and sums of the one row in a. False when it is a row for the plain kernels; nothing is then
+ * written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const bool hard_loss = a->labels && a->hard_weight != 0.0;
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool shared =
+        soft && a->temperature == 1.0 && a->uniform_weight == 0.0; /* one sum for both losses */
+    const bool hard = !soft || (hard_loss && !shared);
+    double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
+    xdi_fast_row row;
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
+        return false;
+    const xdi_fast_sum *student = soft ? &row.student : &row.hard;
+    if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
+    if (soft && !xdi_fast_fits((double)row.teacher.max, row.teacher.factor)) return false;
+    const int64_t arg = xdi_fast_find(&a->student, student->tile, (double)student->max);
+    memset(sum, 0, sizeof sum);
+    reference[XD_LOSS_MAX] = (double)student->max;
+    reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+    if (soft) {
+        reference[XD_LOSS_TEACHER_AT_ARG] = xdi_loss_load(&a->teacher, 0, arg);
+        reference[XD_LOSS_TEACHER_MAX] = (double)row.teacher.max;
+        sum[XD_LOSS_SOFT] = xdi_fast_relative(&row.student);
+        sum[XD_LOSS_TEACHER] = xdi_fast_relative(&row.teacher);
+        sum[XD_LOSS_CROSS] = xdi_fast_cross(a, &row, reference);
+    }
+    if (hard_loss) sum[XD_LOSS_HARD] = hard ? xdi_fast_relative(&row.hard) : sum[XD_LOSS_SOFT];
+    if (hard_loss && a->uniform_weight != 0.0)
+        sum[XD_LOSS_LINEAR] =
+            row.linear + (double)columns * ((double)(float)row.linear_reference - reference[XD_LOSS_MAX]);
+    const int64_t target = hard_loss ? a->labels[0] - a->offsets[a->shard] : -1;
+    if (target >= 0 && target < columns)
+        sum[XD_LOSS_TARGET] = xdi_loss_load(&a->student, 0, target) - reference[XD_LOSS_MAX];
+    for (int i = 0; i < XD_LOSS_SUMS; i++)
+        if (!isfinite(sum[i])) return false;
+    memcpy(ref, reference, sizeof reference);
+    memcpy(sums, sum, sizeof sum);
+    return true;
+}
+
+XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
+    return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
+}
+
+static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
+        return;
+    plain->references(launch, one);
+    plain->stats(launch, one);
+}
+
+/* The references are this shard's own: what the sweep finds by itself. */
+static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return plain.stats(launch, a);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
+            memcmp(ref, one.references, sizeof ref) == 0)
+            memcpy(one.sums, sums, sizeof sums);
+        else
+            plain.stats(launch, &one);
+    }
+    return XD_OK;
+}
+
+/* ---- Jensen-Shannon divergence ---- */
+
+/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
+typedef struct xdi_fast_power {
+    xdi_tile_power power;
+    double rest;
+} xdi_fast_power;
+
+static xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
+    const double narrow = (double)(float)factor, log2_all = max * narrow + log_sum * XDI_TILE_LOG2E;
+    xdi_fast_power p;
+    p.power = xdi_tile_power_of(factor, rint(log2_all));
+    p.rest = log2_all - rint(log2_all);
+    return p;
+}
+
+static xdi_fast_power xdi_fast_student(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->max, row->soft_log);
+}
+
+static xdi_fast_power xdi_fast_teacher(const xd_loss_args *a, const xd_loss_row *row) {
+    return xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+}
+
+/* Is the row within what the vectors take? */
+static bool xdi_fast_accepts(const xd_loss_args *a, const xd_loss_row *row) {
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    const bool mixed = a->teacher.data && a->divergence == XD_JSD;
+    if (fabs(row->mean) > 1e5) return false; /* nearly infinite logits weigh in */
+    if (!xdi_fast_dtypes(a) || (mixed && !(a->beta > 1e-30 && 1.0 - a->beta > 1e-30))) return false;
+    return xdi_fast_fits(row->max, factor) && xdi_fast_fits(row->max, XDI_TILE_LOG2E) &&
+           xdi_fast_fits(row->teacher_max, factor);
+}
+
+static xdi_tile_mixture xdi_fast_mixture(const xd_loss_args *a, const xdi_fast_power *student,
+                                         const xdi_fast_power *teacher, double top) {
+    xdi_tile_mixture m;
+    m.p = student->power;
+    m.q = teacher->power;
+    m.p_rest = (float)student->rest;
+    m.q_rest = (float)teacher->rest;
+    m.p_share = (float)(1.0 - a->beta);
+    m.q_share = (float)a->beta;
+    m.top = (float)(top * XDI_TILE_LOG2E);
+    return m;
+}
+
+static void xdi_fast_mixture_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                                 double *sums) {
+    const xdi_fast_power student = xdi_fast_student(a, a->row), teacher = xdi_fast_teacher(a, a->row);
+    const xdi_tile_mixture m = xdi_fast_mixture(a, &student, &teacher, a->row->top);
+    double p_sum = 0.0, q_sum = 0.0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        double p, q;
+        tiles->mixture(xdi_fast_array(&a->student, 0, c), xdi_fast_array(&a->teacher, 0, c), &m,
+                       xdi_fast_tile_at(c, columns), &p, &q);
+        p_sum += p;
+        q_sum += q;
+    }
+    sums[XD_LOSS_STUDENT_MIXTURE] = XDI_TILE_LN2 * exp2(-student.rest) * p_sum;
+    sums[XD_LOSS_TEACHER_MIXTURE] = XDI_TILE_LN2 * exp2(-teacher.rest) * q_sum;
+}
+
+static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *tiles,
+                                      const xd_loss_kernels *plain, const xd_loss_args *one) {
+    const int64_t columns = one->offsets[one->shard + 1] - one->offsets[one->shard];
+    const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
+    if (counts && xdi_fast_accepts(one, one->row))
+        xdi_fast_mixture_row(tiles, one, columns, (double *)one->mixtures);
+    else
+        plain->mixture(launch, one);
+}
+
+static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return plain.mixture(launch, a);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight, xdi_tile_gradient *g) {
+    const xd_loss_row *row = a->row;
+    const xdi_fast_power student = xdi_fast_student(a, row), teacher = xdi_fast_teacher(a, row);
+    const double scale = weight * exp2(-student.rest), factor = (double)student.power.factor;
+    g->p = student.power;
+    g->q = teacher.power;
+    g->soft_scale = (float)scale;
+    switch (a->divergence) {
+    case XD_KL_REVERSE:
+        g->soft_scale = (float)(scale * XDI_TILE_LN2);
+        g->mean = (float)(row->mean * XDI_TILE_LOG2E - (((double)g->p.whole - row->max * factor) -
+                                                        ((double)g->q.whole - row->teacher_at_arg * factor)));
+        return XDI_TILE_REVERSE;
+    case XD_JSD:
+        g->soft_scale = (float)(scale * XDI_TILE_LN2 * (1.0 - a->beta));
+        g->mixture = xdi_fast_mixture(a, &student, &teacher, row->top + row->mean);
+        return XDI_TILE_MIXTURE;
+    default: g->teacher_scale = (float)(weight * exp2(-teacher.rest)); return XDI_TILE_FORWARD;
+    }
+}
+
+static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns) {
+    const bool hard = a->labels && a->hard_weight != 0.0;
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    const double hard_scale = a->row_scale[0] * a->hard_weight;
+    xdi_tile_gradient g;
+    xdi_tile_soft kind = XDI_TILE_NONE;
+    memset(&g, 0, sizeof g);
+    if (soft) kind = xdi_fast_soft_gradient(a, a->row_scale[0] * a->soft_weight / a->temperature, &g);
+    if (hard) {
+        const xdi_fast_power p = xdi_fast_normalised(XDI_TILE_LOG2E, a->row->max, a->row->hard_log);
+        g.h = p.power;
+        g.hard_scale = (float)(hard_scale * exp2(-p.rest));
+        g.uniform = (float)(hard_scale * a->uniform_weight);
+        g.hard = !(kind == XDI_TILE_FORWARD && a->temperature == 1.0 && a->uniform_weight == 0.0);
+        if (!g.hard) g.soft_scale += g.hard_scale; /* the same power */
+    }
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        g.x = xdi_fast_array(&a->student, 0, c);
+        g.y = xdi_fast_array(&a->teacher, 0, c);
+        g.out = xdi_fast_array(&a->gradient, 0, c);
+        tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
+    }
+}
+
+/* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
+typedef struct xdi_fast_column {
+    int64_t at; /* -1: not on this shard */
+    double x, y;
+} xdi_fast_column;
+
+static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int64_t columns) {
+    xdi_fast_column column = { -1, 0.0, 0.0 };
+    if (at < 0 || at >= columns) return column;
+    column.at = at;
+    column.x = xdi_loss_load(&a->student, 0, at);
+    if (a->teacher.data) column.y = xdi_loss_load(&a->teacher, 0, at);
+    return column;
+}
+
+static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
+                                   const xd_loss_kernels *plain, const xd_loss_args *one) {
+    const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
+    const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
+    xdi_fast_column exact[2];
+    if (!counts || !xdi_fast_accepts(one, one->row)) {
+        plain->grad(launch, one);
+        return;
+    }
+    exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
+    exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
+    xdi_fast_gradient_row(tiles, one, columns);
+    for (int i = 0; i < 2; i++)
+        if (exact[i].at >= 0)
+            xdi_loss_store(&one->gradient, 0, exact[i].at,
+                           xdi_loss_gradient_at(one, 0, exact[i].at, exact[i].x, exact[i].y));
+    for (int64_t c = columns; c < one->gradient.cols; c++) xdi_loss_store(&one->gradient, 0, c, 0.0);
+}
+
+static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return plain.grad(launch, a); /* where a row is cut decides f32 references */
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+    }
+    return XD_OK;
+}
+
+/* ---- all of it, row by row ---- */
+
+static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const bool mixed = a->teacher.data && a->soft_weight != 0.0 && a->divergence == XD_JSD;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        xd_loss_args one = xdi_fast_row_args(a, r);
+        xdi_fast_loss_row_partials(launch, tiles, &plain, &one);
+        if (a->shards > 1) continue;
+        one.all_references = one.references;
+        one.all_sums = one.sums;
+        one.all_mixtures = one.mixtures;
+        XDI_TRY(plain.combine(launch, &one));
+        if (mixed) {
+            xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
+            XDI_TRY(plain.mixture_combine(launch, &one));
+        }
+        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+    }
+    return XD_OK;
+}
+
+/* The loss entries that vectors do better. */
+XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
+    kernels->stats = xdi_fast_loss_stats;
+    kernels->mixture = xdi_fast_loss_mixture;
+    kernels->grad = xdi_fast_loss_grad;
+    kernels->fused = xdi_fast_loss_fused;
+}

@@ -1,0 +1,20 @@
+#include <string.h>
+
+XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op) {
+    return (op == XD_SUM || op == XD_AVG) &&
+           (dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16);
+}
+
+XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
+                                 int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    float sum[XDI_SPAN], widened[XDI_SPAN];
+    for (int64_t at = 0; at < count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(count, at);
+        const float *first = xdi_span_widen(spans, pieces[0], dtype, at, n, sum);
+        if (first != sum) memcpy(sum, first, (size_t)n * sizeof *sum);
+        for (int r = 1; r < ranks; r++)
+            spans->add(sum, xdi_span_widen(spans, pieces[r], dtype, at, n, widened), n);
+        if (op == XD_AVG) spans->scale(sum, 1.0f / (float)ranks, n);
+        xdi_span_narrow(spans, sum, out, dtype, at, n);
+    }
+}

@@ -1,0 +1,100 @@
+#ifndef XDI_KERNEL_ROWS_H
+#define XDI_KERNEL_ROWS_H
+
+#include "kernel/fixed.h"
+#include "kernel/loss.h"
+#include "kernel/table.h"
+
+/* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
+
+/* The default of ignore_index fields: rows with this label do not count. */
+#define XD_IGNORE_INDEX (-100)
+
+/* Positions of one micro-batch on one rank. A position counts when its label is not ignore_index and its mask
+ * is not 0; what is not given does not exclude. A counted position weighs 1, or weights[i]. */
+typedef struct xd_positions {
+    int64_t count;
+    const int64_t *labels; /* [count] or NULL */
+    int64_t ignore_index;  /* 0 -> XD_IGNORE_INDEX; to leave out id 0 use the mask */
+    const uint8_t *mask;   /* [count] or NULL */
+    const float *weights;  /* [count] or NULL; finite, not negative */
+} xd_positions;
+
+/* What the mean of a loss divides by: made once per optimizer step, so that the loss and its gradient are
+ * those of one rank with the whole batch, however it was split. A plain value in memory of the tensors'
+ * device; `inverse` is what kernels read. */
+typedef struct xd_denominator {
+    double value;      /* sum of the weights of counted positions, all micro-batches, all ranks */
+    double inverse;    /* 1 / value; 0 when nothing counted or a weight was refused */
+    int64_t positions; /* how many positions counted */
+    int64_t refused;   /* weights negative, not finite or too large, or negative counts: then value is 0 */
+} xd_denominator;
+
+/* Sums over all ranks of comm, divided by D and scaled. `loss` = hard_weight hard + soft_weight tau^2
+ * soft. */
+typedef struct xd_loss_values {
+    double loss, hard, soft;
+    int64_t counted; /* rows */
+} xd_loss_values;
+
+/* What one rank adds to a denominator, as integers, so that the sum over ranks is exact. */
+enum { XD_COUNT_POSITIONS, XD_COUNT_HIGH, XD_COUNT_LOW, XD_COUNT_REFUSED, XD_COUNT_WORDS };
+
+/* One rank's contribution to a loss as int64 words, so that doubles and limbs travel together. */
+enum {
+    XD_RECORD_HARD, /* a double's bits, or two limbs when fixed */
+    XD_RECORD_SOFT = 2,
+    XD_RECORD_COUNTED = 4,
+    XD_RECORD_LABEL, /* rows with a finding, by kind */
+    XD_RECORD_NOT_FINITE,
+    XD_RECORD_OVERFLOW,
+    XD_RECORD_FIRST_ROW, /* of the first finding: its row, and what the status shows of it */
+    XD_RECORD_FIRST_VALUE,
+    XD_RECORD_WORDS
+};
+
+/* Inputs and outputs of the row entries; each reads and writes what its comment names. */
+typedef struct xd_row_args {
+    xd_positions positions;            /* rows; weights of any sign here */
+    const double *scale;               /* one value; NULL -> 1 */
+    const xd_denominator *denominator; /* NULL -> denominator_value */
+    double denominator_value;
+    double *row_scale; /* [rows] weight scale / D; 0 for rows that do not count or have no finite factor */
+    double *factor;    /* one value, scale / D */
+    const xd_loss_row *loss_rows; /* [rows] losses: these */
+    const xd_topk_row *topk_rows; /* [rows] or these */
+    double hard_weight, soft_weight;
+    bool fixed;                                    /* sums are xd_fixed */
+    float *row_loss, *student_mass, *teacher_mass; /* [rows] or NULL; the masses are those of topk_rows */
+    int64_t *record;                               /* [XD_RECORD_WORDS] of this rank */
+    const int64_t *records;                        /* [ranks][XD_RECORD_WORDS] */
+    int ranks;
+    xd_loss_values *values;
+} xd_row_args;
+
+/* Row entries of the kernel table. */
+typedef struct xd_row_kernels {
+    /* adds positions to part[XD_COUNT_WORDS], which the caller has set to zero; a negative count is refused */
+    xd_result (*count)(const xd_launch *launch, const xd_positions *positions, int64_t *part);
+    /* a part summed over ranks becomes the denominator; they may share memory */
+    xd_result (*denominator)(const xd_launch *launch, const int64_t *part, xd_denominator *out);
+    /* hit.value / counted.value; 0 when nothing counted */
+    xd_result (*ratio)(const xd_launch *launch, const xd_denominator *hit, const xd_denominator *counted,
+                       double *out);
+    /* positions, scale, denominator -> row_scale, factor */
+    xd_result (*scales)(const xd_launch *launch, const xd_row_args *args);
+    /* losses -> record, row_loss and masses */
+    xd_result (*sum)(const xd_launch *launch, const xd_row_args *args);
+    /* records of all ranks, in rank order -> values; findings are added to launch->status */
+    xd_result (*finish)(const xd_launch *launch, const xd_row_args *args);
+    /* maxima[c] = largest element of column c over the rows whose mask (NULL -> all) is not 0 */
+    xd_result (*column_maxima)(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                               int64_t columns, float *maxima);
+    /* ascending, in place */
+    xd_result (*sort_ids)(const xd_launch *launch, int64_t *ids, int64_t count);
+} xd_row_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_row_kernels xd_row_kernels_cpu(void);
+
+#endif

@@ -1,0 +1,59 @@
+#ifndef XDI_KERNEL_SOFTMAX_H
+#define XDI_KERNEL_SOFTMAX_H
+
+#include "kernel/table.h"
+
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: what a shard computes alone,
+ * and what follows from all shards' parts. */
+
+/* Partials of a row: largest element, its lowest global id (-1: no columns), sum of e^((x - largest) / tau). */
+enum { XD_SOFTMAX_MAX, XD_SOFTMAX_ARG, XD_SOFTMAX_SUM, XD_SOFTMAX_PARTS };
+
+/* Inputs and outputs of the softmax entries; each reads and writes what its comment names. */
+typedef struct xd_softmax_args {
+    xd_rows logits;
+    int64_t begin, end, size; /* this shard's columns, and all shards' */
+    const int64_t *offsets;   /* [shards + 1] first global column of each shard */
+    int shards;
+    double temperature;
+    double *parts;       /* [rows, words] of this shard */
+    const double *all;   /* [shards][rows, words] */
+    int64_t all_stride;  /* elements from one shard to the next */
+    double *log_sum_exp; /* [rows] or NULL */
+    int64_t *argmax;     /* [rows] or NULL */
+    const int64_t *ids;  /* row r's are ids[r * ids_stride], ids_count of them */
+    int64_t ids_count, ids_stride;
+    double *values;      /* [rows, ids_count] */
+    const float *weight; /* [rows] */
+    xd_rows weights;     /* [rows, columns] */
+    xd_rows out;
+} xd_softmax_args;
+
+/* Softmax entries of the kernel table. */
+typedef struct xd_softmax_kernels {
+    /* logits -> parts [rows, XD_SOFTMAX_PARTS] */
+    xd_result (*stats)(const xd_launch *launch, const xd_softmax_args *args);
+    /* all, in rank order -> log_sum_exp, argmax */
+    xd_result (*merge)(const xd_launch *launch, const xd_softmax_args *args);
+    /* out = logits / tau - log_sum_exp */
+    xd_result (*write)(const xd_launch *launch, const xd_softmax_args *args);
+    /* parts [rows, 1] = sum of weights over this shard's columns */
+    xd_result (*row_sums)(const xd_launch *launch, const xd_softmax_args *args);
+    /* out = (weights - p * sum of all) / tau; columns past the shard's become zero */
+    xd_result (*write_backward)(const xd_launch *launch, const xd_softmax_args *args);
+    /* parts [rows, ids_count] = logits at this shard's ids, 0 elsewhere */
+    xd_result (*pick)(const xd_launch *launch, const xd_softmax_args *args);
+    /* values = all's pick of the shard that owns the id, NaN outside the vocabulary; with log_sum_exp their
+     * log-probability */
+    xd_result (*take)(const xd_launch *launch, const xd_softmax_args *args);
+    /* out = (one at the row's id - p) weight / tau; zero for ids outside, weight 0, columns past the shard's */
+    xd_result (*write_target_backward)(const xd_launch *launch, const xd_softmax_args *args);
+    /* hits[r] = the row's argmax is its label, and mask (NULL -> all) is not 0 */
+    xd_result (*hits)(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+                      const uint8_t *mask, int64_t rows, uint8_t *hits);
+} xd_softmax_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void);
+
+#endif

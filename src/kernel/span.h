@@ -1,0 +1,120 @@
+#ifndef XDI_KERNEL_SPAN_H
+#define XDI_KERNEL_SPAN_H
+
+#include "base/cpu.h"
+#include "base/internal.h"
+#include "kernel/optimizer.h"
+#include "kernel/reduce.h"
+
+/* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
+ * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
+ * to a span. The walk over arrays, spans and dtypes is written once, in optimizer_cpu.c. */
+enum { XDI_SPAN = 512, XDI_SPAN_LONG = 1 << 16 };
+
+/* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
+ * below 2^-140. */
+#define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
+
+/* How far an average moves; see lerp in optimizer_cpu.c. */
+typedef struct xdi_span_average {
+    float weight; /* 1 - keep */
+    float keep;
+    bool weighted_sum; /* fma(weight, source, keep * target) */
+} xdi_span_average;
+
+/* Steps elements [at, at + n) of an array; `gradient` points to the first one's. */
+typedef void (*xdi_span_update)(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                                int64_t at, int64_t n);
+
+/* What a level does to at most XDI_SPAN elements. All but power_sum give the same bits on every level; of
+ * several NaNs that meet in one operation any may survive. */
+typedef struct xdi_span_kernels {
+    void (*widen)(const uint16_t *from, xd_dtype dtype, float *to, int64_t n); /* dtype: BF16 or F16 */
+    void (*narrow)(const float *from, uint16_t *to, xd_dtype dtype, int64_t n);
+
+    xdi_span_update adam;
+    xdi_span_update sgd;
+    void (*lerp)(const xdi_span_average *average, float *target, const float *source, int64_t n);
+    void (*scale)(float *x, float factor, int64_t n);
+    void (*add)(float *sum, const float *x, int64_t n); /* sum += x */
+
+    /* Sum of |x|, of its squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
+     * finite when an element is not; then the value says no more than that. */
+    double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
+
+    bool fast; /* visits long arrays out of order and gathers exact norms by exponent; for speed only */
+} xdi_span_kernels;
+
+/* optimizer_simd.c: the spans of a level, XD_CPU_PLAIN and above. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
+
+/* optimizer_simd.c: the entries of a level. */
+XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+
+/* optimizer_cpu.c: elements of the span that begins at element `at` of `count`. */
+XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
+
+/* optimizer_cpu.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
+ * widened copies; and the way back, which copies f32. */
+XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
+                                       int64_t at, int64_t n, float *buffer);
+XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
+                                xd_dtype dtype, int64_t at, int64_t n);
+
+/* reduce_simd.c: true for the sums and averages that spans do. */
+XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op);
+
+/* reduce_simd.c: reduces pieces of such a dtype in rank order; arguments as for xd_reduce_pieces. */
+XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
+                                 int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op);
+
+/* optimizer_cpu.c: the plain spans, which the faster ones also finish their last few elements with. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
+
+/* optimizer_cpu.c: ends an expression. A product that is added to something later would be fused with the
+ * addition under -ffp-contract=fast, which changes bits. */
+XD_PRIVATE float xdi_span_rounded(float product);
+
+/* optimizer_cpu.c: the gradient that an update works with: scaled and turned as asked. */
+XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient);
+
+/* optimizer_cpu.c: the entries of the table, on the spans of a level. */
+XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                    const xdi_span_kernels *spans, xdi_span_update update);
+XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
+                                  const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count,
+                                  const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
+                                   const xdi_span_kernels *spans);
+XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
+                                  const xdi_span_kernels *spans);
+
+/* A function and its spans make an entry, six entries the table xdi_<level>_optimizer. */
+#define XDI_SPAN_ENTRIES(level, spans)                                                               \
+    static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
+        return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_sgd(const xd_launch *launch, const xd_update_args *args) {  \
+        return xdi_update_run(launch, args, &(spans), (spans).sgd);                                  \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_lerp(const xd_launch *launch, const xd_lerp_args *args) {   \
+        return xdi_lerp_run(launch, args, &(spans));                                                 \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_cast(const xd_launch *launch, const xd_cast_array *arrays,  \
+                                              int64_t array_count) {                                 \
+        return xdi_cast_run(launch, arrays, array_count, &(spans));                                  \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_scale(const xd_launch *launch, const xd_scale_args *args) { \
+        return xdi_scale_run(launch, args, &(spans));                                                \
+    }                                                                                                \
+    static xd_result xdi_##level##_entry_norm(const xd_launch *launch, const xd_norm_args *args,     \
+                                              xd_norm_sum *sum) {                                    \
+        return xdi_norm_run(launch, args, sum, &(spans));                                            \
+    }                                                                                                \
+    static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
+        xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
+        xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
+    };
+
+#endif

@@ -1,0 +1,214 @@
+#if defined(XDI_X86)
+#    include <immintrin.h>
+
+/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask. */
+
+#    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
+}
+
+/* See xdi_span_rounded. */
+XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
+    __asm__("" : "+v"(product));
+    return product;
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_abs(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* To nearest even in integers: the instruction for it flushes subnormals. */
+XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
+}
+
+XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m256i half = _mm256_maskz_loadu_epi16(lanes, from + i);
+        _mm512_mask_storeu_ps(to + i, lanes, xdi_avx512_from_half(half, dtype));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 x = _mm512_maskz_loadu_ps(lanes, from + i);
+        const __m256i half = dtype == XD_DTYPE_F16
+                                 ? _mm512_maskz_cvtps_ph(lanes, x, _MM_FROUND_TO_NEAREST_INT)
+                                 : xdi_avx512_to_bf16(x);
+        _mm256_mask_storeu_epi16(to + i, lanes, half);
+    }
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_gradient(const xd_update_args *args, __m512 g) {
+    if (args->gradient_scale) g = xdi_avx512_rounded(_mm512_mul_ps(g, _mm512_set1_ps(*args->gradient_scale)));
+    return args->maximize ? _mm512_xor_ps(g, _mm512_set1_ps(-0.0f)) : g;
+}
+
+XDI_AVX512 static void xdi_avx512_adam(const xd_update_args *args, const xd_update_array *a,
+                                       const float *gradient, int64_t at, int64_t n) {
+    const __m512 rise1 = _mm512_set1_ps(args->one_minus_beta1), rise2 = _mm512_set1_ps(args->one_minus_beta2);
+    const __m512 beta2 = _mm512_set1_ps(args->beta2), eps = _mm512_set1_ps(args->eps);
+    const __m512 step = _mm512_set1_ps(-a->step_size), correction = _mm512_set1_ps(a->root_correction);
+    const __m512 decay = _mm512_set1_ps(a->decay), coupled = _mm512_set1_ps(a->weight_decay);
+    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 p = _mm512_maskz_loadu_ps(lanes, master + i);
+        __m512 m = _mm512_maskz_loadu_ps(lanes, first + i), v = _mm512_maskz_loadu_ps(lanes, second + i);
+        __m512 g = xdi_avx512_gradient(args, _mm512_maskz_loadu_ps(lanes, gradient + i));
+        if (args->couple_decay) g = _mm512_fmadd_ps(coupled, p, g);
+        const __m512 kept = args->couple_decay ? p : _mm512_mul_ps(p, decay);
+        m = _mm512_fmadd_ps(rise1, _mm512_sub_ps(g, m), m);
+        v = _mm512_fmadd_ps(rise2, _mm512_mul_ps(g, g), _mm512_mul_ps(beta2, v));
+        const __m512 denominator = _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), correction), eps);
+        _mm512_mask_storeu_ps(master + i, lanes, _mm512_fmadd_ps(step, _mm512_div_ps(m, denominator), kept));
+        _mm512_mask_storeu_ps(first + i, lanes, m);
+        _mm512_mask_storeu_ps(second + i, lanes, v);
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_update_array *a,
+                                      const float *gradient, int64_t at, int64_t n) {
+    const __m512 decay = _mm512_set1_ps(a->weight_decay), momentum = _mm512_set1_ps(args->momentum);
+    const __m512 step = _mm512_set1_ps(-a->step_size);
+    float *master = a->master + at, *first = a->first + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 p = _mm512_maskz_loadu_ps(lanes, master + i);
+        __m512 buffer = xdi_avx512_gradient(args, _mm512_maskz_loadu_ps(lanes, gradient + i));
+        buffer = _mm512_fmadd_ps(decay, p, buffer);
+        if (!a->fresh) buffer = _mm512_fmadd_ps(momentum, _mm512_maskz_loadu_ps(lanes, first + i), buffer);
+        _mm512_mask_storeu_ps(first + i, lanes, buffer);
+        _mm512_mask_storeu_ps(master + i, lanes, _mm512_fmadd_ps(step, buffer, p));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
+                                       int64_t n) {
+    const bool from_target =
+        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in optimizer_cpu.c */
+    const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
+    const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 x = _mm512_maskz_loadu_ps(lanes, source + i),
+                     t = _mm512_maskz_loadu_ps(lanes, target + i);
+        const __m512 moved = average->weighted_sum
+                                 ? _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t))
+                                 : _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
+        _mm512_mask_storeu_ps(target + i, lanes, moved);
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        _mm512_mask_storeu_ps(x + i, lanes,
+                              _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes, x + i), _mm512_set1_ps(factor)));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        _mm512_mask_storeu_ps(
+            sum + i, lanes,
+            _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sum + i), _mm512_maskz_loadu_ps(lanes, x + i)));
+    }
+}
+
+/* Sixteen elements from `i` on, zeros past the end. */
+XDI_AVX512 static inline __m512 xdi_avx512_load(const void *data, xd_dtype dtype, int64_t i, int64_t n) {
+    const __mmask16 lanes = xdi_avx512_lanes(n - i);
+    if (dtype == XD_DTYPE_F32) return _mm512_maskz_loadu_ps(lanes, (const float *)data + i);
+    return xdi_avx512_from_half(_mm256_maskz_loadu_epi16(lanes, (const uint16_t *)data + i), dtype);
+}
+
+XDI_AVX512 static double xdi_avx512_sum(__m512d x) {
+    double lanes[8];
+    _mm512_storeu_pd(lanes, x);
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
+XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, int64_t n) {
+    __m512i largest = _mm512_setzero_si512();
+    uint32_t lanes[16], top = 0;
+    for (int64_t i = 0; i < n; i += 16)
+        largest = _mm512_max_epu32(largest,
+                                   _mm512_castps_si512(xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n))));
+    _mm512_storeu_si512(lanes, largest);
+    for (int k = 0; k < 16; k++) top = lanes[k] > top ? lanes[k] : top;
+    float value;
+    memcpy(&value, &top, sizeof value);
+    return (double)value;
+}
+
+/* Squares of bf16 are exact in f32, so f32 lanes add up to sixteen of them and lose at most 2^-20 of the
+ * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
+XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
+    const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
+    __m512 even = _mm512_setzero_ps(), odd = even;
+    double lanes[16], sum = 0.0;
+    for (int64_t i = 0; i < n; i += 32) {
+        const int64_t left = n - i;
+        const __mmask32 in = left >= 32 ? (__mmask32)0xffffffffu : (__mmask32)((1u << left) - 1u);
+        const __m512i pair = _mm512_maskz_loadu_epi16(in, x + i);
+        const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+        const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
+        even = _mm512_fmadd_ps(low, low, even);
+        odd = _mm512_fmadd_ps(high, high, odd);
+    }
+    even = _mm512_add_ps(even, odd);
+    _mm512_storeu_pd(lanes, _mm512_cvtps_pd(_mm512_castps512_ps256(even)));
+    _mm512_storeu_pd(lanes + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(even, 1)));
+    for (int k = 0; k < 16; k++) sum += lanes[k];
+    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
+}
+
+XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, xd_norm_type type,
+                                              int64_t n) {
+    __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;
+    if (type == XD_NORM_MAX) return xdi_avx512_largest(data, dtype, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
+        const double sum = xdi_avx512_squares_bf16((const uint16_t *)data, n);
+        if (sum >= 0.0) return sum;
+    }
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m512 x = xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n));
+        const __m512 y =
+            i + 16 < n ? xdi_avx512_abs(xdi_avx512_load(data, dtype, i + 16, n)) : _mm512_setzero_ps();
+        const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                      b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+        const __m512d c = _mm512_cvtps_pd(_mm512_castps512_ps256(y)),
+                      d = _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1));
+        const bool square = type == XD_NORM_L2;
+        low = square ? _mm512_fmadd_pd(a, a, low) : _mm512_add_pd(a, low);
+        high = square ? _mm512_fmadd_pd(b, b, high) : _mm512_add_pd(b, high);
+        low2 = square ? _mm512_fmadd_pd(c, c, low2) : _mm512_add_pd(c, low2);
+        high2 = square ? _mm512_fmadd_pd(d, d, high2) : _mm512_add_pd(d, high2);
+    }
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_add_pd(low, low2), _mm512_add_pd(high, high2)));
+}
+
+static const xdi_span_kernels xdi_avx512_spans = {
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd, xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, true,
+};
+
+XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
+#endif

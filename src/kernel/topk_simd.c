@@ -1,0 +1,330 @@
+#include <math.h>
+#include <string.h>
+
+/* Top-k losses on vectors, as in loss_simd.c, and selection by threshold and radix sort. */
+
+static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double max = 0.0;
+        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
+        a->maxima[r] = max == INFINITY ? NAN : max;
+    }
+    return XD_OK;
+}
+
+/* ---- sums over the columns outside the ids ---- */
+
+/* A row's integer, and how far it is from the reference, in powers of two. */
+typedef struct xdi_fast_outside {
+    xdi_tile_power power;
+    double shift;
+} xdi_fast_outside;
+
+static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
+    const double factor = XDI_TILE_LOG2E / temperature, whole = rint(max * factor);
+    xdi_fast_outside o;
+    o.power = xdi_tile_power_of(factor, whole);
+    o.shift = whole - max * (double)o.power.factor;
+    return o;
+}
+
+/* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
+ * passed. */
+static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
+                                        int64_t inside, int64_t *next, float *copy) {
+    const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
+    xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+    if (*next >= inside || ids[a->order[*next]] - begin >= c + n) return x;
+    memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
+    x.data = copy;
+    for (; *next < inside && ids[a->order[*next]] - begin < c + n; ++*next) {
+        const int64_t at = ids[a->order[*next]] - begin - c;
+        if (x.bf16)
+            ((uint16_t *)x.data)[at] = 0xff80;
+        else
+            copy[at] = -INFINITY;
+    }
+    return x;
+}
+
+/* False for rows of the plain kernel; nothing is then written but a->order. */
+static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double *sums) {
+    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const int64_t *ids = a->ids + r * a->k;
+    float copy[XDI_TILE], unused;
+    double sum = 0.0, moment = 0.0;
+    int64_t next = 0;
+    if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
+    const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, a->order);
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        double tile_moment;
+        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, inside, &next, copy);
+        sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
+        moment += tile_moment;
+    }
+    if (!isfinite(sum) || !isfinite(moment)) return false;
+    sums[XD_TOPK_MAX] = a->maxima[r];
+    sums[XD_TOPK_OUTSIDE] = exp2(o.shift) * sum;
+    sums[XD_TOPK_ENTROPY] = XDI_TILE_LN2 * exp2(o.shift) * (moment + sum * o.shift);
+    sums[XD_TOPK_BAD] = 0.0;
+    for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
+    for (int64_t j = 0; j < inside; j++)
+        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+    return true;
+}
+
+static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r) {
+    xd_topk_args one = *a;
+    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.rows = 1;
+    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.ids = a->ids + r * a->k;
+    one.row_scale = a->row_scale + r;
+    one.maxima = a->maxima + r;
+    one.sums = (double *)a->sums + r * XD_TOPK_SUMS;
+    one.values = a->values + r * a->k;
+    if (a->slots) one.slots = a->slots + r * a->k;
+    if (a->row) one.row = a->row + r;
+    return one;
+}
+
+static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+}
+
+static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_stats(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
+        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
+        const xd_topk_args one = xdi_fast_topk_row(a, r);
+        XDI_TRY(plain.topk_stats(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double scale) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xd_topk_row *row = a->row + r;
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    const double log2_all = row->max * (double)(float)factor + row->log * XDI_TILE_LOG2E;
+    const double rest = log2_all - rint(log2_all), share = scale * exp2(-rest);
+    xdi_tile_gradient g;
+    memset(&g, 0, sizeof g);
+    g.p = xdi_tile_power_of(factor, rint(log2_all));
+    g.soft_scale = (float)(share * (row->outside - row->entropy * rest * XDI_TILE_LN2));
+    g.teacher_scale = (float)(share * row->entropy * XDI_TILE_LN2);
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        g.x = xdi_fast_array(&a->logits, r, c);
+        g.out = xdi_fast_array(&a->gradient, r, c);
+        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_fast_tile_at(c, columns));
+    }
+}
+
+static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
+    const xdi_simd_array from = xdi_fast_array(x, row, begin);
+    if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
+}
+
+static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r) {
+    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const xd_topk_row *row = a->row + r;
+    const int64_t *ids = a->ids + r * a->k;
+    const double scale = a->weight * a->row_scale[r] / a->temperature;
+    const bool dense = row->outside != 0.0 || row->entropy != 0.0;
+    if (dense) xdi_fast_topk_outside(tiles, a, r, scale);
+    xdi_fast_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
+    for (int64_t j = 0; j < a->k; j++)
+        if (ids[j] >= begin && ids[j] < begin + columns)
+            xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
+}
+
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_grad(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        const xd_topk_row *row = a->row + r;
+        const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
+        if (!counts) {
+            xdi_fast_zero(&a->gradient, r, 0, a->gradient.cols);
+        } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
+            xdi_fast_topk_grad_row(tiles, a, r);
+        } else {
+            const xd_topk_args one = xdi_fast_topk_row(a, r);
+            XDI_TRY(plain.topk_grad(launch, &one));
+        }
+    }
+    return XD_OK;
+}
+
+/* ---- selection ---- */
+
+/* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_BINS = 2048 };
+
+/* Descending order as unsigned integers; both zeros are one. */
+static uint32_t xdi_select_key(float x) {
+    const float one_zero = x + 0.0f;
+    uint32_t bits;
+    memcpy(&bits, &one_zero, sizeof bits);
+    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
+}
+
+static float xdi_select_value(uint32_t key) {
+    const uint32_t bits = key & 0x80000000u ? key : ~key & 0x7fffffffu;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int64_t r) {
+    double *values = a->values + r * a->k;
+    int64_t *ids = a->ids + r * a->k, n = 0;
+    for (int64_t begin = 0; begin < a->columns; begin += XDI_SELECT_BLOCK) {
+        const int64_t left = a->columns - begin, block = XDI_SELECT_BLOCK,
+                      count = left < block ? left : block;
+        const double max = (double)tiles->max(xdi_fast_array(&a->logits, r, begin), count);
+        if (n == a->k && max <= values[n - 1]) continue; /* not when there is a NaN */
+        for (int64_t c = begin; c < begin + count; c++) {
+            double value = xdi_loss_load(&a->logits, r, c);
+            if (isnan(value)) value = -INFINITY;
+            if (n < a->k || value > values[a->k - 1])
+                n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
+        }
+    }
+    for (; n < a->k; n++) {
+        values[n] = -INFINITY;
+        ids[n] = -1;
+    }
+}
+
+/* The bin of the rank-th key in order, among those whose bits above shift + 11 are those of `prefix`. */
+static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, int shift, uint32_t prefix) {
+    int32_t bins[XDI_SELECT_BINS];
+    uint32_t bin = 0;
+    memset(bins, 0, sizeof bins);
+    for (int64_t i = 0; i < n; i++)
+        if (shift + 11 >= 32 || keys[i] >> (shift + 11) == prefix) bins[(keys[i] >> shift) & 2047u]++;
+    for (; bin < XDI_SELECT_BINS - 1 && *rank >= bins[bin]; bin++) *rank -= bins[bin];
+    return bin;
+}
+
+/* A value that, going by a sample, is passed by a little more than k elements. */
+static float xdi_select_threshold(const xd_select_args *a, int64_t r) {
+    const int64_t step = a->columns / XDI_SELECT_SAMPLE > 0 ? a->columns / XDI_SELECT_SAMPLE : 1;
+    const int64_t all = a->columns / step, sample = XDI_SELECT_SAMPLE, n = all < sample ? all : sample;
+    const double share = (double)a->k / (double)a->columns;
+    int64_t rank = (int64_t)(share * (double)n + 4.0 * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    uint32_t keys[XDI_SELECT_SAMPLE];
+    if (rank >= n) return -INFINITY;
+    for (int64_t i = 0; i < n; i++) keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, i * step));
+    const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
+    const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
+    const float value = xdi_select_value((high << 21) | (middle << 10) | 1023u);
+    return value == value ? value : -INFINITY;
+}
+
+/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. */
+typedef struct xdi_select_scratch {
+    uint32_t *columns;
+    uint64_t *from, *to;
+    int64_t room;
+    uint32_t bins[3][XDI_SELECT_BINS]; /* how many keys have each value of each 11 bits */
+} xdi_select_scratch;
+
+static void xdi_select_keys(const xd_select_args *a, int64_t r, xdi_select_scratch *s, int64_t n) {
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    memset(s->bins, 0, sizeof s->bins);
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t at = s->columns[i];
+        const uint32_t key = xdi_select_key(x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[at])
+                                                   : ((const float *)x.data)[at]);
+        s->from[i] = (uint64_t)key << 32 | at;
+        s->bins[0][key & 2047u]++;
+        s->bins[1][(key >> 11) & 2047u]++;
+        s->bins[2][key >> 22]++;
+    }
+}
+
+/* Radix sort of the keys; equal ones keep their order. */
+static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
+    for (int digit = 0; digit < 3; digit++) {
+        uint32_t *bins = s->bins[digit], sum = 0;
+        uint64_t *from = s->from, *to = s->to;
+        const int shift = 32 + 11 * digit;
+        if (bins[(from[0] >> shift) & 2047u] == (uint32_t)n) continue; /* all the same */
+        for (int i = 0; i < XDI_SELECT_BINS; i++) {
+            const uint32_t count = bins[i];
+            bins[i] = sum;
+            sum += count;
+        }
+        for (int64_t i = 0; i < n; i++) to[bins[(from[i] >> shift) & 2047u]++] = from[i];
+        s->to = from;
+        s->from = to;
+    }
+}
+
+/* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
+static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
+                            xdi_select_scratch *s) {
+    const float threshold = xdi_select_threshold(a, r);
+    const int64_t n =
+        tiles->collect(xdi_fast_array(&a->logits, r, 0), a->columns, threshold, s->columns, s->room);
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    xdi_select_keys(a, r, s, n);
+    xdi_select_sort(s, n);
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t column = (int64_t)(s->from[j] & 0xffffffffu);
+        const float value = xdi_select_value((uint32_t)(s->from[j] >> 32));
+        a->ids[r * a->k + j] = a->first + column;
+        a->values[r * a->k + j] = value == 0.0f ? xdi_loss_load(&a->logits, r, column) : (double)value;
+    }
+    return true;
+}
+
+static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *a, xdi_select_scratch *s) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        if (s && xdi_select_many(tiles, a, r, s)) continue;
+        xdi_select_few(tiles, a, r);
+    }
+}
+
+static xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+    const xd_allocator allocator = xd_ctx_settings(launch->ctx)->allocator;
+    xdi_select_scratch s;
+    unsigned char *memory = NULL;
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_loss_kernels_cpu_plain().select(launch, a);
+    s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
+    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
+        memory =
+            (unsigned char *)allocator.allocate(allocator.user, (size_t)s.room * 20); /* need not be zero */
+    if (memory) {
+        s.from = (uint64_t *)(void *)memory;
+        s.to = s.from + s.room;
+        s.columns = (uint32_t *)(void *)(s.to + s.room);
+    }
+    xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
+    if (memory) allocator.release(allocator.user, memory);
+    return XD_OK;
+}
+
+/* The top-k entries that vectors do better. */
+XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels) {
+    kernels->topk_maxima = xdi_fast_topk_maxima;
+    kernels->topk_stats = xdi_fast_topk_stats;
+    kernels->topk_grad = xdi_fast_topk_grad;
+    kernels->select = xdi_fast_select;
+}

@@ -1,0 +1,30 @@
+/* xdistill_cuda.cu - v0.1.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
+
+       nvcc -O2 -arch=sm_90 -c xdistill_cuda.cu         (sm_80 on an A100; without -arch: any GPU since sm_75, slower)
+       nvcc -O2 -arch=sm_90 app.cu xdistill_cuda.cu     one file of app defines XDISTILL_IMPLEMENTATION
+
+   USE            xd_cuda_create (>>kernel/cuda) gives a context this unit's kernel table: losses, optimizers, averages
+                  and collectives of that context then work on device memory. After it no operation allocates, waits or
+                  copies to the host: results stay on the device until xd_read.
+   NUMERICS       Elementwise operations (AdamW, SGD, averages, casts, scaling) and sums over ranks have the bits of the
+                  CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
+                  (INVARIANT) have the CPU's bits as well.
+   CONTENTS       search for ">>": what every kernel stands on, then the operations, then the table. */
+
+#include "xdistill.h"
+
+#include "cuda/port.cuh"
+#include "cuda/list.cuh"
+#include "cuda/device.cu"
+#include "cuda/copy.cu"
+#include "cuda/reduce.cu"
+#include "cuda/optimizer.cu"
+#include "cuda/norm.cu"
+#include "cuda/matmul.cu"
+#include "cuda/loss.cuh"
+#include "cuda/loss.cu"
+#include "cuda/loss_rows.cu"
+#include "cuda/loss_softmax.cu"
+#include "cuda/topk.cu"
+#include "cuda/topk_select.cu"
+#include "cuda/table.cu"

@@ -1,0 +1,113 @@
+#!/bin/sh
+# Tests of the CUDA unit, tests/cuda/test_*.cpp.
+#
+#   sh tests/cuda/run.sh plain checker asan    on the emulation (tests/emu), in these builds; all three by default
+#   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU; skipped, in words, without one
+#
+# The plain build runs every program in four orders of the threads, one of them a comparison of all, and with streams that
+# do nothing until somebody waits. CUDA_TESTS names the programs (default: all), CUDA_BUILD the folder for what is built,
+# CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files).
+cd "$(dirname "$0")/../.." || exit 1
+build=${CUDA_BUILD:-build/cuda}
+header=${CUDA_HEADER:-src}
+cxx=${CXX:-g++} cc=${CC:-cc} nvcc=${NVCC:-nvcc}
+tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
+warn="-Wall -Wextra"
+passed=0 failed=0 skipped=0
+
+fail() {
+    echo "$1"
+    failed=$((failed + 1))
+}
+
+# Runs a program under a name, with settings of the emulation before it, and adds up what it says.
+run() {
+    title=$1
+    shift
+    env "$@" >"$out/log" 2>"$out/reports"
+    status=$?
+    counts=$(grep ' passed, ' "$out/log" | tail -n 1)
+    p=0 f=0 s=0
+    eval "$(echo "$counts" | sed -n 's/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/p=\1 f=\2 s=\3/p')"
+    echo "  $title: ${counts:-no result}"
+    grep -v ' passed, ' "$out/log"
+    if [ $status -ne 0 ] && [ "$f" -eq 0 ]; then
+        tail -n 20 "$out/reports"
+        fail "  $title ended with status $status"
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
+# The library, the unit and the programs; the library is C, and plain unless the whole build is sanitized.
+build_emulated() {
+    sh tests/emu/build.sh "$1" "$build/emu/$1" && . "$build/emu/$1/flags.sh" && mkdir -p "$out" || return 1
+    host=
+    [ "$1" = asan ] && host="-fsanitize=address,undefined -fno-omit-frame-pointer"
+    $cc -std=c99 -O1 -g $host -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
+    $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
+    for test in $tests; do
+        name=$(basename "$test" .cpp)
+        $cxx $EMU_HOST -O1 $warn -I"$header" -Itests -c "$test" -o "$out/$name.o" || return 1
+        $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$build/emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
+            return 1
+    done
+}
+
+# The examples are users of the generated files, so they run where those are tested.
+run_examples() {
+    for source in examples/*.cu; do
+        name=$(basename "$source" .cu)
+        $cxx $EMU_HOST -O1 $warn -x c++ -c "$source" -o "$out/$name.o" &&
+            $cxx "$out/$name.o" "$out/unit.o" "$build/emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" &&
+            "$out/$name" || { fail "  $source failed"; continue; }
+        passed=$((passed + 1))
+    done
+}
+
+run_emulated() {
+    out=$build/$1
+    echo "cuda, $1:"
+    build_emulated "$1" || { fail "cannot build $1"; return; }
+    for test in $tests; do
+        program=$out/$(basename "$test" .cpp)
+        name=$(basename "$test" .cpp)
+        run "$name" "$program"
+        [ "$1" = plain ] || continue
+        run "$name, descending" EMU_ORDER=desc "$program"
+        run "$name, random" EMU_ORDER=random:1 "$program"
+        run "$name, compared" EMU_ORDER=compare "$program"
+        run "$name, lazy streams" EMU_STREAMS=lazy "$program"
+        run "$name, lazy streams reversed" EMU_STREAMS=lazy-reverse "$program"
+    done
+    [ "$1$header" != plain. ] || run_examples "$1"
+}
+
+run_gpu() {
+    out=$build/gpu
+    if ! command -v "$nvcc" >/dev/null 2>&1 || ! nvidia-smi -L >/dev/null 2>&1; then
+        echo "skipped: needs nvcc and a GPU"
+        skipped=$((skipped + 1))
+        return
+    fi
+    capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+    mkdir -p "$out"
+    $cc -std=c99 -O2 -I"$header" -c tests/build/implementation.c -o "$out/library.o" &&
+        $nvcc -O2 -arch="sm_$capability" -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" ||
+        { fail "cannot build the unit"; return; }
+    for test in $tests; do
+        name=$(basename "$test" .cpp)
+        $nvcc -O1 -I"$header" -Itests -x cu -c "$test" -o "$out/$name.o" &&
+            $nvcc "$out/$name.o" "$out/unit.o" "$out/library.o" -o "$out/$name" -lpthread -lm ||
+            { fail "cannot build $name"; continue; }
+        run "$name" "$out/$name"
+        command -v compute-sanitizer >/dev/null 2>&1 || continue
+        [ -n "${CUDA_SANITIZE:-}" ] && run "$name, memcheck" compute-sanitizer --error-exitcode 9 "$out/$name"
+    done
+}
+
+[ $# -gt 0 ] || set -- plain checker asan
+for mode in "$@"; do
+    if [ "$mode" = gpu ]; then run_gpu; else run_emulated "$mode"; fi
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]

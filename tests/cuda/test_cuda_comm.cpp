@@ -1,0 +1,253 @@
+/* Ranks as threads, their memory on a GPU: every collective gives the bits that it gives in host memory. */
+#include "cuda_test.h"
+
+enum { RANKS = 3, ELEMENTS = 3000 };
+
+/* What one rank sends and what it has received, in the order of the calls. */
+struct Rank {
+    std::vector<unsigned char> log;
+};
+
+struct World {
+    bool on_device;
+    xd_reduction reduction;
+    Rank rank[RANKS];
+};
+
+/* One rank of a world, on the host or on a GPU. */
+struct Member {
+    xd_comm *comm;
+    xd_ctx *ctx;
+    xd_cuda *cuda = nullptr;
+    cudaStream_t stream = nullptr;
+    bool on_device;
+    Rank *rank;
+    Random random;
+
+    Member(xd_comm *world, World *w)
+        : comm(world), ctx(xd_comm_ctx(world)), on_device(w->on_device), rank(&w->rank[xd_comm_rank(world)]),
+          random(100 + (uint64_t)xd_comm_rank(world)) {
+        int devices = 1;
+        if (!on_device) return;
+        CHECK(cudaGetDeviceCount(&devices) == cudaSuccess);
+        CHECK(cudaSetDevice(xd_comm_rank(world) % devices) == cudaSuccess);
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        xd_ctx_set_stream(ctx, stream);
+        CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
+    }
+    ~Member() {
+        xd_cuda_destroy(cuda);
+        if (stream) cudaStreamDestroy(stream);
+    }
+};
+
+/* Memory of a member that begins with given bytes. */
+struct Buffer {
+    Member *member;
+    std::vector<unsigned char> bytes;
+    Device device;
+
+    Buffer(Member *m, const std::vector<unsigned char> &from) : member(m), bytes(from), device(allocate(m, from)) {}
+    static Device allocate(Member *m, const std::vector<unsigned char> &from) {
+        return m->on_device ? Device(from) : Device();
+    }
+    void *at() { return member->on_device ? device.at() : (void *)bytes.data(); }
+    void keep() { /* appends what it holds to the log; reading orders itself behind the stream */
+        std::vector<unsigned char> out(bytes.size());
+        if (member->on_device)
+            CHECK(xd_read(member->ctx, out.data(), device.at(), out.size()) == XD_OK);
+        else
+            out = bytes;
+        member->rank->log.insert(member->rank->log.end(), out.begin(), out.end());
+    }
+};
+
+static void reduce_all(Member *m) {
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F64, XD_DTYPE_I64, XD_DTYPE_U8 };
+    for (int form = 0; form < 20; form++) {
+        const xd_dtype dtype = dtypes[form % 5];
+        const xd_reduce_op op = (xd_reduce_op)(form / 5);
+        const int64_t n = form % 3 ? 1 + form : ELEMENTS;
+        if (!xd_reduce_supports(dtype, op)) continue;
+        Buffer in(m, elements(dtype, n, &m->random, false)), out(m, elements(dtype, n, &m->random, false));
+        CHECK(xd_all_reduce(m->comm, in.at(), out.at(), n, dtype, op) == XD_OK);
+        CHECK(xd_all_reduce(m->comm, out.at(), out.at(), n, dtype, op) == XD_OK);
+        out.keep();
+        const int64_t counts[RANKS] = { n / 3, n - n / 3, 0 };
+        Buffer part(m, elements(dtype, n, &m->random, false));
+        CHECK(xd_reduce_scatter(m->comm, in.at(), part.at(), counts, dtype, op) == XD_OK);
+        CHECK(xd_all_gather(m->comm, part.at(), out.at(), counts, dtype) == XD_OK);
+        out.keep();
+    }
+}
+
+static void move_all(Member *m) {
+    const int me = xd_comm_rank(m->comm), next = (me + 1) % RANKS, before = (me + RANKS - 1) % RANKS;
+    const int64_t to[RANKS] = { 10 + me, 3, 700 }, from[RANKS] = { me == 0 ? 10 : me == 1 ? 3 : 700,
+                                                                   me == 0 ? 11 : me == 1 ? 3 : 700,
+                                                                   me == 0 ? 12 : me == 1 ? 3 : 700 };
+    Buffer in(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    Buffer out(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    CHECK(xd_all_to_all(m->comm, in.at(), to, out.at(), from, XD_DTYPE_F32) == XD_OK);
+    out.keep();
+    CHECK(xd_broadcast(m->comm, out.at(), ELEMENTS, XD_DTYPE_F32, 1) == XD_OK);
+    out.keep();
+    if (me % 2 == 0) {
+        CHECK(xd_send(m->comm, in.at(), 50, XD_DTYPE_F32, next) == XD_OK);
+        CHECK(xd_recv(m->comm, out.at(), 50, XD_DTYPE_F32, before) == XD_OK);
+    } else {
+        CHECK(xd_recv(m->comm, out.at(), 50, XD_DTYPE_F32, before) == XD_OK);
+        CHECK(xd_send(m->comm, in.at(), 50, XD_DTYPE_F32, next) == XD_OK);
+    }
+    out.keep();
+    /* A group of its own, and host memory beside that of the device. */
+    xd_comm *half = nullptr;
+    CHECK(xd_comm_split(m->comm, me == 2, me, &half) == XD_OK);
+    CHECK(xd_all_reduce(half, in.at(), in.at(), 100, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    in.keep();
+    int64_t count = me + 1;
+    CHECK(xd_all_reduce(half, &count, &count, 1, XD_DTYPE_I64, XD_SUM) == XD_OK);
+    CHECK_EQ_INT(count, 3);
+    xd_comm_destroy(half);
+}
+
+static xd_result run_collectives(xd_comm *comm, void *argument) {
+    Member member(comm, (World *)argument);
+    reduce_all(&member);
+    move_all(&member);
+    return XD_OK;
+}
+
+static void run_worlds(World *host, World *gpu, xd_rank_function function) {
+    xd_ctx_desc desc = {};
+    xd_error error;
+    desc.timeout_seconds = 300.0;
+    desc.reduction = host->reduction;
+    memset(&error, 0, sizeof error);
+    host->on_device = false;
+    gpu->on_device = true;
+    CHECK(xd_run_threads(RANKS, &desc, function, host, nullptr) == XD_OK);
+    CHECK(xd_run_threads(RANKS, &desc, function, gpu, &error) == XD_OK);
+    CHECK_EQ_STR(error.message, "");
+    for (int r = 0; r < RANKS; r++) {
+        CHECK(!gpu->rank[r].log.empty());
+        CHECK_SAME(host->rank[r].log, gpu->rank[r].log);
+    }
+}
+
+XD_TEST(collectives_on_device_memory_give_the_bits_of_the_host) {
+    World host = {}, gpu = {};
+    run_worlds(&host, &gpu, run_collectives);
+}
+
+/* Shards of a model: a norm over the ranks, the leaf sums of its gradients, a step of each shard. */
+static xd_result run_step(xd_comm *comm, void *argument) {
+    Member m(comm, (World *)argument);
+    const int me = xd_comm_rank(comm);
+    const int64_t n = 200 + 17 * me;
+    Buffer value(&m, elements(XD_DTYPE_BF16, n, &m.random, false));
+    Buffer gradient(&m, elements(XD_DTYPE_F32, n, &m.random, false));
+    xd_gradient_norm zero;
+    memset(&zero, 0, sizeof zero);
+    Buffer norm(&m, std::vector<unsigned char>(sizeof zero));
+    xd_param param = {};
+    param.name = "w";
+    param.value = value.at();
+    param.gradient = gradient.at();
+    param.dtype = XD_DTYPE_BF16;
+    param.count = n;
+    xd_optimizer_desc desc = {};
+    desc.params = &param;
+    desc.param_count = 1;
+    xd_optimizer *optimizer = nullptr;
+    CHECK(xd_optimizer_create(m.ctx, &desc, &optimizer) == XD_OK);
+    for (int step = 0; step < 3; step++) {
+        xd_gradient_norm_desc clip = {};
+        clip.params = &param;
+        clip.param_count = 1;
+        clip.max_norm = 0.1;
+        clip.type = step == 2 ? XD_NORM_MAX : XD_NORM_L2;
+        xd_gradient_norm *result = (xd_gradient_norm *)norm.at();
+        if (m.on_device) seal();
+        CHECK(xd_gradient_norm_compute(m.ctx, comm, &clip, result) == XD_OK);
+        xd_optimizer_step_desc modifiers = {};
+        modifiers.gradient_scale = &result->coefficient;
+        CHECK(xd_optimizer_step(optimizer, &modifiers, nullptr) == XD_OK);
+        unseal();
+        value.keep();
+    }
+    xd_optimizer_destroy(optimizer);
+    xd_leaves leaves;
+    leaves.first = me * 2;
+    leaves.count = 2;
+    leaves.total = 2 * RANKS;
+    Buffer forest(&m, elements(XD_DTYPE_F32, 2 * 300, &m.random, false));
+    Buffer sum(&m, elements(XD_DTYPE_F32, 300, &m.random, false));
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = forest.at();
+    c.recv = sum.at();
+    c.count = 300;
+    c.dtype = XD_DTYPE_F32;
+    c.leaves = leaves;
+    CHECK(xd_collective_run(comm, &c) == XD_OK);
+    sum.keep();
+    return XD_OK;
+}
+
+XD_TEST(a_step_over_sharded_parameters_has_the_bits_of_the_host) {
+    World host = {}, gpu = {};
+    host.reduction = gpu.reduction = XD_REDUCTION_INVARIANT;
+    run_worlds(&host, &gpu, run_step);
+}
+
+/* Partial sums become shards by columns, those shards by rows: reductions, strided packing and unpacking. */
+static xd_result run_redistribution(xd_comm *comm, void *argument) {
+    enum { ROWS = 14, COLUMNS = 11 };
+    Member m(comm, (World *)argument);
+    const int me = xd_comm_rank(comm);
+    xd_mesh_desc mesh_desc = {};
+    mesh_desc.axes[0].name = "tp";
+    mesh_desc.axes[0].size = RANKS;
+    xd_mesh *mesh = nullptr;
+    CHECK(xd_mesh_create(comm, &mesh_desc, &mesh) == XD_OK);
+    xd_layout_desc desc = {};
+    desc.ndim = 2;
+    desc.shape[0] = ROWS;
+    desc.shape[1] = COLUMNS;
+    desc.topology = xd_mesh_topology(mesh);
+    xd_layout *layouts[4] = {};
+    CHECK(xd_layout_create(m.ctx, &desc, &layouts[3]) == XD_OK); /* everything on every rank */
+    desc.placement[0].kind = XD_PARTIAL;
+    CHECK(xd_layout_create(m.ctx, &desc, &layouts[0]) == XD_OK);
+    desc.placement[0].kind = XD_SHARD;
+    desc.placement[0].dim = 1;
+    CHECK(xd_layout_create(m.ctx, &desc, &layouts[1]) == XD_OK);
+    desc.placement[0].dim = 0;
+    CHECK(xd_layout_create(m.ctx, &desc, &layouts[2]) == XD_OK);
+    Buffer partial(&m, elements(XD_DTYPE_F32, ROWS * COLUMNS, &m.random, false));
+    Buffer columns(&m, std::vector<unsigned char>(4 * ROWS * COLUMNS));
+    Buffer rows(&m, std::vector<unsigned char>(4 * ROWS * COLUMNS));
+    Buffer whole(&m, std::vector<unsigned char>(4 * ROWS * COLUMNS));
+    const xd_tensor a = xd_tensor_view(layouts[0], me, partial.at(), XD_DTYPE_F32);
+    const xd_tensor b = xd_tensor_view(layouts[1], me, columns.at(), XD_DTYPE_F32);
+    const xd_tensor c = xd_tensor_view(layouts[2], me, rows.at(), XD_DTYPE_F32);
+    CHECK(xd_redistribute(comm, &a, &b) == XD_OK);
+    CHECK(xd_redistribute(comm, &b, &c) == XD_OK);
+    const xd_tensor d = xd_tensor_view(layouts[3], me, whole.at(), XD_DTYPE_F32);
+    CHECK(xd_redistribute(comm, &c, &d) == XD_OK);
+    columns.keep();
+    rows.keep();
+    whole.keep();
+    for (xd_layout *layout : layouts) xd_layout_destroy(layout);
+    xd_mesh_destroy(mesh);
+    return XD_OK;
+}
+
+XD_TEST(redistributions_on_device_memory_give_the_bits_of_the_host) {
+    World host = {}, gpu = {};
+    run_worlds(&host, &gpu, run_redistribution);
+}
+
+XD_CUDA_TEST_MAIN()

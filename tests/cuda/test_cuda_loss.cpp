@@ -1,0 +1,724 @@
+/* Losses on a GPU against the plain CPU kernels: values, gradients and findings over many shapes; splits of the
+ * vocabulary; nothing allocated, waited for or read during a step. */
+#include "cuda_test.h"
+
+/* ---- one block of memory that exists on both sides ---- */
+
+struct Board {
+    std::vector<unsigned char> bytes;
+
+    size_t add(const void *from, size_t size, size_t skew = 0) {
+        const size_t at = (bytes.size() + 63) / 64 * 64 + skew;
+        bytes.resize(at + size + 64);
+        if (from) memcpy(bytes.data() + at, from, size);
+        return at;
+    }
+    template <typename T> size_t add(const std::vector<T> &from, size_t skew = 0) {
+        return add(from.data(), from.size() * sizeof(T), skew);
+    }
+};
+
+template <typename T> static T *place(void *base, size_t offset) {
+    return (T *)(void *)((unsigned char *)base + offset);
+}
+
+/* The CPU's context beside the GPU's. */
+struct Pair {
+    Gpu gpu;
+    xd_ctx *cpu = nullptr;
+    explicit Pair(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC) : gpu(reduction) {
+        xd_ctx_desc desc = {};
+        desc.reduction = reduction;
+        desc.cpu = XD_CPU_PLAIN;
+        CHECK(xd_ctx_create(&desc, &cpu) == XD_OK);
+    }
+    ~Pair() {
+        xd_ctx_destroy(cpu);
+    }
+
+    /* Runs a call over the board on both sides; `sealed`: it may not allocate, wait or read. */
+    template <typename Call>
+    std::vector<unsigned char> run(Board *board, int64_t size, bool sealed, Call call) {
+        Device device(board->bytes);
+        xd_vocab *vocab = nullptr;
+        CHECK(xd_vocab_create(cpu, nullptr, 0, size, size, &vocab) == XD_OK);
+        call(cpu, vocab, board->bytes.data());
+        xd_vocab_destroy(vocab);
+        CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, size, size, &vocab) == XD_OK);
+        if (sealed) seal();
+        call(gpu.ctx, vocab, device.at<void>());
+        if (sealed) unseal();
+        gpu.wait();
+        xd_vocab_destroy(vocab);
+        return device.host<unsigned char>();
+    }
+};
+
+/* max|a - b| <= tolerance * max(|b|, floor), NaN equal to NaN. Gradients are relative to the whole tensor. */
+template <typename T>
+static void check_near(const T *a, const T *b, int64_t n, double tolerance, double floor = 1e-30) {
+    double largest = floor, worst = 0.0;
+    bool same_nan = true;
+    for (int64_t i = 0; i < n; i++) {
+        if (isfinite((double)b[i])) largest = fmax(largest, fabs((double)b[i]));
+        if (isnan((double)a[i]) != isnan((double)b[i])) same_nan = false;
+        if (isfinite((double)a[i]) && isfinite((double)b[i]))
+            worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
+        if (isinf((double)a[i]) != isinf((double)b[i])) same_nan = false;
+    }
+    CHECK(same_nan);
+    CHECK_NEAR(worst / largest, 0.0, tolerance);
+}
+
+static std::vector<float> widened(const void *data, xd_dtype dtype, int64_t count) {
+    std::vector<float> out((size_t)count);
+    for (int64_t i = 0; i < count; i++) out[(size_t)i] = (float)xd_load_f64(data, dtype, i);
+    return out;
+}
+
+static double tolerance_of(xd_dtype dtype) {
+    return dtype == XD_DTYPE_BF16 ? 0.0040 : 3e-6; /* one step of bf16 is 2^-8 of the value */
+}
+
+/* ---- logits ---- */
+
+struct Shape {
+    int64_t rows, cols, padding, skew; /* skew: elements before the first row */
+    xd_dtype student, teacher, gradient;
+
+    int64_t stride() const {
+        return cols + padding;
+    }
+};
+
+static std::vector<unsigned char> logits(xd_dtype dtype, const Shape &s, Random *random) {
+    std::vector<unsigned char> out((size_t)(s.rows * s.stride()) * xd_dtype_size(dtype));
+    for (int64_t i = 0; i < s.rows * s.stride(); i++)
+        xd_store_f64(out.data(), dtype, i, 6.0 * (double)random->unit());
+    return out;
+}
+
+static xd_rows rows_at(void *base, size_t offset, xd_dtype dtype, const Shape &s) {
+    xd_rows r = { (unsigned char *)base + offset, dtype, s.rows, s.cols, s.stride() };
+    return r;
+}
+
+/* ---- full losses ---- */
+
+struct LossCase {
+    Shape shape;
+    xd_divergence divergence;
+    double temperature, hard, soft, smoothing;
+    bool in_place, bad;
+};
+
+static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char> *teacher,
+                  const LossCase &c) {
+    const Shape &s = c.shape;
+    for (int64_t r = 0; r < s.rows && s.cols > 4; r++) { /* a masked column */
+        xd_store_f64(student->data(), s.student, r * s.stride() + 3, -HUGE_VAL);
+        xd_store_f64(teacher->data(), s.teacher, r * s.stride() + 3, -HUGE_VAL);
+    }
+    if (!c.bad) return;
+    if (s.rows > 1) xd_store_f64(student->data(), s.student, s.stride(), NAN);
+    if (s.rows > 2) xd_store_f64(teacher->data(), s.teacher, 2 * s.stride() + s.cols - 1, HUGE_VAL);
+    for (int64_t i = 0; i < s.cols && s.rows > 3; i++)
+        xd_store_f64(student->data(), s.student, 3 * s.stride() + i, -HUGE_VAL);
+}
+
+static void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) {
+    Random random(seed);
+    const Shape &s = c.shape;
+    const size_t size_x = xd_dtype_size(s.student), size_y = xd_dtype_size(s.teacher),
+                 size_g = xd_dtype_size(s.gradient);
+    std::vector<unsigned char> student = logits(s.student, s, &random),
+                               teacher = logits(s.teacher, s, &random);
+    std::vector<unsigned char> gradient((size_t)(s.rows * s.stride()) * size_g, 0x5a);
+    std::vector<int64_t> labels((size_t)s.rows);
+    std::vector<float> weight((size_t)s.rows);
+    std::vector<uint8_t> mask((size_t)s.rows, 1);
+    spoil(&student, &teacher, c);
+    for (int64_t r = 0; r < s.rows; r++) {
+        labels[(size_t)r] = c.bad && r == 4 ? s.cols : r == 5 ? XD_IGNORE_INDEX : random.below(s.cols);
+        if (labels[(size_t)r] == 3 && s.cols > 4) labels[(size_t)r] = 1; /* not the masked one */
+        weight[(size_t)r] = 0.5f + (float)r;
+        if (c.bad && r == 7) weight[(size_t)r] = NAN;
+        mask[(size_t)r] = r != 6;
+    }
+    Board board;
+    const double scale = 0.7;
+    const size_t x = board.add(student, (size_t)s.skew * size_x),
+                 y = board.add(teacher, (size_t)s.skew * size_y);
+    const size_t g = c.in_place ? x : board.add(gradient, (size_t)s.skew * size_g);
+    const size_t l = board.add(labels), w = board.add(weight), m = board.add(mask),
+                 f = board.add(&scale, sizeof scale);
+    const xd_status none = {};
+    const size_t status = board.add(&none, sizeof none), values = board.add(nullptr, sizeof(xd_loss_values));
+    const size_t row_loss = board.add(nullptr, (size_t)s.rows * sizeof(float));
+    const size_t work_bytes = 4096 + (size_t)s.rows * 1024, work = board.add(nullptr, work_bytes);
+    const std::vector<unsigned char> after =
+        pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+            xd_loss_desc d = {};
+            d.student = rows_at(at, x, s.student, s);
+            if (c.soft != 0.0) d.teacher = rows_at(at, y, s.teacher, s);
+            d.gradient = rows_at(at, g, s.gradient, s);
+            d.gradient.cols = s.stride(); /* the padding is zeroed */
+            d.labels = place<int64_t>(at, l);
+            d.mask = place<uint8_t>(at, m);
+            d.row_weight = place<float>(at, w);
+            d.scale = place<double>(at, f);
+            d.status = place<xd_status>(at, status);
+            d.row_loss = place<float>(at, row_loss);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = work_bytes;
+            d.vocab = vocab;
+            d.hard_weight = c.hard;
+            d.soft_weight = c.soft;
+            d.temperature = c.temperature;
+            d.divergence = c.divergence;
+            d.label_smoothing = c.smoothing;
+            d.beta = 0.3;
+            CHECK(xd_loss(ctx, &d, place<xd_loss_values>(at, values)) == XD_OK);
+        });
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    const int64_t count = s.rows * s.stride();
+    check_near(widened(a + g, s.gradient, count).data(), widened(b + g, s.gradient, count).data(), count,
+               tolerance_of(s.gradient));
+    check_near((const float *)(const void *)(a + row_loss), (const float *)(const void *)(b + row_loss),
+               s.rows, 3e-6);
+    const xd_loss_values *va = (const xd_loss_values *)(const void *)(a + values);
+    const xd_loss_values *vb = (const xd_loss_values *)(const void *)(b + values);
+    check_near(&va->loss, &vb->loss, 3, 3e-6);
+    CHECK_EQ_INT(va->counted, vb->counted);
+    const xd_status *sa = (const xd_status *)(const void *)(a + status),
+                    *sb = (const xd_status *)(const void *)(b + status);
+    CHECK_EQ_INT(sa->label_out_of_range, sb->label_out_of_range);
+    CHECK_EQ_INT(sa->not_finite, sb->not_finite);
+    CHECK_EQ_INT(sa->overflow, sb->overflow);
+    CHECK_EQ_INT(sa->nothing_counted, sb->nothing_counted);
+    CHECK_EQ_INT(sa->first_row, sb->first_row);
+    CHECK(sa->first_value == sb->first_value || (isnan(sa->first_value) && isnan(sb->first_value)));
+}
+
+XD_TEST(losses_of_every_width_are_those_of_the_cpu) {
+    Pair pair;
+    for (int64_t cols = 1; cols <= 70; cols++) {
+        const bool half = cols % 3 == 1;
+        const xd_dtype x = half ? XD_DTYPE_BF16 : XD_DTYPE_F32,
+                       y = cols % 4 == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        const LossCase c = { { 9, cols, cols % 5, cols % 2, x, y, cols % 7 == 0 ? XD_DTYPE_BF16 : x },
+                             (xd_divergence)(cols % 4),
+                             cols % 2 ? 1.0 : 1.7,
+                             0.4,
+                             0.6,
+                             0.0,
+                             false,
+                             cols % 6 == 5 };
+        compare_losses(&pair, c, (uint64_t)cols);
+    }
+}
+
+XD_TEST(every_loss_is_that_of_the_cpu_in_both_modes) {
+    for (int mode = 0; mode < 2; mode++) {
+        Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        for (int kind = 0; kind < 4; kind++)
+            for (int variant = 0; variant < 8; variant++) {
+                const LossCase c = { { 9, 40, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                                     (xd_divergence)kind,
+                                     variant & 1 ? 2.0 : 1.0,
+                                     variant & 2 ? 0.5 : 0.0,
+                                     variant & 4 ? 0.0 : 0.5,
+                                     variant & 2 && variant & 1 ? 0.1 : 0.0,
+                                     (variant & 1) != 0,
+                                     kind == 1 };
+                if (c.hard == 0.0 && c.soft == 0.0) continue;
+                LossCase masked = c; /* smoothing gives masked columns an infinite loss: both sides say so */
+                compare_losses(&pair, masked, (uint64_t)(100 + 8 * kind + variant));
+            }
+    }
+}
+
+XD_TEST(long_rows_are_a_whole_block_of_work) {
+    Pair plain, invariant(XD_REDUCTION_INVARIANT);
+    static const int64_t widths[] = { 2048, 2049, 5003 };
+    for (int i = 0; i < 3; i++)
+        for (int kind = 0; kind < 4; kind += 2) {
+            const LossCase c = { { 2, widths[i], i == 2 ? 5 : 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16,
+                                   XD_DTYPE_BF16 },
+                                 (xd_divergence)kind,
+                                 1.3,
+                                 0.3,
+                                 0.7,
+                                 0.0,
+                                 true,
+                                 false };
+            compare_losses(i == 1 ? &invariant : &plain, c, (uint64_t)(300 + i));
+        }
+}
+
+/* Losses of two rows that are nearly certain of one id; teacher and student agree on it. */
+XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {
+    static const xd_divergence kinds[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD };
+    const Pair pair;
+    const Shape s = { 2, 33, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
+    for (int kind = -1; kind < 3; kind++) { /* -1: cross entropy */
+        Random random(5);
+        std::vector<float> x(66), y(66), gradient[2];
+        for (size_t i = 0; i < 66; i++) {
+            x[i] = random.unit() + (i % 33 == 9 ? 24.0f : 0.0f);
+            y[i] = random.unit() + (i % 33 == 9 ? 24.0f : 0.0f);
+        }
+        const std::vector<int64_t> labels = { 9, 9 };
+        Device dx(x), dy(y), dl(labels), dg(std::vector<float>(66)), ds(std::vector<xd_status>(1)),
+            dv(std::vector<xd_loss_values>(1));
+        for (int side = 0; side < 2; side++) {
+            xd_ctx *ctx = side ? pair.gpu.ctx : pair.cpu;
+            std::vector<float> g(66);
+            xd_loss_values values;
+            xd_status status = {};
+            xd_vocab *vocab = nullptr;
+            CHECK(xd_vocab_create(ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
+            xd_loss_desc d = {};
+            d.student = rows_at(side ? dx.at<void>() : (void *)x.data(), 0, s.student, s);
+            if (kind >= 0) d.teacher = rows_at(side ? dy.at<void>() : (void *)y.data(), 0, s.teacher, s);
+            d.gradient = rows_at(side ? dg.at<void>() : (void *)g.data(), 0, s.gradient, s);
+            d.labels = side ? dl.at<int64_t>() : labels.data();
+            d.hard_weight = kind < 0 ? 1.0 : 0.0;
+            d.soft_weight = kind < 0 ? 0.0 : 1.0;
+            d.divergence = kind < 0 ? XD_KL_FORWARD : kinds[kind];
+            d.status = side ? ds.at<xd_status>() : &status;
+            d.vocab = vocab;
+            CHECK(xd_loss(ctx, &d, side ? dv.at<xd_loss_values>() : &values) == XD_OK);
+            pair.gpu.wait();
+            gradient[side] = side ? dg.host<float>() : g;
+            xd_vocab_destroy(vocab);
+        }
+        for (size_t i = 9; i < 66; i += 33) {
+            CHECK(gradient[0][i] != 0.0f);
+            CHECK_NEAR(gradient[1][i] / gradient[0][i], 1.0, 1e-4);
+        }
+    }
+}
+
+#if defined(XD_EMU) || CUDART_VERSION >= 12000
+XD_TEST(a_loss_is_captured_into_a_graph) {
+    const Gpu gpu;
+    const Shape s = { 4, 100, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
+    Random random(6);
+    const std::vector<unsigned char> first = logits(s.student, s, &random),
+                                     second = logits(s.student, s, &random);
+    const std::vector<int64_t> labels(4, 17);
+    Device x(first), l(labels), g(first), status(std::vector<xd_status>(1)),
+        out(std::vector<xd_loss_values>(1));
+    xd_vocab *vocab = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, s.cols, s.cols, &vocab) == XD_OK);
+    xd_loss_desc d = {};
+    d.student = rows_at(x.at<void>(), 0, s.student, s);
+    d.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
+    d.labels = l.at<int64_t>();
+    d.vocab = vocab;
+    d.status = status.at<xd_status>();
+    d.workspace_bytes = xd_loss_workspace_bytes(&d);
+    Device workspace(std::vector<unsigned char>(d.workspace_bytes));
+    d.workspace = workspace.at<void>();
+    CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
+    CHECK(cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    for (const std::vector<unsigned char> &data :
+         { second, first }) { /* the graph reads what is there then */
+        CHECK(cudaMemcpy(x.at<void>(), data.data(), data.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
+        gpu.wait();
+        const std::vector<xd_loss_values> replayed = out.host<xd_loss_values>();
+        const std::vector<unsigned char> gradient = g.host<unsigned char>();
+        CHECK(xd_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
+        gpu.wait();
+        CHECK(replayed[0].loss > 1.0);
+        CHECK(replayed[0].loss == out.host<xd_loss_values>()[0].loss);
+        CHECK_SAME(gradient, g.host<unsigned char>());
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    xd_vocab_destroy(vocab);
+}
+#endif
+
+/* ---- splits of the vocabulary, entry by entry ---- */
+
+/* How partials are made: two sweeps, two with integer sums, one sweep. */
+enum Sums { PLAIN, FIXED, FUSED };
+
+/* One row set on the device, cut into shards, through all entries; returns row scalars, then the gradient. */
+static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
+                                            const std::vector<int64_t> &offsets, xd_divergence divergence,
+                                            Sums how) {
+    const bool fixed = how == FIXED;
+    Random random(77);
+    const std::vector<unsigned char> student = logits(s.student, s, &random),
+                                     teacher = logits(s.teacher, s, &random);
+    const size_t rows = (size_t)s.rows, shards = offsets.size() - 1,
+                 size = fixed ? sizeof(xd_fixed) : sizeof(double);
+    const size_t one_ref = rows * XD_LOSS_REFERENCES, one_sum = rows * XD_LOSS_SUMS;
+    std::vector<int64_t> labels(rows);
+    const std::vector<double> scales(rows, 0.25);
+    for (size_t r = 0; r < rows; r++) labels[r] = random.below(s.cols);
+    const std::vector<unsigned char> zeros(shards * one_sum * sizeof(xd_fixed));
+    const std::vector<unsigned char> result(rows * sizeof(xd_loss_row) +
+                                            rows * (size_t)s.stride() * xd_dtype_size(s.gradient));
+    Device x(student), y(teacher), l(labels), scale(scales), cuts(offsets), out(result);
+    Device refs(zeros), own(zeros), sums(zeros), mixtures(zeros);
+    const xd_loss_kernels k = gpu.kernels().loss;
+    const xd_launch launch = gpu.launch();
+    std::vector<xd_loss_args> args(shards);
+    for (size_t i = 0; i < shards; i++) {
+        xd_loss_args *a = &args[i];
+        memset(a, 0, sizeof *a);
+        a->student =
+            rows_at(x.at<unsigned char>() + (size_t)offsets[i] * xd_dtype_size(s.student), 0, s.student, s);
+        a->teacher =
+            rows_at(y.at<unsigned char>() + (size_t)offsets[i] * xd_dtype_size(s.teacher), 0, s.teacher, s);
+        a->gradient = rows_at(out.at<unsigned char>(),
+                              rows * sizeof(xd_loss_row) + (size_t)offsets[i] * xd_dtype_size(s.gradient),
+                              s.gradient, s);
+        a->student.cols = a->teacher.cols = a->gradient.cols = offsets[i + 1] - offsets[i];
+        a->labels = l.at<int64_t>();
+        a->row_scale = scale.at<double>();
+        a->offsets = cuts.at<int64_t>();
+        a->begin = offsets[i];
+        a->end = offsets[i + 1];
+        a->size = offsets[shards];
+        a->shard = (int)i;
+        a->shards = (int)shards;
+        a->temperature = 1.4;
+        a->divergence = divergence;
+        a->beta = 0.6;
+        a->target_weight = 0.9;
+        a->uniform_weight = 0.1 / (double)s.cols;
+        a->hard_weight = 0.3;
+        a->soft_weight = 0.7;
+        a->fixed = fixed;
+        a->all_references = refs.at<double>();
+        a->reference_stride = (int64_t)one_ref;
+        a->references = refs.at<double>() + i * one_ref;
+        a->all_sums = sums.at<void>();
+        a->sums_stride = (int64_t)one_sum;
+        a->sums = sums.at<unsigned char>() + i * one_sum * size;
+        a->all_mixtures = mixtures.at<void>();
+        a->mixtures = mixtures.at<unsigned char>() + i * rows * XD_LOSS_MIXTURES * size;
+        a->row = out.at<xd_loss_row>();
+        CHECK((how == FUSED ? k.fused(&launch, a) : k.references(&launch, a)) == XD_OK);
+    }
+    for (size_t i = 0; i < shards && how != FUSED; i++) {
+        if (fixed) args[i].references = own.at<double>();
+        if (fixed) CHECK(k.merge_references(&launch, &args[i]) == XD_OK);
+        CHECK(k.stats(&launch, &args[i]) == XD_OK);
+    }
+    if (how == FUSED && shards == 1) { /* that was all */
+        gpu.wait();
+        return out.host<unsigned char>();
+    }
+    CHECK(k.combine(&launch, &args[0]) == XD_OK);
+    for (size_t i = 0; i < shards && divergence == XD_JSD; i++) CHECK(k.mixture(&launch, &args[i]) == XD_OK);
+    if (divergence == XD_JSD) CHECK(k.mixture_combine(&launch, &args[0]) == XD_OK);
+    for (size_t i = 0; i < shards; i++) CHECK(k.grad(&launch, &args[i]) == XD_OK);
+    gpu.wait();
+    return out.host<unsigned char>();
+}
+
+XD_TEST(splits_of_the_vocabulary_change_no_bit_in_invariant_mode_and_little_otherwise) {
+    const Gpu gpu;
+    const Shape shapes[] = { { 3, 61, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                             { 2, 4200, 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_BF16 } };
+    for (const Shape &s : shapes)
+        for (int kind = 0; kind < 4; kind++)
+            for (const Sums how : { PLAIN, FIXED, FUSED }) {
+                const std::vector<unsigned char> whole =
+                    split_run(gpu, s, { 0, s.cols }, (xd_divergence)kind, how);
+                const std::vector<std::vector<int64_t>> cuts = { { 0, 7, s.cols },
+                                                                 { 0, 32, 32, s.cols - 1, s.cols } };
+                for (const std::vector<int64_t> &cut : cuts) {
+                    const std::vector<unsigned char> parts = split_run(gpu, s, cut, (xd_divergence)kind, how);
+                    if (how == FIXED) CHECK_SAME(whole, parts);
+                    const xd_loss_row *a = (const xd_loss_row *)(const void *)parts.data();
+                    const xd_loss_row *b = (const xd_loss_row *)(const void *)whole.data();
+                    for (int64_t r = 0; r < s.rows; r++) {
+                        CHECK_NEAR(a[r].hard, b[r].hard, 1e-6 * b[r].hard);
+                        CHECK_NEAR(a[r].soft, b[r].soft, 3e-6 * fabs(b[r].soft));
+                        CHECK_EQ_INT(a[r].finding, 0);
+                        CHECK(a[r].argmax == b[r].argmax);
+                    }
+                    const size_t at = (size_t)s.rows * sizeof(xd_loss_row);
+                    const int64_t n = s.rows * s.cols;
+                    check_near(widened(parts.data() + at, s.gradient, n).data(),
+                               widened(whole.data() + at, s.gradient, n).data(), n, tolerance_of(s.gradient));
+                }
+            }
+}
+
+/* ---- top-k ---- */
+
+struct TopkCase {
+    Shape shape;
+    int64_t k;
+    xd_topk_mode mode;
+    xd_divergence divergence;
+    int teacher; /* 0: log-probabilities, 1: its logits, 2: its logits at the student's own ids */
+    bool bad;
+};
+
+static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
+    Random random(seed);
+    const Shape &s = c.shape;
+    const size_t entries = (size_t)(s.rows * c.k);
+    Board board;
+    const size_t x = board.add(logits(s.student, s, &random)), y = board.add(logits(s.teacher, s, &random));
+    const size_t g = board.add(
+        std::vector<unsigned char>((size_t)(s.rows * s.stride()) * xd_dtype_size(s.gradient), 0x5a));
+    std::vector<int64_t> ids(entries);
+    std::vector<float> values(entries);
+    for (int64_t r = 0; r < s.rows; r++)
+        for (int64_t j = 0; j < c.k; j++) {
+            ids[(size_t)(r * c.k + j)] =
+                (r * 11 + j * 7) % s.cols; /* 7 and the width have no factor in common */
+            values[(size_t)(r * c.k + j)] = -1.5f - 0.3f * (float)j;
+        }
+    if (c.bad) {
+        ids[0] = s.cols;                                                             /* outside */
+        ids[(size_t)c.k] = ids[(size_t)c.k + 1];                                     /* twice */
+        values[(size_t)(2 * c.k)] = -INFINITY;                                       /* absent */
+        ids[(size_t)(2 * c.k)] = 5 * s.cols;                                         /* and so not read */
+        for (int64_t j = 0; j < c.k; j++) values[(size_t)(3 * c.k + j)] = -INFINITY; /* no entry at all */
+    }
+    const size_t i = board.add(ids), v = board.add(values);
+    const xd_status none = {};
+    const size_t status = board.add(&none, sizeof none), out = board.add(nullptr, sizeof(xd_loss_values));
+    const size_t row_loss = board.add(nullptr, 3 * (size_t)s.rows * sizeof(float));
+    const size_t logs = board.add(nullptr, entries * sizeof(double));
+    const size_t work_bytes = 4096 + entries * 256 + (size_t)s.rows * 1024,
+                 work = board.add(nullptr, work_bytes);
+    const std::vector<unsigned char> after =
+        pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+            xd_topk_desc d = {};
+            d.student = rows_at(at, x, s.student, s);
+            d.gradient = rows_at(at, g, s.gradient, s);
+            d.gradient.cols = s.stride();
+            d.vocab = vocab;
+            d.k = c.k;
+            d.mode = c.mode;
+            d.divergence = c.divergence;
+            d.temperature = c.teacher ? 1.6 : 1.0;
+            if (c.teacher) d.teacher = rows_at(at, y, s.teacher, s);
+            if (!c.teacher) d.values = place<float>(at, v);
+            if (c.teacher < 2) d.ids = place<int64_t>(at, i);
+            d.status = place<xd_status>(at, status);
+            d.row_loss = place<float>(at, row_loss);
+            d.student_mass = d.row_loss + s.rows;
+            d.teacher_mass = d.student_mass + s.rows;
+            d.student_log_probs = place<double>(at, logs);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = work_bytes;
+            CHECK(xd_topk_kl_loss(ctx, &d, place<xd_loss_values>(at, out)) == XD_OK);
+        });
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    const int64_t count = s.rows * s.stride();
+    check_near(widened(a + g, s.gradient, count).data(), widened(b + g, s.gradient, count).data(), count,
+               tolerance_of(s.gradient));
+    check_near((const float *)(const void *)(a + row_loss), (const float *)(const void *)(b + row_loss),
+               3 * s.rows, 5e-6);
+    check_near((const double *)(const void *)(a + logs), (const double *)(const void *)(b + logs),
+               (int64_t)entries, 1e-6);
+    check_near(&((const xd_loss_values *)(const void *)(a + out))->loss,
+               &((const xd_loss_values *)(const void *)(b + out))->loss, 3, 5e-6);
+    CHECK(memcmp(a + status, b + status, sizeof none) == 0);
+}
+
+XD_TEST(top_k_losses_are_those_of_the_cpu) {
+    static const xd_divergence kinds[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD, XD_KL_MIXED };
+    for (int mode = 0; mode < 2; mode++) {
+        Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        for (int form = 0; form < 4; form++)
+            for (int kind = 0; kind < 4; kind++)
+                for (int teacher = 0; teacher < 3; teacher++) {
+                    if (form == (int)XD_TOPK_ZERO_OUTSIDE && kinds[kind] == XD_JSD) continue;
+                    const TopkCase c = { { 5, 45, kind, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                                         teacher == 1 ? 35 : 4,
+                                         (xd_topk_mode)form,
+                                         kinds[kind],
+                                         teacher,
+                                         teacher == 0 && kind == 1 };
+                    compare_topk(&pair, c, (uint64_t)(500 + 16 * form + 4 * kind + teacher));
+                }
+        const TopkCase wide = { { 2, 3000, 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_BF16 },
+                                40,
+                                XD_TOPK_TAIL,
+                                XD_KL_FORWARD,
+                                2,
+                                false };
+        compare_topk(&pair, wide, 9);
+    }
+}
+
+/* ---- selection and softmax ---- */
+
+XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
+    Pair pair;
+    static const int64_t widths[] = { 1, 2, 7, 8, 33, 70, 2500 };
+    for (int64_t cols : widths)
+        for (int64_t k = 1; k <= cols; k = k * 3 + 1) {
+            Random random((uint64_t)(cols * 31 + k));
+            const Shape s = { 3,           cols, 3, 0, cols % 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16, XD_DTYPE_F32,
+                              XD_DTYPE_F32 };
+            std::vector<unsigned char> data = logits(s.student, s, &random);
+            for (int64_t i = 0; i < s.rows * s.stride(); i++) { /* many equals; odd values */
+                if (random.below(2))
+                    xd_store_f64(data.data(), s.student, i, (double)(random.below(5) - 2) * 0.0625);
+                if (random.below(9) == 0)
+                    xd_store_f64(data.data(), s.student, i, random.below(2) ? -HUGE_VAL : NAN);
+                if (random.below(9) == 0)
+                    xd_store_f64(data.data(), s.student, i, random.below(2) ? -0.0 : HUGE_VAL);
+            }
+            Board board;
+            const size_t x = board.add(data), values = board.add(nullptr, (size_t)(s.rows * k) * 8);
+            const size_t ids = board.add(nullptr, (size_t)(s.rows * k) * 8),
+                         columns = board.add(nullptr, (size_t)k * 8);
+            const size_t importance = board.add(nullptr, (size_t)cols * sizeof(float));
+            const std::vector<unsigned char> after =
+                pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+                    const xd_rows rows = rows_at(at, x, s.student, s);
+                    CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<double>(at, values),
+                                        place<int64_t>(at, ids)) == XD_OK);
+                    CHECK(xd_select_columns(ctx, vocab, rows, nullptr, nullptr, k,
+                                            place<int64_t>(at, columns),
+                                            place<float>(at, importance)) == XD_OK);
+                });
+            CHECK_SAME(after, board.bytes);
+        }
+}
+
+XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {
+    const Gpu gpu;
+    const int64_t k = 3, shards = 3, rows = 2;
+    xd_select_args a = {};
+    std::vector<int64_t> all((size_t)(shards * rows * k * 2)), best_ids((size_t)(rows * k));
+    std::vector<double> best((size_t)(rows * k));
+    const double values[18] = { 5, 4, 4, 2, 2, 1, 4, 4, 1, 2, -HUGE_VAL, -HUGE_VAL, 5, 0, -1, 3, 2, 2 };
+    const int64_t ids[18] = { 2, 0, 1, 0, 3, 1, 10, 12, 11, 10, -1, -1, 20, 21, 22, 22, 20, 21 };
+    for (int64_t i = 0; i < shards; i++) /* values are [shard][row][k] */
+        for (int64_t j = 0; j < rows * k; j++) {
+            memcpy(&all[(size_t)(i * rows * k * 2 + j)], &values[i * rows * k + j], 8);
+            all[(size_t)(i * rows * k * 2 + rows * k + j)] = ids[i * rows * k + j];
+        }
+    Device d_all(all), d_best(best), d_ids(best_ids);
+    a.logits.rows = rows;
+    a.k = k;
+    a.all = d_all.at<int64_t>();
+    a.all_stride = 2 * rows * k;
+    a.shards = (int)shards;
+    a.values = d_best.at<double>();
+    a.ids = d_ids.at<int64_t>();
+    const xd_launch launch = gpu.launch();
+    CHECK(gpu.kernels().loss.select_merge(&launch, &a) == XD_OK);
+    gpu.wait();
+    static const int64_t expected[6] = { 2, 20, 0, 22, 0, 3 };
+    const std::vector<int64_t> got = d_ids.host<int64_t>();
+    for (size_t i = 0; i < 6; i++) CHECK_EQ_INT(got[i], expected[i]);
+}
+
+XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
+    Pair pair;
+    static const int64_t widths[] = { 1, 8, 29, 70, 2300 };
+    for (int64_t cols : widths) {
+        Random random((uint64_t)cols);
+        const Shape s = { 5, cols, 2, 1, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
+        const size_t n = (size_t)(s.rows * s.stride()) * sizeof(float);
+        std::vector<unsigned char> data = logits(XD_DTYPE_F32, s, &random);
+        if (cols > 8) xd_store_f64(data.data(), XD_DTYPE_F32, s.stride() + 2, NAN);
+        if (cols > 8) xd_store_f64(data.data(), XD_DTYPE_F32, 4, -HUGE_VAL);
+        const std::vector<int64_t> labels = { 0, cols - 1, -1, cols, 0 };
+        const std::vector<float> weight = { 1.0f, -2.0f, 1.0f, 1.0f, 0.0f };
+        Board board;
+        const size_t x = board.add(data, 4), w = board.add(logits(XD_DTYPE_F32, s, &random), 4);
+        const size_t out = board.add(nullptr, 3 * n, 4), l = board.add(labels), u = board.add(weight);
+        const size_t scalars = board.add(nullptr, 64 * sizeof(double)), argmax = board.add(nullptr, 64);
+        const std::vector<unsigned char> after =
+            pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+                const xd_rows logits_rows = rows_at(at, x, XD_DTYPE_F32, s);
+                xd_rows to[3] = { logits_rows, logits_rows, logits_rows };
+                for (size_t i = 0; i < 3; i++) to[i] = rows_at(at, out + i * n, XD_DTYPE_F32, s);
+                double *d = place<double>(at, scalars);
+                const int64_t *ids = place<int64_t>(at, l);
+                const xd_positions p = { s.rows, ids, 0, nullptr, nullptr };
+                CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
+                CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
+                CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
+                                              to[1]) == XD_OK);
+                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, ids, d + 10) == XD_OK);
+                CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, ids, place<float>(at, u),
+                                                   to[2]) == XD_OK);
+                CHECK(xd_gather_columns(ctx, vocab, logits_rows, ids, 1, 1, d + 20) == XD_OK);
+                CHECK(xd_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
+            });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        for (size_t i = 0; i < 3; i++)
+            check_near((const float *)(const void *)(a + out + i * n),
+                       (const float *)(const void *)(b + out + i * n), s.rows * s.stride(), 3e-6,
+                       1.0); /* of the weights: with one column nothing is left */
+        check_near((const double *)(const void *)(a + scalars), (const double *)(const void *)(b + scalars),
+                   64, 1e-6);
+        CHECK(memcmp(a + argmax, b + argmax, 4 * sizeof(int64_t)) == 0);
+    }
+}
+
+/* ---- rows ---- */
+
+XD_TEST(denominators_are_counted_to_the_bit) {
+    Pair pair;
+    Random random(4);
+    const int64_t n = 1000;
+    std::vector<int64_t> labels((size_t)n);
+    std::vector<float> weight((size_t)n);
+    std::vector<uint8_t> mask((size_t)n);
+    for (size_t i = 0; i < (size_t)n; i++) {
+        labels[i] = random.below(3) ? 1 : XD_IGNORE_INDEX;
+        weight[i] = fabsf(random.unit()) * 1e-3f;
+        mask[i] = random.below(4) != 0;
+    }
+    for (int bad = 0; bad < 2; bad++) {
+        Board board;
+        labels[7] = 1;
+        mask[7] = 1;
+        if (bad) weight[7] = -1.0f;
+        const size_t l = board.add(labels), w = board.add(weight), m = board.add(mask);
+        const size_t out = board.add(nullptr, sizeof(xd_denominator));
+        const std::vector<unsigned char> after =
+            pair.run(&board, 5, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+                xd_positions p[2] = { { n, place<int64_t>(at, l), 0, place<uint8_t>(at, m),
+                                        place<float>(at, w) },
+                                      { 33, nullptr, 0, nullptr, nullptr } };
+                const xd_result refused = bad && ctx == pair.cpu ? XD_ERROR_ARGUMENT : XD_OK;
+                CHECK(xd_denominator_count(ctx, nullptr, p, 2, place<xd_denominator>(at, out)) == refused);
+            });
+        const xd_denominator *a = (const xd_denominator *)(const void *)(after.data() + out);
+        if (!bad) CHECK(memcmp(a, board.bytes.data() + out, sizeof *a) == 0);
+        CHECK_EQ_INT(a->refused, bad);
+        CHECK((a->inverse > 0.0) == !bad);
+    }
+}
+
+XD_TEST(losses_without_rows_find_nothing_counted) {
+    Pair pair;
+    const LossCase c = { { 0, 12, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                         XD_KL_FORWARD,
+                         1.0,
+                         0.5,
+                         0.5,
+                         0.0,
+                         false,
+                         false };
+    compare_losses(&pair, c, 1);
+}
+
+XD_CUDA_TEST_MAIN()

@@ -1,0 +1,77 @@
+"""Opens model directories with Hugging Face transformers, and compares with what the demonstration says of them.
+
+    check_transformers.py PROGRAM TEXT DIR...      PROGRAM is the demonstration, TEXT its held-out text
+
+The ids of the text must be the same, and its bits per byte within 1e-3: rows of 128 tokens, each token predicted
+from what precedes it in its row. The last line is `N passed, N failed, N skipped`.
+"""
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROW = 128
+ODD = "Ünïcode — “quotes”, 漢字 🙂\t tabs,  spaces \n\n\nand 12345 don't WE'LL <|endoftext|> end  \n"
+results = []
+
+
+def verdict(good, what):
+    results.append(good)
+    print("ok    " if good else "FAILED", what)
+
+
+def ours(program, *options):
+    return subprocess.run([program, *options], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def our_ids(program, directory, path):
+    return [int(line) for line in ours(program, "--eval", directory, "--encode", path).split()]
+
+
+def bits_per_byte(model, ids, text_bytes):
+    nats = 0.0
+    with torch.no_grad():
+        for start in range(0, len(ids) - 1, 32 * ROW):
+            part = ids[start : start + 32 * ROW + 1]
+            rows = math.ceil((len(part) - 1) / ROW)
+            given = torch.zeros(rows * ROW, dtype=torch.long)
+            wanted = torch.full((rows * ROW,), -100, dtype=torch.long)
+            given[: len(part) - 1] = torch.tensor(part[:-1])
+            wanted[: len(part) - 1] = torch.tensor(part[1:])
+            logits = model(input_ids=given.view(rows, ROW)).logits.float()
+            nats += torch.nn.functional.cross_entropy(
+                logits.view(rows * ROW, -1).double(), wanted, ignore_index=-100, reduction="sum"
+            ).item()
+    return nats / math.log(2.0) / text_bytes
+
+
+def check(program, text_path, directory):
+    with open(text_path, encoding="utf-8", newline="") as file:
+        text = file.read()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    verdict(ids == our_ids(program, directory, text_path), f"{directory}: the same {len(ids)} ids of the held-out text")
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="") as odd:
+        odd.write(ODD)
+        odd.flush()
+        theirs = tokenizer.encode(ODD, add_special_tokens=False)
+        verdict(theirs == our_ids(program, directory, odd.name), f"{directory}: the same {len(theirs)} ids of an odd text")
+    verdict(tokenizer.decode(ids) == text, f"{directory}: the ids give the text back")
+    first = len(tokenizer.decode(ids[:1]).encode())
+    theirs = bits_per_byte(model, ids, len(text.encode()) - first)
+    mine = float(re.search(r"([0-9.]+) bits/byte", ours(program, "--eval", directory)).group(1))
+    verdict(abs(theirs - mine) <= 1e-3, f"{directory}: {theirs:.6f} bits per byte in transformers, {mine:.6f} here")
+
+
+for path in sys.argv[3:]:
+    check(sys.argv[1], sys.argv[2], path)
+print(f"{results.count(True)} passed, {results.count(False)} failed, 0 skipped")
+sys.exit(results.count(False) > 0)

@@ -1,0 +1,50 @@
+#!/bin/sh
+# Builds the emulation for one kind of build: tests/emu/build.sh plain|checker|asan FOLDER
+# makes FOLDER/libemu.a and writes the flags for a .cu, for other sources and for the link into FOLDER/flags.sh as
+# EMU_CU, EMU_HOST and EMU_LINK. CXX names the compiler. Only what is older than its sources is built again.
+set -e
+here=$(cd "$(dirname "$0")" && pwd)
+mode=$1
+out=$2
+cxx=${CXX:-g++}
+common="-std=c++17 -g -DXD_EMU -I$here/include"
+
+case $mode in
+plain) layer=-O2 cu=-O2 link= ;;
+checker) # only the .cu is instrumented: the layer has the callbacks
+    layer="-O2 -DEMU_CHECK" link=-fsanitize=undefined
+    cu="-O2 -DEMU_CHECK -fsanitize=thread,undefined -fno-sanitize-recover=undefined"
+    ;;
+asan)
+    layer="-O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"
+    cu=$layer link="-fsanitize=address,undefined"
+    ;;
+*)
+    echo "usage: build.sh plain|checker|asan FOLDER" >&2
+    exit 2
+    ;;
+esac
+
+mkdir -p "$out"
+cat > "$out/flags.sh" <<EOF
+EMU_CU="$common $cu -x c++"
+EMU_HOST="$common $layer"
+EMU_LINK="$link -lpthread -ldl"
+EOF
+
+# True when the file $1 is missing or older than one of the others.
+stale() {
+    target=$1
+    shift
+    [ -e "$target" ] || return 0
+    [ -n "$(find "$@" -newer "$target" | head -n 1)" ]
+}
+
+for part in control symbol fiber exec shared bulk atomic check memory stream runtime collective nccl; do
+    object=$out/$part.o
+    if stale "$object" "$here/$part.cpp" "$here"/*.h "$here"/include/*.h "$0"; then
+        $cxx $common $layer -Wall -Wextra -Wshadow -c "$here/$part.cpp" -o "$object"
+        rm -f "$out/libemu.a"
+    fi
+done
+[ -e "$out/libemu.a" ] || ar rcs "$out/libemu.a" "$out"/*.o

@@ -1,0 +1,161 @@
+/* What the parts of the emulation share: one lock, reports, memory, streams. Private to tests/emu. */
+#ifndef EMU_EMU_H
+#define EMU_EMU_H
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+namespace emu {
+
+const int kMaxDevices = 16;
+
+/* ---- one lock for everything: kernels, copies and collectives run under it, one at a time ---- */
+
+extern std::recursive_mutex big_lock;
+extern std::condition_variable_any changed; /* something completed or was posted */
+extern unsigned long progress;              /* counts such changes */
+typedef std::unique_lock<std::recursive_mutex> Lock;
+
+void note_progress();
+
+/* ---- settings and errors (control.cpp) ---- */
+
+struct Settings {
+    emu_order order;
+    uint64_t seed;
+    emu_streams streams;
+    int devices;
+    double hang_seconds;
+    bool host_faults;
+    size_t quota[kMaxDevices];
+};
+extern Settings settings;
+extern __thread int current_device;
+extern __thread int comparable;
+
+void report(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Each API function that can fail starts with this; what it returns, unless cudaSuccess, is to be returned
+ * at once: the injected error when the n-th call has come, else an error of this device that sticks. */
+cudaError_t enter(cudaError_t injected);
+/* True, after a report, while this thread is sealed. */
+bool sealed(const char *function);
+/* Counts the call and says whether the fault injection hits it. */
+bool injected_fault();
+/* Stores the error for cudaGetLastError. */
+cudaError_t remember(cudaError_t error);
+void set_sticky(int device, cudaError_t error);
+cudaError_t sticky_error(int device);
+
+/* Handles that are alive, by kind; a process should end with none. */
+enum Handle { kDeviceBlock, kPinnedBlock, kStream, kEvent, kGraph, kGraphExec, kCommunicator, kHandleKinds };
+void count_handle(Handle kind, int change);
+
+/* Whether kernels of a device may touch memory of another one. */
+bool may_access(int device, int owner);
+
+/* ---- names for reports (symbol.cpp) ---- */
+
+std::string kernel_name(const void *kernel);
+/* "file:line" of an instruction; NULL for one that the layer carries out. */
+std::string source_of(const void *pc);
+
+/* ---- memory (memory.cpp) ---- */
+
+struct Block {
+    char *base;
+    size_t bytes;
+    char *pages; /* whole pages that hold it; the page behind them is never mapped */
+    size_t page_bytes;
+    int device; /* -1: pinned host memory */
+    bool registered;
+};
+
+extern char *device_range; /* reserved addresses of all devices */
+extern size_t device_range_bytes;
+
+inline bool in_device_range(const void *address) {
+    return (size_t)(static_cast<const char *>(address) - device_range) < device_range_bytes;
+}
+
+Block *allocate_device(int device, size_t bytes); /* NULL beyond the quota */
+bool free_device(void *base);                     /* false: no such block */
+/* The live block that holds the address; NULL when there is none. */
+Block *find_block(const void *address);
+std::string describe(const void *address);
+/* 0xFF is NaN in every floating-point type, and an unlikely integer. */
+const unsigned char kFresh = 0xff;
+
+/* While alive, this thread may touch device memory on behalf of a device operation. */
+struct DeviceAccess {
+    DeviceAccess();
+    ~DeviceAccess();
+};
+
+/* Copy on write of all device memory, for the comparison of orders. */
+struct Chunk {
+    char *address;
+    size_t bytes;
+    std::vector<char> before, first; /* at the start; after the first run */
+};
+void snapshot_begin();
+void snapshot_keep_first(); /* remembers this result, then restores */
+void snapshot_compare(const char *order,
+                      const void *kernel); /* reports the first difference, then restores */
+void snapshot_end();                       /* puts the first result back */
+
+/* ---- kernels (exec.cpp) ---- */
+
+struct Launch {
+    dim3 grid, block, cluster;
+    size_t dynamic_bytes;
+    int device;
+    bool comparable;
+    std::shared_ptr<emu_kernel_call> call; /* owns the arguments */
+};
+
+/* Runs the grid; false after a failure that ends it. */
+bool execute(const Launch &launch);
+
+/* ---- streams (stream.cpp) ---- */
+
+struct Stream;
+
+struct Item {
+    std::function<bool()> step; /* carries the item out; false: not yet possible */
+    std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> after;
+    bool unlocked = false; /* a host function: runs without the lock */
+};
+
+/* The stream of a handle, the legacy stream for 0; NULL after a report. */
+std::shared_ptr<Stream> resolve(cudaStream_t handle, const char *function);
+int device_of(const Stream &stream);
+/* Appends, or records while the stream is captured. The argument makes a fresh item for each replay. */
+cudaError_t submit(const std::shared_ptr<Stream> &stream, std::function<bool()> step);
+cudaError_t submit_fresh(const std::shared_ptr<Stream> &stream, std::function<std::function<bool()>()> make);
+bool is_capturing(const Stream &stream);
+/* True, after a report, when a capture of this thread forbids the call. */
+bool breaks_capture(const char *function);
+cudaError_t wait_stream(const std::shared_ptr<Stream> &stream, const char *function);
+cudaError_t wait_device(int device, const char *function);
+/* Drives streams until done() or a hang, which it reports. */
+bool wait_until(Lock &lock, const std::function<bool()> &done, const char *what);
+void drive();
+
+/* ---- access checker (check.cpp); does nothing in other builds ---- */
+
+void check_new_block(const Block &block);
+void check_free_block(const Block &block);
+void check_written(const void *address, size_t bytes);
+void check_copied(void *to, const void *from, size_t bytes);
+
+} // namespace emu
+
+#endif

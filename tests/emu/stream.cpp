@@ -1,0 +1,521 @@
+/* Streams, events and graphs.
+ *
+ * A stream is a queue of items. Whoever waits, and in eager mode whoever submits, drives the queues of all
+ * streams: it carries out any first item whose predecessors are done. An item that cannot finish yet (a
+ * collective whose peers are missing) stays first and is asked again. */
+#include "emu.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <set>
+
+struct emu_graph {
+    std::vector<std::function<std::function<bool()>()>> items; /* each makes the step of one replay */
+};
+
+struct emu_graph_exec {
+    emu_graph graph;
+};
+
+namespace emu {
+
+struct Stream {
+    int device;
+    bool blocking; /* synchronises with the legacy stream */
+    bool legacy;
+    std::deque<Item> queue;
+    uint64_t issued = 0, completed = 0;
+    bool busy = false;            /* its first item runs without the lock */
+    emu_graph *capture = nullptr; /* what is being recorded */
+    bool capture_origin = false;
+};
+
+} // namespace emu
+
+struct emu_stream {
+    std::shared_ptr<emu::Stream> state;
+};
+
+struct emu_event {
+    std::shared_ptr<emu::Stream> stream; /* NULL before the first record */
+    uint64_t sequence;
+    emu_graph *captured; /* recorded in this capture */
+    unsigned flags;
+    uint64_t tick; /* of the last record that was carried out */
+};
+
+namespace emu {
+
+static std::vector<std::shared_ptr<Stream>> streams; /* in the order of creation */
+static std::shared_ptr<Stream> legacy_streams[kMaxDevices];
+static std::set<cudaStream_t> stream_handles;
+static std::set<cudaEvent_t> events;
+static std::set<cudaGraph_t> graphs;
+static std::set<cudaGraphExec_t> execs;
+static uint64_t ticks;
+static __thread bool in_host_function;
+static __thread int captures; /* begun by this thread */
+
+/* ---- driving ---- */
+
+static bool runnable(const Stream &stream) {
+    if (stream.busy || stream.queue.empty()) return false;
+    for (const auto &before : stream.queue.front().after)
+        if (before.first->completed < before.second) return false;
+    return true;
+}
+
+static bool run_first(Stream &stream) {
+    bool done;
+    if (stream.queue.front().unlocked) {
+        stream.busy = true;
+        big_lock.unlock();
+        in_host_function = true;
+        done = stream.queue.front().step();
+        in_host_function = false;
+        big_lock.lock();
+        stream.busy = false;
+    } else {
+        done = stream.queue.front().step();
+    }
+    if (!done) return false;
+    stream.queue.pop_front();
+    stream.completed++;
+    note_progress();
+    return true;
+}
+
+/* Carries out one item of some stream; false when nothing can go on. */
+static bool drive_one() {
+    const size_t count = streams.size();
+    for (size_t i = 0; i < count; i++) {
+        const std::shared_ptr<Stream> stream =
+            streams[settings.streams == EMU_LAZY_REVERSE ? count - 1 - i : i];
+        if (runnable(*stream) && run_first(*stream)) return true;
+        if (streams.size() != count) return true; /* a host function ran: look again */
+    }
+    return false;
+}
+
+void drive() {
+    while (drive_one()) {
+    }
+}
+
+bool wait_until(Lock &lock, const std::function<bool()> &done, const char *what) {
+    typedef std::chrono::steady_clock Clock;
+    unsigned long seen = progress;
+    Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                    std::chrono::duration<double>(settings.hang_seconds));
+    while (!done()) {
+        if (drive_one()) continue;
+        if (done()) break;
+        if (progress != seen) {
+            seen = progress;
+            deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                          std::chrono::duration<double>(settings.hang_seconds));
+        }
+        if (changed.wait_until(lock, deadline) == std::cv_status::timeout && progress == seen) {
+            report("%s hangs: nothing has made progress for %g s", what, settings.hang_seconds);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool idle(const Stream &stream) {
+    return stream.completed == stream.issued;
+}
+
+static bool device_idle(int device) {
+    for (const auto &stream : streams)
+        if (stream->device == device && !idle(*stream)) return false;
+    return true;
+}
+
+cudaError_t wait_stream(const std::shared_ptr<Stream> &stream, const char *function) {
+    Lock lock(big_lock);
+    const uint64_t target = stream->issued;
+    if (!wait_until(
+            lock, [&] { return stream->completed >= target; }, function))
+        return cudaErrorUnknown;
+    return cudaSuccess;
+}
+
+cudaError_t wait_device(int device, const char *function) {
+    Lock lock(big_lock);
+    return wait_until(
+               lock, [&] { return device_idle(device); }, function)
+               ? cudaSuccess
+               : cudaErrorUnknown;
+}
+
+/* ---- handles and submission ---- */
+
+static std::shared_ptr<Stream> new_stream(int device, bool blocking, bool legacy) {
+    std::shared_ptr<Stream> stream = std::make_shared<Stream>();
+    stream->device = device;
+    stream->blocking = blocking;
+    stream->legacy = legacy;
+    streams.push_back(stream);
+    return stream;
+}
+
+std::shared_ptr<Stream> resolve(cudaStream_t handle, const char *function) {
+    if (in_host_function) report("%s in a host function: it must not call CUDA", function);
+    if (handle == nullptr || handle == cudaStreamLegacy) {
+        std::shared_ptr<Stream> &legacy = legacy_streams[current_device];
+        if (!legacy) legacy = new_stream(current_device, true, true);
+        return legacy;
+    }
+    if (stream_handles.count(handle)) return handle->state;
+    report("%s: %p is no stream, or was destroyed", function, (void *)handle);
+    return nullptr;
+}
+
+int device_of(const Stream &stream) {
+    return stream.device;
+}
+
+bool is_capturing(const Stream &stream) {
+    return stream.capture != nullptr;
+}
+
+bool breaks_capture(const char *function) {
+    if (captures == 0) return false;
+    report("%s while this thread captures a stream", function);
+    return true;
+}
+
+/* The legacy stream waits for all blocking streams of its device, and they for it. */
+static void add_legacy_order(const Stream &stream, Item &item) {
+    if (!stream.blocking) return;
+    for (const auto &other : streams) {
+        const bool ordered = other->device == stream.device && other->blocking && other.get() != &stream &&
+                             (stream.legacy || other->legacy);
+        if (ordered && !idle(*other)) item.after.push_back({ other, other->issued });
+    }
+}
+
+static void append(const std::shared_ptr<Stream> &stream, Item item) {
+    add_legacy_order(*stream, item);
+    stream->queue.push_back(std::move(item));
+    stream->issued++;
+    if (settings.streams == EMU_EAGER) drive();
+    changed.notify_all();
+}
+
+cudaError_t submit_fresh(const std::shared_ptr<Stream> &stream, std::function<std::function<bool()>()> make) {
+    if (stream->capture) {
+        stream->capture->items.push_back(std::move(make));
+        return cudaSuccess;
+    }
+    Item item;
+    item.step = make();
+    append(stream, std::move(item));
+    return cudaSuccess;
+}
+
+cudaError_t submit(const std::shared_ptr<Stream> &stream, std::function<bool()> step) {
+    return submit_fresh(stream, [step] { return step; });
+}
+
+/* ---- streams ---- */
+
+static cudaError_t create_stream(cudaStream_t *handle, unsigned flags) {
+    const cudaError_t entered = enter(cudaErrorMemoryAllocation);
+    if (entered) return entered;
+    if (!handle || flags > cudaStreamNonBlocking) return remember(cudaErrorInvalidValue);
+    Lock lock(big_lock);
+    *handle = new emu_stream{ new_stream(current_device, flags != cudaStreamNonBlocking, false) };
+    stream_handles.insert(*handle);
+    count_handle(kStream, 1);
+    return cudaSuccess;
+}
+
+/* What synchronising calls check first; 0 to go on. */
+static cudaError_t enter_waiting(const char *function) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    if (sealed(function)) return remember(cudaErrorNotPermitted);
+    if (breaks_capture(function)) return remember(cudaErrorStreamCaptureUnsupported);
+    return cudaSuccess;
+}
+
+/* The error that a device keeps, after work on it was waited for. */
+static cudaError_t after_waiting(cudaError_t waited) {
+    return waited ? remember(waited) : remember(sticky_error(current_device));
+}
+
+} // namespace emu
+
+using namespace emu;
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return create_stream(stream, cudaStreamDefault);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    return create_stream(stream, flags);
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    (void)priority;
+    return create_stream(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
+/* What was submitted before is still carried out, as in CUDA. */
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = handle ? resolve(handle, "cudaStreamDestroy") : nullptr;
+    if (!stream || stream->legacy) return remember(cudaErrorInvalidResourceHandle);
+    if (!wait_until(
+            lock, [&] { return idle(*stream); }, "cudaStreamDestroy"))
+        return remember(cudaErrorUnknown);
+    streams.erase(std::find(streams.begin(), streams.end(), stream));
+    stream_handles.erase(handle);
+    delete handle;
+    count_handle(kStream, -1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+    const cudaError_t entered = enter_waiting("cudaStreamSynchronize");
+    if (entered) return entered;
+    std::shared_ptr<Stream> stream;
+    {
+        Lock lock(big_lock);
+        stream = resolve(handle, "cudaStreamSynchronize");
+    }
+    if (!stream) return remember(cudaErrorInvalidResourceHandle);
+    return after_waiting(wait_stream(stream, "cudaStreamSynchronize"));
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    const cudaError_t entered = enter_waiting("cudaDeviceSynchronize");
+    if (entered) return entered;
+    return after_waiting(wait_device(current_device, "cudaDeviceSynchronize"));
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t handle) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamQuery");
+    if (!stream) return remember(cudaErrorInvalidResourceHandle);
+    if (idle(*stream)) return remember(sticky_error(current_device));
+    drive_one(); /* one step, so that a loop of queries ends */
+    return cudaErrorNotReady;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void *argument) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaLaunchHostFunc");
+    if (!stream || !function) return remember(cudaErrorInvalidValue);
+    const std::function<bool()> step = [function, argument] {
+        function(argument);
+        return true;
+    };
+    if (stream->capture) return submit(stream, step);
+    Item item;
+    item.step = step;
+    item.unlocked = true;
+    append(stream, std::move(item));
+    return cudaSuccess;
+}
+
+/* ---- events ---- */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    const cudaError_t entered = enter(cudaErrorMemoryAllocation);
+    if (entered) return entered;
+    if (!event) return remember(cudaErrorInvalidValue);
+    Lock lock(big_lock);
+    *event = new emu_event{ nullptr, 0, nullptr, flags, 0 };
+    events.insert(*event);
+    count_handle(kEvent, 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+static bool known(cudaEvent_t event, const char *function) {
+    if (events.count(event)) return true;
+    report("%s: %p is no event, or was destroyed", function, (void *)event);
+    return false;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    Lock lock(big_lock);
+    if (!known(event, "cudaEventDestroy")) return remember(cudaErrorInvalidResourceHandle);
+    events.erase(event);
+    delete event;
+    count_handle(kEvent, -1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaEventRecord");
+    if (!stream || !known(event, "cudaEventRecord")) return remember(cudaErrorInvalidResourceHandle);
+    event->captured = stream->capture;
+    if (stream->capture) return cudaSuccess; /* replays keep the order of recording anyway */
+    submit(stream, [event] {
+        if (events.count(event)) event->tick = ++ticks;
+        return true;
+    });
+    event->stream = stream;
+    event->sequence = stream->issued;
+    return cudaSuccess;
+}
+
+static bool reached(const emu_event &event) {
+    return !event.stream || event.stream->completed >= event.sequence;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
+    (void)flags;
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamWaitEvent");
+    if (!stream || !known(event, "cudaStreamWaitEvent")) return remember(cudaErrorInvalidResourceHandle);
+    if (event->captured) {
+        if (!stream->capture) stream->capture = event->captured; /* the stream joins the capture */
+        return cudaSuccess;
+    }
+    if (stream->capture) {
+        report("cudaStreamWaitEvent: a captured stream waits for an event from outside the capture");
+        return remember(cudaErrorStreamCaptureInvalidated);
+    }
+    if (reached(*event)) return cudaSuccess;
+    Item item;
+    item.step = [] { return true; };
+    item.after.push_back({ event->stream, event->sequence });
+    append(stream, std::move(item));
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    if (!known(event, "cudaEventQuery")) return remember(cudaErrorInvalidResourceHandle);
+    if (reached(*event)) return remember(sticky_error(current_device));
+    drive_one();
+    return cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    const cudaError_t entered = enter_waiting("cudaEventSynchronize");
+    if (entered) return entered;
+    Lock lock(big_lock);
+    if (!known(event, "cudaEventSynchronize")) return remember(cudaErrorInvalidResourceHandle);
+    const bool came = wait_until(
+        lock, [&] { return reached(*event); }, "cudaEventSynchronize");
+    return after_waiting(came ? cudaSuccess : cudaErrorUnknown);
+}
+
+/* Not a time: a microsecond for each event that was recorded in between. */
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    if (!known(begin, "cudaEventElapsedTime") || !known(end, "cudaEventElapsedTime") || !begin->stream ||
+        !end->stream || ((begin->flags | end->flags) & cudaEventDisableTiming))
+        return remember(cudaErrorInvalidResourceHandle);
+    if (!reached(*begin) || !reached(*end)) return remember(cudaErrorNotReady);
+    *milliseconds = 0.001f * (float)(end->tick - begin->tick);
+    return cudaSuccess;
+}
+
+/* ---- graphs ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
+    (void)mode;
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamBeginCapture");
+    if (!stream) return remember(cudaErrorInvalidResourceHandle);
+    if (stream->legacy || stream->capture) return remember(cudaErrorStreamCaptureUnsupported);
+    stream->capture = new emu_graph;
+    stream->capture_origin = true;
+    captures++;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamEndCapture");
+    if (!stream || !stream->capture_origin) return remember(cudaErrorInvalidResourceHandle);
+    *graph = stream->capture;
+    for (const auto &other : streams)
+        if (other->capture == *graph) other->capture = nullptr;
+    for (cudaEvent_t event : events)
+        if (event->captured == *graph) event->captured = nullptr;
+    stream->capture_origin = false;
+    captures--;
+    graphs.insert(*graph);
+    count_handle(kGraph, 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamIsCapturing");
+    if (!stream) return remember(cudaErrorInvalidResourceHandle);
+    *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
+    (void)flags;
+    const cudaError_t entered = enter(cudaErrorMemoryAllocation);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    if (!exec || !graphs.count(graph)) return remember(cudaErrorInvalidValue);
+    *exec = new emu_graph_exec{ *graph };
+    execs.insert(*exec);
+    count_handle(kGraphExec, 1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
+    const cudaError_t entered = enter(cudaErrorUnknown);
+    if (entered) return entered;
+    Lock lock(big_lock);
+    const std::shared_ptr<Stream> stream = resolve(handle, "cudaGraphLaunch");
+    if (!stream || !execs.count(exec)) return remember(cudaErrorInvalidValue);
+    for (const auto &make : exec->graph.items) submit_fresh(stream, make);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    Lock lock(big_lock);
+    if (!execs.erase(exec)) return remember(cudaErrorInvalidValue);
+    delete exec;
+    count_handle(kGraphExec, -1);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    Lock lock(big_lock);
+    if (!graphs.erase(graph)) return remember(cudaErrorInvalidValue);
+    delete graph;
+    count_handle(kGraph, -1);
+    return cudaSuccess;
+}

@@ -1,0 +1,53 @@
+/* Names of kernels and source lines, for reports: by the tool that comes with every compiler, looked up
+ * once. */
+#include "emu.h"
+
+#include <dlfcn.h>
+
+namespace emu {
+
+/* Lines of `addr2line OPTIONS` for an address of this program: the function's name with -f, then
+ * file:line. */
+static std::string look_up(const char *options, const void *address, size_t back) {
+    static std::map<std::pair<std::string, const void *>, std::string> known;
+    char text[1000];
+    Dl_info information;
+    const auto key = std::make_pair(std::string(options), address);
+    if (known.count(key)) return known[key];
+    if (!dladdr(address, &information)) return "";
+    const size_t offset =
+        (size_t)(static_cast<const char *>(address) - static_cast<const char *>(information.dli_fbase)) -
+        back;
+    snprintf(text, sizeof text, "addr2line %s -e %s 0x%zx 2>/dev/null", options, information.dli_fname,
+             offset);
+    std::string found;
+    FILE *pipe = popen(text, "r");
+    if (pipe && fgets(text, sizeof text, pipe) && text[0] != '?') found.assign(text, strcspn(text, "\n"));
+    if (pipe) pclose(pipe);
+    if (found.empty()) {
+        snprintf(text, sizeof text, "code at +0x%zx", offset);
+        found = text;
+    }
+    return known[key] = found;
+}
+
+/* Without parameters and return type. */
+std::string kernel_name(const void *kernel) {
+    Lock lock(big_lock);
+    std::string name = look_up("-f -C", kernel, 0);
+    const size_t parameters = name.find('(');
+    if (parameters != std::string::npos && parameters > 0) name.erase(parameters);
+    if (name.compare(0, 5, "void ") == 0) name.erase(0, 5);
+    return name;
+}
+
+std::string source_of(const void *pc) {
+    if (!pc) return "an atomic or bulk copy";
+    Lock lock(big_lock);
+    const std::string line = look_up("", pc, 1); /* the call itself lies before the return address */
+    const size_t slash = line.rfind('/'), note = line.find(" (");
+    return line.substr(slash == std::string::npos ? 0 : slash + 1,
+                       note == std::string::npos ? note : note - slash - 1);
+}
+
+} // namespace emu

@@ -1,0 +1,25 @@
+/* The CPU level that a test runs on: XDISTILL_CPU in the environment names it, so that one program is run once a level. */
+#ifndef XD_TEST_CPU_H
+#define XD_TEST_CPU_H
+
+#include <stdlib.h>
+
+#include "xdistill.h"
+
+/* The best of this machine without the variable; a level it lacks makes xd_ctx_create fail. */
+static inline xd_cpu_level xd_test_cpu(void) {
+    const char *name = getenv("XDISTILL_CPU");
+    xd_cpu_level level = XD_CPU_BEST;
+    if (name && !xd_cpu_level_parse(name, &level)) {
+        fprintf(stderr, "XDISTILL_CPU: there is no level %s\n", name);
+        exit(2);
+    }
+    return level;
+}
+
+/* What a loss may be off: `exact` on the plain level, which computes in double, else 3e-7 of a value of that size. */
+static inline double xd_test_f32(double exact, double size) {
+    return xd_test_cpu() == XD_CPU_PLAIN ? exact : fmax(exact, 3e-7 * fabs(size));
+}
+
+#endif

@@ -1,0 +1,4565 @@
+/* xdistill_cuda.cu - v0.1.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
+
+       nvcc -O2 -arch=sm_90 -c xdistill_cuda.cu         (sm_80 on an A100; without -arch: any GPU since sm_75, slower)
+       nvcc -O2 -arch=sm_90 app.cu xdistill_cuda.cu     one file of app defines XDISTILL_IMPLEMENTATION
+
+   USE            xd_cuda_create (>>kernel/cuda) gives a context this unit's kernel table: losses, optimizers, averages
+                  and collectives of that context then work on device memory. After it no operation allocates, waits or
+                  copies to the host: results stay on the device until xd_read.
+   NUMERICS       Elementwise operations (AdamW, SGD, averages, casts, scaling) and sums over ranks have the bits of the
+                  CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
+                  (INVARIANT) have the CPU's bits as well.
+   CONTENTS       search for ">>": what every kernel stands on, then the operations, then the table. */
+
+/* Generated from src/xdistill_cuda.cu by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
+#include "xdistill.h"
+
+/* >>cuda/port.cuh */
+
+/* What every kernel of the unit stands on: launching, shared memory, 16-byte access, element types,
+ * reductions.
+ *
+ * The unit is compiled in two ways: by nvcc for a GPU and, with XD_EMU defined, by a C++ compiler against a
+ * cuda_runtime.h that runs kernels on the CPU. Kernels are written so that both take them as they are:
+ *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
+ *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
+ *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
+ *   blocks         whole warps; no thread returns before a barrier; no block waits for another
+ *   rounding       what promises bits spells it: __fmaf_rn, __fmul_rn, __fdiv_rn, __fsqrt_rn */
+
+#include <cuda_runtime.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <utility>
+
+#if defined(XDISTILL_STATIC)
+#    error \
+        "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"
+#endif
+
+/* The emulation brings its own forms of all but the last. */
+#if !defined(XD_EMU)
+#    define XD_SHARED(type, name, extent) __shared__ type name extent
+#    define XD_DYN_SHARED(type, name)                                            \
+        extern __shared__ __align__(16) unsigned char xdi_cuda_dynamic_shared[]; \
+        type *name = reinterpret_cast<type *>(xdi_cuda_dynamic_shared)
+#    define XDI_CUDA_PRAGMA(text) _Pragma(#    text)
+#    define XD_UNROLL XDI_CUDA_PRAGMA(unroll)
+#    define XD_UNROLL_N(n) XDI_CUDA_PRAGMA(unroll n)
+#    define XDI_CUDA_ALIGNED16(pointer) ((void)0)
+#else
+#    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
+#endif
+
+/* The device that a context computes on. The table comes first, so that a context's table leads back here. */
+struct xd_cuda {
+    xd_kernels kernels;
+    xd_ctx *ctx;
+    xd_allocator allocator; /* of device memory */
+    int device;
+    int processors;
+    int capability;  /* 90 for compute capability 9.0 */
+    void *workspace; /* partial results of the multi-array reductions */
+    size_t workspace_bytes;
+};
+
+static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {
+    return (xd_cuda *)(void *)const_cast<xd_kernels *>(xd_ctx_settings(ctx)->kernels);
+}
+
+/* ---- errors ---- */
+
+/* A CUDA error as a result of ours: the call as it was written, CUDA's name and text for what went wrong. */
+static xd_result xdi_cuda_result(xd_ctx *ctx, cudaError_t error, const char *call, const char *file, int line,
+                                 const char *function) {
+    if (error == cudaSuccess) return XD_OK;
+    cudaGetLastError(); /* it is reported here; the next call starts clean */
+    const xd_result result = error == cudaErrorMemoryAllocation ? XD_ERROR_MEMORY : XD_ERROR_DEVICE;
+    return xd_fail(ctx, result, file, line, function, "%.160s: %s: %s", call, cudaGetErrorName(error),
+                   cudaGetErrorString(error));
+}
+
+#define XDI_CUDA_CHECK(ctx, call) xdi_cuda_result((ctx), (call), #call, __FILE__, __LINE__, __func__)
+#define XDI_CUDA_TRY(ctx, call) XDI_TRY(XDI_CUDA_CHECK(ctx, call))
+
+/* ---- launches ---- */
+
+/* While it lives the context's device is the thread's current one. */
+struct xdi_cuda_scope {
+    xd_ctx *ctx;
+    int previous;
+    xd_result result;
+
+    explicit xdi_cuda_scope(xd_ctx *context, int device) : ctx(context), previous(device), result(XD_OK) {
+        result = XDI_CUDA_CHECK(ctx, cudaGetDevice(&previous));
+        if (result != XD_OK) previous = device;
+        if (previous != device) result = XDI_CUDA_CHECK(ctx, cudaSetDevice(device));
+        current = device;
+    }
+    explicit xdi_cuda_scope(const xd_launch *launch)
+        : xdi_cuda_scope(launch->ctx, xdi_cuda_of(launch->ctx)->device) {}
+    ~xdi_cuda_scope() {
+        if (previous != current) cudaSetDevice(previous);
+    }
+    xdi_cuda_scope(const xdi_cuda_scope &) = delete;
+    xdi_cuda_scope &operator=(const xdi_cuda_scope &) = delete;
+
+  private:
+    int current;
+};
+
+/* The grid of a launch: at least one block, whole warps. */
+struct xdi_cuda_grid {
+    int64_t blocks;
+    int threads;
+    size_t shared_bytes; /* dynamic */
+};
+
+static xdi_cuda_grid xdi_cuda_grid_of(int64_t blocks, int threads, size_t shared_bytes = 0) {
+    xdi_cuda_grid grid;
+    grid.blocks = blocks > 0 ? blocks : 1;
+    grid.threads = threads;
+    grid.shared_bytes = shared_bytes;
+    return grid;
+}
+
+template <typename... Parameters, typename... Arguments>
+static xd_result xdi_cuda_launch_at(const char *file, int line, const char *function, const char *text,
+                                    const xd_launch *launch, xdi_cuda_grid grid,
+                                    void (*kernel)(Parameters...), Arguments &&...arguments) {
+    if (grid.blocks > INT32_MAX)
+        return xd_fail(launch->ctx, XD_ERROR_ARGUMENT, file, line, function, "%.160s: a grid of %lld blocks",
+                       text, (long long)grid.blocks);
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)grid.blocks, 1, 1);
+    config.blockDim = dim3((unsigned)grid.threads, 1, 1);
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = (cudaStream_t)launch->stream;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+    return xdi_cuda_result(launch->ctx, error, text, file, line, function);
+}
+
+/* XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, 256), kernel<T>, arguments...)); */
+#define XDI_CUDA_LAUNCH(...) \
+    xdi_cuda_launch_at(__FILE__, __LINE__, __func__, "launch(" #__VA_ARGS__ ")", __VA_ARGS__)
+
+/* Loads a kernel now, so that its first launch neither allocates nor waits. Every family of kernels has a
+ * function that does this for each of its instances; table.cu calls them. */
+template <typename... Parameters> static xd_result xdi_cuda_load(xd_ctx *ctx, void (*kernel)(Parameters...)) {
+    cudaFuncAttributes attributes;
+    return XDI_CUDA_CHECK(ctx, cudaFuncGetAttributes(&attributes, kernel));
+}
+
+/* ---- element types ---- */
+
+/* Storage of the narrow dtypes; float and double stand for themselves. */
+struct xdi_cuda_bf16 {
+    uint16_t bits;
+};
+struct xdi_cuda_f16 {
+    uint16_t bits;
+};
+
+/* The integer arithmetic of base/half.c: the intrinsics of the vendor lose the payload of a NaN. */
+static __device__ inline float xdi_cuda_widen(float value) {
+    return value;
+}
+
+static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
+    return __uint_as_float((uint32_t)value.bits << 16);
+}
+
+static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
+    const uint32_t sign = ((uint32_t)value.bits & 0x8000u) << 16;
+    const uint32_t exponent = ((uint32_t)value.bits >> 10) & 0x1fu;
+    const uint32_t mantissa = (uint32_t)value.bits & 0x3ffu;
+    if (exponent == 31u)
+        return __uint_as_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
+    if (exponent) return __uint_as_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    const float magnitude = __fmul_rn((float)mantissa, 5.9604644775390625e-8f); /* 2^-24: exact */
+    return sign ? -magnitude : magnitude;
+}
+
+static __device__ inline void xdi_cuda_narrow(float value, float *out) {
+    *out = value;
+}
+
+static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
+    const uint32_t bits = __float_as_uint(value);
+    out->bits = (bits & 0x7fffffffu) > 0x7f800000u ? (uint16_t)((bits >> 16) | 0x0040u)
+                                                   : (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
+    const uint32_t bits = __float_as_uint(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const int exponent = (int)(magnitude >> 23) - 127;
+    if (magnitude > 0x7f800000u) {
+        out->bits = (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+    } else if (magnitude >= 0x477ff000u) {
+        out->bits = (uint16_t)(sign | 0x7c00u); /* 65520 and above round to infinity */
+    } else if (exponent < -25) {
+        out->bits = (uint16_t)sign;
+    } else {
+        const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+        const int shift = exponent < -14 ? -1 - exponent : 13;
+        const uint32_t kept = mantissa >> shift;
+        const uint32_t rest = mantissa & ((1u << shift) - 1u);
+        const uint32_t half = 1u << (shift - 1);
+        const uint32_t rounded = kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u);
+        out->bits = (uint16_t)(sign | ((exponent < -14 ? 0u : (uint32_t)(exponent + 14) << 10) + rounded));
+    }
+}
+
+/* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
+ * is one of them. */
+#define XDI_CUDA_FLOATS(dtype, T, ...)     \
+    if ((dtype) == XD_DTYPE_F32) {         \
+        typedef float T;                   \
+        __VA_ARGS__                        \
+    } else if ((dtype) == XD_DTYPE_BF16) { \
+        typedef xdi_cuda_bf16 T;           \
+        __VA_ARGS__                        \
+    } else {                               \
+        typedef xdi_cuda_f16 T;            \
+        __VA_ARGS__                        \
+    }
+
+/* ---- 16 bytes at a time ---- */
+
+/* The elements that 16 bytes hold. */
+template <typename T> struct xdi_cuda_pack {
+    enum { COUNT = 16 / (int)sizeof(T) };
+    T at[COUNT];
+};
+
+#if defined(XD_EMU)
+typedef unsigned __attribute__((vector_size(16), may_alias)) xdi_cuda_bits16;
+#else
+typedef uint4 xdi_cuda_bits16;
+#endif
+
+/* The address must be a multiple of 16. */
+template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_load16(const T *from) {
+    XDI_CUDA_ALIGNED16(from);
+    const xdi_cuda_bits16 bits = *reinterpret_cast<const xdi_cuda_bits16 *>(from);
+    xdi_cuda_pack<T> pack;
+    memcpy(&pack, &bits, sizeof pack);
+    return pack;
+}
+
+template <typename T> static __device__ inline void xdi_cuda_store16(T *to, const xdi_cuda_pack<T> &pack) {
+    XDI_CUDA_ALIGNED16(to);
+    xdi_cuda_bits16 bits;
+    memcpy(&bits, &pack, sizeof bits);
+    *reinterpret_cast<xdi_cuda_bits16 *>(to) = bits;
+}
+
+static __host__ __device__ inline bool xdi_cuda_is_aligned16(const void *pointer) {
+    return ((uintptr_t)pointer & 15u) == 0;
+}
+
+/* ---- reductions ---- */
+
+enum { XDI_CUDA_WARP = 32, XDI_CUDA_MAX_WARPS = 32 };
+
+/* The value of the lane whose number differs in the bits of `mask`; T is any struct of whole words. */
+template <typename T> static __device__ inline T xdi_cuda_shuffle_xor(T value, int mask) {
+    enum { WORDS = (int)(sizeof(T) / 4) };
+    static_assert(sizeof(T) % 4 == 0, "whole words");
+    unsigned words[WORDS];
+    memcpy(words, &value, sizeof value);
+    XD_UNROLL
+    for (int i = 0; i < WORDS; i++) words[i] = __shfl_xor_sync(0xffffffffu, words[i], mask);
+    T other;
+    memcpy(&other, words, sizeof other);
+    return other;
+}
+
+/* All lanes' values merged in the order of the lanes, the same on every lane; all 32 take part. merge(a, b)
+ * need not commute: a always comes from the lower lanes. */
+template <typename T, typename Merge> static __device__ inline T xdi_cuda_warp_reduce(T value, Merge merge) {
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
+    XD_UNROLL
+    for (int mask = 1; mask < XDI_CUDA_WARP; mask *= 2) {
+        const T other = xdi_cuda_shuffle_xor(value, mask);
+        value = lane & mask ? merge(other, value) : merge(value, other);
+    }
+    return value;
+}
+
+/* The same over the block, in the order of the threads, on every thread. The block is one-dimensional and
+ * every thread calls it; merging `identity` changes nothing. */
+template <typename T, typename Merge>
+static __device__ inline T xdi_cuda_block_reduce(T value, T identity, Merge merge) {
+    XD_SHARED(T, parts, [XDI_CUDA_MAX_WARPS]);
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
+    const int warps = (int)(blockDim.x / XDI_CUDA_WARP);
+    value = xdi_cuda_warp_reduce(value, merge);
+    if (lane == 0) parts[warp] = value;
+    __syncthreads();
+    value = xdi_cuda_warp_reduce(lane < warps ? parts[lane] : identity, merge);
+    __syncthreads(); /* parts may be written again */
+    return value;
+}
+
+struct xdi_cuda_add {
+    template <typename T> __device__ T operator()(T a, T b) const {
+        return a + b;
+    }
+};
+struct xdi_cuda_larger {
+    template <typename T> __device__ T operator()(T a, T b) const {
+        return a > b ? a : b;
+    }
+};
+
+/* ---- findings ---- */
+
+/* True when some operation found bad data, so that a step must not happen. NULL is fine. */
+static __device__ inline bool xdi_cuda_refused(const xd_status *status) {
+    return status && (status->label_out_of_range != 0 || status->not_finite != 0 ||
+                      status->nothing_counted != 0 || status->overflow != 0);
+}
+
+/* >>cuda/list.cuh */
+
+/* Lists of arrays as launch parameters. A model has a thousand arrays: they go to the device in the
+ * parameters of a few launches, so nothing is copied there and a captured graph keeps its own list. Every
+ * array is cut into chunks, a block takes one; chunks begin at multiples of 16 bytes when the array does. */
+
+enum { XDI_CUDA_CHUNK = 16384, XDI_CUDA_THREADS = 256, XDI_CUDA_LIST_BYTES = 3840 };
+
+template <typename Item> struct xdi_cuda_list {
+    enum { ROOM = (XDI_CUDA_LIST_BYTES - 16) / (int)(sizeof(Item) + sizeof(int64_t)) };
+    Item at[ROOM];
+    int64_t first_chunk[ROOM];
+    int64_t chunks; /* of all arrays */
+    int count;
+
+    /* Appends an array of `elements`; there is room. Empty ones are left out. */
+    void add(const Item &item, int64_t elements) {
+        if (elements <= 0) return;
+        at[count] = item;
+        first_chunk[count] = chunks;
+        chunks += (elements + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
+        count++;
+    }
+
+    __device__ int index_of(int64_t chunk) const {
+        int low = 0, high = count - 1; /* the last array whose first chunk is not above `chunk` */
+        while (low < high) {
+            const int middle = (low + high + 1) / 2;
+            if (first_chunk[middle] <= chunk)
+                low = middle;
+            else
+                high = middle - 1;
+        }
+        return low;
+    }
+};
+
+/* Calls item(k, &value) -> elements for each of `count` arrays and launch_list(list) for each list that fills
+ * up. */
+template <typename Item, typename MakeItem, typename LaunchList>
+static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchList launch_list) {
+    xdi_cuda_list<Item> list;
+    list.count = 0;
+    list.chunks = 0;
+    for (int64_t k = 0; k < count; k++) {
+        Item item;
+        const int64_t elements = make_item(k, &item);
+        list.add(item, elements);
+        const bool full = list.count == xdi_cuda_list<Item>::ROOM || (k + 1 == count && list.count > 0);
+        if (!full) continue;
+        XDI_TRY(launch_list(list));
+        list.count = 0;
+        list.chunks = 0;
+    }
+    return XD_OK;
+}
+
+/* The elements of one chunk. */
+struct xdi_cuda_span {
+    int64_t begin, end;
+};
+
+static __device__ inline xdi_cuda_span xdi_cuda_span_of(int64_t chunk_of_array, int64_t elements) {
+    xdi_cuda_span span;
+    span.begin = chunk_of_array * XDI_CUDA_CHUNK;
+    span.end = elements - span.begin < XDI_CUDA_CHUNK ? elements : span.begin + XDI_CUDA_CHUNK;
+    return span;
+}
+
+/* The threads of a block share the elements of a span: eight(i) for eight that start at i while `wide`,
+ * one(i) for the rest. What becomes of an element must not depend on which of the two has it. */
+template <typename Eight, typename One>
+static __device__ inline void xdi_cuda_walk(xdi_cuda_span span, bool wide, Eight eight, One one) {
+    const int64_t eights = wide ? (span.end - span.begin) / 8 : 0;
+    for (int64_t k = threadIdx.x; k < eights; k += blockDim.x) eight(span.begin + 8 * k);
+    for (int64_t i = span.begin + 8 * eights + threadIdx.x; i < span.end; i += blockDim.x) one(i);
+}
+
+/* One element, and eight at an address aligned to 16, of an F32, BF16 or F16 array, as f32. */
+static __device__ inline float xdi_cuda_read_float(const void *data, int dtype, int64_t i) {
+    if (dtype == XD_DTYPE_F32) return static_cast<const float *>(data)[i];
+    if (dtype == XD_DTYPE_BF16) return xdi_cuda_widen(static_cast<const xdi_cuda_bf16 *>(data)[i]);
+    return xdi_cuda_widen(static_cast<const xdi_cuda_f16 *>(data)[i]);
+}
+
+static __device__ inline void xdi_cuda_write_float(void *data, int dtype, int64_t i, float value) {
+    if (dtype == XD_DTYPE_F32)
+        static_cast<float *>(data)[i] = value;
+    else if (dtype == XD_DTYPE_BF16)
+        xdi_cuda_narrow(value, static_cast<xdi_cuda_bf16 *>(data) + i);
+    else
+        xdi_cuda_narrow(value, static_cast<xdi_cuda_f16 *>(data) + i);
+}
+
+template <typename T> static __device__ inline void xdi_cuda_read8_as(const T *from, float (&values)[8]) {
+    XD_UNROLL
+    for (int at = 0; at < 8; at += xdi_cuda_pack<T>::COUNT) {
+        const xdi_cuda_pack<T> pack = xdi_cuda_load16(from + at);
+        XD_UNROLL
+        for (int j = 0; j < xdi_cuda_pack<T>::COUNT; j++) values[at + j] = xdi_cuda_widen(pack.at[j]);
+    }
+}
+
+template <typename T> static __device__ inline void xdi_cuda_write8_as(T *to, const float (&values)[8]) {
+    XD_UNROLL
+    for (int at = 0; at < 8; at += xdi_cuda_pack<T>::COUNT) {
+        xdi_cuda_pack<T> pack;
+        XD_UNROLL
+        for (int j = 0; j < xdi_cuda_pack<T>::COUNT; j++) xdi_cuda_narrow(values[at + j], &pack.at[j]);
+        xdi_cuda_store16(to + at, pack);
+    }
+}
+
+static __device__ inline void xdi_cuda_read8(const void *data, int dtype, int64_t i, float (&values)[8]) {
+    if (dtype == XD_DTYPE_F32)
+        xdi_cuda_read8_as(static_cast<const float *>(data) + i, values);
+    else if (dtype == XD_DTYPE_BF16)
+        xdi_cuda_read8_as(static_cast<const xdi_cuda_bf16 *>(data) + i, values);
+    else
+        xdi_cuda_read8_as(static_cast<const xdi_cuda_f16 *>(data) + i, values);
+}
+
+static __device__ inline void xdi_cuda_write8(void *data, int dtype, int64_t i, const float (&values)[8]) {
+    if (dtype == XD_DTYPE_F32)
+        xdi_cuda_write8_as(static_cast<float *>(data) + i, values);
+    else if (dtype == XD_DTYPE_BF16)
+        xdi_cuda_write8_as(static_cast<xdi_cuda_bf16 *>(data) + i, values);
+    else
+        xdi_cuda_write8_as(static_cast<xdi_cuda_f16 *>(data) + i, values);
+}
+
+/* >>cuda/device.cu */
+
+/* Memory of the device and the order of work on it: the xd_device_ops of the table. */
+
+#include <time.h>
+
+static void *xdi_cuda_allocate_plain(void *user, size_t bytes) {
+    (void)user;
+    void *memory = NULL;
+    if (cudaMalloc(&memory, bytes) == cudaSuccess) return memory;
+    cudaGetLastError(); /* "no room" is told by NULL */
+    return NULL;
+}
+
+static void xdi_cuda_release_plain(void *user, void *memory) {
+    (void)user;
+    cudaFree(memory);
+}
+
+static void *xdi_cuda_allocate(xd_ctx *ctx, size_t bytes) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (scope.result != XD_OK) return NULL;
+    return cuda->allocator.allocate(cuda->allocator.user, bytes ? bytes : 1);
+}
+
+static void xdi_cuda_release(xd_ctx *ctx, void *memory) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (memory && scope.result == XD_OK) cuda->allocator.release(cuda->allocator.user, memory);
+}
+
+static xd_result xdi_cuda_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
+                               xd_copy_kind kind) {
+    static const cudaMemcpyKind kinds[] = { cudaMemcpyDeviceToDevice, cudaMemcpyHostToDevice,
+                                            cudaMemcpyDeviceToHost };
+    if (bytes == 0 || to == from) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx,
+                          cudaMemcpyAsync(to, from, bytes, kinds[kind], (cudaStream_t)launch->stream));
+}
+
+static xd_result xdi_cuda_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
+    if (bytes == 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx, cudaMemsetAsync(to, value, bytes, (cudaStream_t)launch->stream));
+}
+
+/* Asks again and again instead of waiting, so that a peer that never comes ends in a message. */
+static xd_result xdi_cuda_synchronize(const xd_launch *launch) {
+    const double seconds = xd_ctx_settings(launch->ctx)->timeout_seconds;
+    const double deadline = xd_now(launch->ctx) + seconds;
+    const struct timespec nap = { 0, 20000 };
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    for (int turn = 0;; turn++) {
+        const cudaError_t state = cudaStreamQuery((cudaStream_t)launch->stream);
+        if (state != cudaErrorNotReady) return XDI_CUDA_CHECK(launch->ctx, state);
+        XDI_REQUIRE(launch->ctx, xd_now(launch->ctx) < deadline, XD_ERROR_TIMEOUT,
+                    "the device's work did not end within %g seconds", seconds);
+        if (turn > 1000) nanosleep(&nap, NULL);
+    }
+}
+
+static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
+    cudaPointerAttributes attributes;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError(); /* memory that CUDA knows nothing of */
+        return false;
+    }
+    return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+}
+
+/* Events order ranks that read each other's memory, so this is where other GPUs are let in. */
+static void *xdi_cuda_event_create(xd_ctx *ctx) {
+    const int device = xdi_cuda_of(ctx)->device;
+    int devices = 0;
+    cudaEvent_t event = NULL;
+    xdi_cuda_scope scope(ctx, device);
+    if (XDI_CUDA_CHECK(ctx, cudaGetDeviceCount(&devices)) != XD_OK) return NULL;
+    for (int peer = 0; peer < devices; peer++) {
+        int can = 0;
+        if (peer == device || cudaDeviceCanAccessPeer(&can, device, peer) != cudaSuccess || !can) continue;
+        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError(); /* it was on before */
+    }
+    if (XDI_CUDA_CHECK(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) != XD_OK) return NULL;
+    return event;
+}
+
+static void xdi_cuda_event_destroy(void *event) {
+    if (event) cudaEventDestroy((cudaEvent_t)event);
+}
+
+static xd_result xdi_cuda_event_record(const xd_launch *launch, void *event) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)launch->stream));
+}
+
+static xd_result xdi_cuda_event_wait(const xd_launch *launch, void *event) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx,
+                          cudaStreamWaitEvent((cudaStream_t)launch->stream, (cudaEvent_t)event, 0));
+}
+
+static xd_device_ops xdi_cuda_memory_table() {
+    xd_device_ops memory;
+    memory.allocate = xdi_cuda_allocate;
+    memory.release = xdi_cuda_release;
+    memory.copy = xdi_cuda_copy;
+    memory.fill = xdi_cuda_fill;
+    memory.synchronize = xdi_cuda_synchronize;
+    memory.owns = xdi_cuda_owns;
+    memory.event_create = xdi_cuda_event_create;
+    memory.event_destroy = xdi_cuda_event_destroy;
+    memory.event_record = xdi_cuda_event_record;
+    memory.event_wait = xdi_cuda_event_wait;
+    return memory;
+}
+
+/* >>cuda/copy.cu */
+
+/* Strided copies, many in a launch: the pieces of a redistribution, and arrays that keep their dtype. Reads
+ * and writes every byte once, 16 at a time where addresses, strides and lengths allow; the index is taken
+ * apart by divisions, which memory hides. Grid: one block of 256 threads a chunk of 16384 units. */
+
+struct xdi_cuda_move {
+    char *to;
+    const char *from;
+    int64_t extent[XD_DIMS_MAX], to_stride[XD_DIMS_MAX], from_stride[XD_DIMS_MAX]; /* strides in bytes */
+    int ndim;
+    int unit; /* bytes that one thread moves: 16, 8, 4, 2 or 1 */
+    int64_t units;
+};
+
+template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to, const char *from) {
+    *reinterpret_cast<T *>(to) = *reinterpret_cast<const T *>(from);
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
+    if (xdi_cuda_refused(status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_move &m = list.at[k];
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], m.units), false, [](int64_t) {},
+        [&](int64_t i) {
+            int64_t to = 0, from = 0;
+            for (int d = m.ndim - 1; d >= 0; d--) {
+                const int64_t outer = d > 0 ? i / m.extent[d] : 0, at = i - outer * m.extent[d];
+                to += at * m.to_stride[d];
+                from += at * m.from_stride[d];
+                i = outer;
+            }
+            switch (m.unit) {
+            case 16: xdi_cuda_store16(m.to + to, xdi_cuda_load16(m.from + from)); break;
+            case 8: xdi_cuda_move_unit<uint64_t>(m.to + to, m.from + from); break;
+            case 4: xdi_cuda_move_unit<uint32_t>(m.to + to, m.from + from); break;
+            case 2: xdi_cuda_move_unit<uint16_t>(m.to + to, m.from + from); break;
+            default: m.to[to] = m.from[from]; break;
+            }
+        });
+}
+
+/* The largest unit, up to `limit`, that divides every address, stride and length. */
+static int xdi_cuda_move_unit_of(uint64_t bits, int limit) {
+    int unit = limit;
+    while (bits % (uint64_t)unit != 0) unit /= 2;
+    return unit;
+}
+
+static int64_t xdi_cuda_move_bytes(void *to, const void *from, int64_t bytes, xdi_cuda_move *move) {
+    memset(move, 0, sizeof *move);
+    move->to = (char *)to;
+    move->from = (const char *)from;
+    move->unit =
+        xdi_cuda_move_unit_of((uint64_t)(uintptr_t)to | (uint64_t)(uintptr_t)from | (uint64_t)bytes, 16);
+    move->ndim = 1;
+    move->units = move->extent[0] = to == from ? 0 : bytes / move->unit;
+    move->to_stride[0] = move->from_stride[0] = move->unit;
+    return move->units;
+}
+
+/* A strided block of elements of `size` bytes. Where the last dimension is dense on both sides it is moved in
+ * larger units; otherwise element by element. A stride of zero reads the same element again and again. */
+static int64_t xdi_cuda_move_block(const xd_copy *copy, const void *source, void *destination, size_t size,
+                                   xdi_cuda_move *move) {
+    const int last = copy->ndim - 1;
+    const int64_t bytes = (int64_t)size;
+    const bool dense = copy->src_stride[last] == 1 && copy->dst_stride[last] == 1;
+    memset(move, 0, sizeof *move);
+    move->to = (char *)destination + copy->dst_offset * bytes;
+    move->from = (const char *)source + copy->src_offset * bytes;
+    move->ndim = copy->ndim;
+    uint64_t bits = (uint64_t)(uintptr_t)move->to | (uint64_t)(uintptr_t)move->from;
+    for (int d = 0; d < copy->ndim; d++) {
+        move->extent[d] = copy->extent[d];
+        move->to_stride[d] = copy->dst_stride[d] * bytes;
+        move->from_stride[d] = copy->src_stride[d] * bytes;
+        if (d < last) bits |= (uint64_t)move->to_stride[d] | (uint64_t)move->from_stride[d];
+    }
+    if (dense) bits |= (uint64_t)(copy->extent[last] * bytes);
+    move->unit = xdi_cuda_move_unit_of(bits, dense ? 16 : (int)size);
+    if (dense) {
+        move->extent[last] = copy->extent[last] * bytes / move->unit;
+        move->to_stride[last] = move->from_stride[last] = move->unit;
+    }
+    move->units = 1;
+    for (int d = 0; d < copy->ndim; d++) move->units *= move->extent[d];
+    return move->units;
+}
+
+/* Launches the moves that make_item(k, &move) -> units fills in. */
+template <typename MakeItem>
+static xd_result xdi_cuda_move_run(const xd_launch *launch, int64_t count, MakeItem make_item) {
+    return xdi_cuda_each_list<xdi_cuda_move>(count, make_item, [&](const xdi_cuda_list<xdi_cuda_move> &list) {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS), xdi_cuda_move_kernel,
+                               list, (const xd_status *)launch->status);
+    });
+}
+
+static xd_result xdi_cuda_copies(const xd_launch *launch, const xd_copy *copies, int64_t count,
+                                 const void *source, void *destination, size_t size) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return xdi_cuda_move_run(launch, count, [&](int64_t k, xdi_cuda_move *move) {
+        return xdi_cuda_move_block(&copies[k], source, destination, size, move);
+    });
+}
+
+static xd_result xdi_cuda_copy_load(xd_ctx *ctx) {
+    return xdi_cuda_load(ctx, xdi_cuda_move_kernel);
+}
+
+/* >>cuda/reduce.cu */
+
+/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/reduce_cpu.c, the same bits. Every piece
+ * is read once and the sum written once; a thread has read all of its elements before it writes, so the sum
+ * may lie in a piece. */
+
+/* Most pieces and nodes of one sum: their addresses are launch parameters. */
+enum { XDI_CUDA_PIECES = 448, XDI_CUDA_NODES = 416 };
+
+struct xdi_cuda_pieces {
+    const void *at[XDI_CUDA_PIECES];
+    void *out;
+    int64_t count;
+    double scale; /* of XD_AVG, exact in the type of the sum */
+    int ranks;
+    xd_reduce_op op;
+    bool wide;
+};
+
+/* How elements are added: narrow floats in f32, integers without signed overflow. */
+static __device__ inline float xdi_cuda_sum_load(float x) {
+    return x;
+}
+static __device__ inline double xdi_cuda_sum_load(double x) {
+    return x;
+}
+static __device__ inline float xdi_cuda_sum_load(xdi_cuda_bf16 x) {
+    return xdi_cuda_widen(x);
+}
+static __device__ inline float xdi_cuda_sum_load(xdi_cuda_f16 x) {
+    return xdi_cuda_widen(x);
+}
+static __device__ inline uint32_t xdi_cuda_sum_load(int32_t x) {
+    return (uint32_t)x;
+}
+static __device__ inline uint64_t xdi_cuda_sum_load(int64_t x) {
+    return (uint64_t)x;
+}
+static __device__ inline uint8_t xdi_cuda_sum_load(uint8_t x) {
+    return x;
+}
+
+static __device__ inline float xdi_cuda_sum_add(float a, float b) {
+    return __fadd_rn(a, b);
+}
+static __device__ inline double xdi_cuda_sum_add(double a, double b) {
+    return __dadd_rn(a, b);
+}
+template <typename T> static __device__ inline T xdi_cuda_sum_add(T a, T b) {
+    return (T)(a + b);
+}
+
+static __device__ inline float xdi_cuda_sum_scale(float a, double scale) {
+    return __fmul_rn(a, (float)scale);
+}
+static __device__ inline double xdi_cuda_sum_scale(double a, double scale) {
+    return __dmul_rn(a, scale);
+}
+template <typename T> static __device__ inline T xdi_cuda_sum_scale(T a, double) {
+    return a; /* integers have no average */
+}
+
+template <typename T, typename Sum> static __device__ inline void xdi_cuda_sum_store(Sum sum, T *out) {
+    *out = (T)sum;
+}
+static __device__ inline void xdi_cuda_sum_store(float sum, xdi_cuda_bf16 *out) {
+    xdi_cuda_narrow(sum, out);
+}
+static __device__ inline void xdi_cuda_sum_store(float sum, xdi_cuda_f16 *out) {
+    xdi_cuda_narrow(sum, out);
+}
+
+/* The larger or the smaller one, compared as T; a NaN wins. */
+template <typename T> static __device__ inline bool xdi_cuda_wins(T a, T b, xd_reduce_op op) {
+    return (op == XD_MAX ? a > b : a < b) || a != a;
+}
+static __device__ inline bool xdi_cuda_wins(uint32_t a, uint32_t b, xd_reduce_op op) {
+    return op == XD_MAX ? (int32_t)a > (int32_t)b : (int32_t)a < (int32_t)b;
+}
+static __device__ inline bool xdi_cuda_wins(uint64_t a, uint64_t b, xd_reduce_op op) {
+    return op == XD_MAX ? (int64_t)a > (int64_t)b : (int64_t)a < (int64_t)b;
+}
+
+template <typename Sum> static __device__ inline Sum xdi_cuda_sum_merge(Sum sum, Sum next, xd_reduce_op op) {
+    if (op == XD_MAX || op == XD_MIN) return xdi_cuda_wins(next, sum, op) ? next : sum;
+    return xdi_cuda_sum_add(sum, next);
+}
+
+/* Grid: one block of 256 threads a chunk of 16384 elements. Bytes: (ranks + 1) * count * sizeof(T). */
+template <typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_pieces_kernel(const __grid_constant__ xdi_cuda_pieces pieces) {
+    enum { LANES = xdi_cuda_pack<T>::COUNT };
+    const xdi_cuda_span span = xdi_cuda_span_of(blockIdx.x, pieces.count);
+    const int64_t packs = pieces.wide ? (span.end - span.begin) / LANES : 0;
+    for (int64_t k = threadIdx.x; k < packs; k += blockDim.x) {
+        const int64_t i = span.begin + k * LANES;
+        xdi_cuda_pack<T> pack = xdi_cuda_load16(static_cast<const T *>(pieces.at[0]) + i);
+        decltype(xdi_cuda_sum_load(pack.at[0])) sums[LANES];
+        XD_UNROLL
+        for (int j = 0; j < LANES; j++) sums[j] = xdi_cuda_sum_load(pack.at[j]);
+        for (int r = 1; r < pieces.ranks; r++) {
+            pack = xdi_cuda_load16(static_cast<const T *>(pieces.at[r]) + i);
+            XD_UNROLL
+            for (int j = 0; j < LANES; j++)
+                sums[j] = xdi_cuda_sum_merge(sums[j], xdi_cuda_sum_load(pack.at[j]), pieces.op);
+        }
+        XD_UNROLL
+        for (int j = 0; j < LANES; j++) {
+            if (pieces.op == XD_AVG) sums[j] = xdi_cuda_sum_scale(sums[j], pieces.scale);
+            xdi_cuda_sum_store(sums[j], &pack.at[j]);
+        }
+        xdi_cuda_store16(static_cast<T *>(pieces.out) + i, pack);
+    }
+    for (int64_t i = span.begin + packs * LANES + threadIdx.x; i < span.end; i += blockDim.x) {
+        auto sum = xdi_cuda_sum_load(static_cast<const T *>(pieces.at[0])[i]);
+        for (int r = 1; r < pieces.ranks; r++)
+            sum = xdi_cuda_sum_merge(sum, xdi_cuda_sum_load(static_cast<const T *>(pieces.at[r])[i]),
+                                     pieces.op);
+        if (pieces.op == XD_AVG) sum = xdi_cuda_sum_scale(sum, pieces.scale);
+        xdi_cuda_sum_store(sum, static_cast<T *>(pieces.out) + i);
+    }
+}
+
+static xd_result xdi_cuda_reduce_pieces(const xd_launch *launch, void *out, const void *const *from,
+                                        int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    XDI_REQUIRE(launch->ctx, xd_reduce_supports(dtype, op), XD_ERROR_DTYPE, "%s has no %s",
+                xd_dtype_name(dtype), op == XD_AVG ? "average" : "arithmetic");
+    XDI_REQUIRE(launch->ctx, ranks <= XDI_CUDA_PIECES, XD_ERROR_UNSUPPORTED,
+                "a sum over %d ranks on one GPU; %d is the most", ranks, (int)XDI_CUDA_PIECES);
+    if (count <= 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    xdi_cuda_pieces pieces;
+    memset(&pieces, 0, sizeof pieces);
+    pieces.out = out;
+    pieces.count = count;
+    pieces.ranks = ranks;
+    pieces.op = op;
+    pieces.scale = dtype == XD_DTYPE_F64 ? 1.0 / (double)ranks : (double)(1.0f / (float)ranks);
+    pieces.wide = xdi_cuda_is_aligned16(out);
+    for (int r = 0; r < ranks; r++) {
+        pieces.at[r] = from[r];
+        pieces.wide = pieces.wide && xdi_cuda_is_aligned16(from[r]);
+    }
+    const xdi_cuda_grid grid =
+        xdi_cuda_grid_of((count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK, XDI_CUDA_THREADS);
+    switch (dtype) {
+    case XD_DTYPE_F32: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<float>, pieces);
+    case XD_DTYPE_F64: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<double>, pieces);
+    case XD_DTYPE_BF16: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<xdi_cuda_bf16>, pieces);
+    case XD_DTYPE_F16: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<xdi_cuda_f16>, pieces);
+    case XD_DTYPE_I32: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<int32_t>, pieces);
+    case XD_DTYPE_I64: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<int64_t>, pieces);
+    default: return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_pieces_kernel<uint8_t>, pieces);
+    }
+}
+
+/* The canonical tree as a program: push each node in turn, then merge the top of the stack with the value
+ * below it as often as `merges` says. The stack is a column of shared memory a thread; its top stays in a
+ * register. */
+struct xdi_cuda_nodes {
+    const void *at[XDI_CUDA_NODES];
+    uint8_t merges[XDI_CUDA_NODES];
+    void *out;
+    int64_t count;
+    double scale;
+    int nodes;
+};
+
+/* Grid: one block of 256 threads a 256 elements. Bytes: (nodes + 1) * count * sizeof(T). Shared: depth * 256
+ * * sizeof(T). */
+template <typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_leaves_kernel(const __grid_constant__ xdi_cuda_nodes nodes) {
+    XD_DYN_SHARED(T, stack);
+    const int64_t i = (int64_t)blockIdx.x * XDI_CUDA_THREADS + threadIdx.x;
+    if (i >= nodes.count) return;
+    T top = (T)0;
+    int below = 0;
+    for (int k = 0; k < nodes.nodes; k++) {
+        if (k > 0) stack[below++ * XDI_CUDA_THREADS + (int)threadIdx.x] = top;
+        top = static_cast<const T *>(nodes.at[k])[i];
+        for (int m = nodes.merges[k]; m > 0; m--)
+            top = xdi_cuda_sum_add(stack[--below * XDI_CUDA_THREADS + (int)threadIdx.x], top);
+    }
+    static_cast<T *>(nodes.out)[i] = xdi_cuda_sum_scale(top, nodes.scale);
+}
+
+/* Writes the program; the deepest stack in *depth, the number of nodes as result, also when they are too
+ * many. */
+static int xdi_cuda_nodes_fill(xdi_cuda_nodes *nodes, const void *const *forests, const xd_leaves *leaves,
+                               int ranks, int64_t stride_bytes, int *depth) {
+    int64_t size[64];
+    int top = -1, n = 0;
+    *depth = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int64_t end = leaves[r].first + leaves[r].count;
+        const char *node = (const char *)forests[r];
+        for (int64_t lo = leaves[r].first; lo < end;
+             lo += xd_leaves_node_size(lo, end), node += stride_bytes, n++) {
+            if (n >= XDI_CUDA_NODES) continue;
+            size[++top] = xd_leaves_node_size(lo, end);
+            *depth = top > *depth ? top : *depth;
+            nodes->at[n] = node;
+            for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2) nodes->merges[n]++;
+        }
+    }
+    if (n > 0 && n <= XDI_CUDA_NODES) nodes->merges[n - 1] = (uint8_t)(nodes->merges[n - 1] + top);
+    return n;
+}
+
+static xd_result xdi_cuda_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
+                                        const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
+                                        xd_dtype dtype, xd_reduce_op op) {
+    XDI_REQUIRE(
+        launch->ctx, dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_F64, XD_ERROR_DTYPE,
+        "a sum over leaves is F32 or F64, not %s: rounding a node would make its bits depend on the ranks",
+        xd_dtype_name(dtype));
+    XDI_REQUIRE(launch->ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
+                "leaves go with SUM and AVG, not operation %d", (int)op);
+    if (count <= 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    xdi_cuda_nodes nodes;
+    memset(&nodes, 0, sizeof nodes);
+    int depth;
+    const int64_t size = (int64_t)xd_dtype_size(dtype);
+    nodes.nodes = xdi_cuda_nodes_fill(&nodes, forests, leaves, ranks, stride * size, &depth);
+    XDI_REQUIRE(launch->ctx, nodes.nodes <= XDI_CUDA_NODES && depth <= 24, XD_ERROR_UNSUPPORTED,
+                "a tree of %d nodes, %d deep, on one GPU; %d and 24 are the most", nodes.nodes, depth,
+                (int)XDI_CUDA_NODES);
+    nodes.out = out;
+    nodes.count = count;
+    nodes.scale = 1.0;
+    const double total = (double)leaves[0].total;
+    if (op == XD_AVG)
+        nodes.scale = dtype == XD_DTYPE_F64 ? 1.0 / total : (double)(1.0f / (float)leaves[0].total);
+    const xdi_cuda_grid grid =
+        xdi_cuda_grid_of((count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS, XDI_CUDA_THREADS,
+                         (size_t)(depth * XDI_CUDA_THREADS) * (size_t)size);
+    if (dtype == XD_DTYPE_F32) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_leaves_kernel<float>, nodes);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_leaves_kernel<double>, nodes);
+}
+
+static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<float>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<double>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_bf16>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<xdi_cuda_f16>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int32_t>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<int64_t>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_pieces_kernel<uint8_t>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<float>));
+    return xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<double>);
+}
+
+/* >>cuda/optimizer.cu */
+
+/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/optimizer_cpu.c, and
+ * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
+ * written once.
+ *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
+ *   lerp   10 bytes an element for an f32 average of bf16 parameters
+ * Grid: one block of 256 threads a chunk of 16384 elements. */
+
+static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+static bool xdi_cuda_is_float(xd_dtype dtype) {
+    return xdi_cuda_is_narrow_float(dtype) || dtype == XD_DTYPE_F64;
+}
+
+/* ---- one element ---- */
+
+struct xdi_cuda_lerp_options {
+    double weight_f64, keep_f64;
+    float weight, keep;
+    bool weighted_sum;
+};
+
+static __device__ inline float xdi_cuda_lerp_f32(const xdi_cuda_lerp_options &o, float target, float source) {
+    if (o.weighted_sum) return __fmaf_rn(o.weight, source, __fmul_rn(o.keep, target));
+    const float difference = __fsub_rn(source, target);
+    return fabsf(o.weight) < 0.5f ? __fmaf_rn(o.weight, difference, target)
+                                  : __fmaf_rn(__fsub_rn(o.weight, 1.0f), difference, source);
+}
+
+static __device__ inline double xdi_cuda_lerp_f64(const xdi_cuda_lerp_options &o, double target,
+                                                  double source) {
+    if (o.weighted_sum) return __fma_rn(o.weight_f64, source, __dmul_rn(o.keep_f64, target));
+    const double difference = __dsub_rn(source, target);
+    return fabs(o.weight_f64) < 0.5 ? __fma_rn(o.weight_f64, difference, target)
+                                    : __fma_rn(__dsub_rn(o.weight_f64, 1.0), difference, source);
+}
+
+/* The value as a narrow dtype would hold it, widened again. */
+static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
+    if (dtype == XD_DTYPE_BF16) {
+        xdi_cuda_bf16 narrow;
+        xdi_cuda_narrow(value, &narrow);
+        return xdi_cuda_widen(narrow);
+    }
+    if (dtype == XD_DTYPE_F16) {
+        xdi_cuda_f16 narrow;
+        xdi_cuda_narrow(value, &narrow);
+        return xdi_cuda_widen(narrow);
+    }
+    return value;
+}
+
+/* Elements of any arithmetic dtype by way of double, as xd_load_f64 and xd_store_f64. */
+static __device__ inline double xdi_cuda_load_f64(const void *data, int dtype, int64_t i) {
+    switch (dtype) {
+    case XD_DTYPE_F64: return static_cast<const double *>(data)[i];
+    case XD_DTYPE_I32: return (double)static_cast<const int32_t *>(data)[i];
+    case XD_DTYPE_I64: return (double)static_cast<const int64_t *>(data)[i];
+    case XD_DTYPE_U8:
+    case XD_DTYPE_BOOL: return (double)static_cast<const uint8_t *>(data)[i];
+    default: return (double)xdi_cuda_read_float(data, dtype, i);
+    }
+}
+
+static __device__ inline void xdi_cuda_store_f64(void *data, int dtype, int64_t i, double value) {
+    switch (dtype) {
+    case XD_DTYPE_F64: static_cast<double *>(data)[i] = value; break;
+    case XD_DTYPE_I32: static_cast<int32_t *>(data)[i] = (int32_t)value; break;
+    case XD_DTYPE_I64: static_cast<int64_t *>(data)[i] = (int64_t)value; break;
+    case XD_DTYPE_U8: static_cast<uint8_t *>(data)[i] = (uint8_t)value; break;
+    case XD_DTYPE_BOOL: static_cast<uint8_t *>(data)[i] = (uint8_t)(value != 0.0); break;
+    default: xdi_cuda_write_float(data, dtype, i, __double2float_rn(value)); break;
+    }
+}
+
+static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
+                                                    int64_t i, double source) {
+    if (dtype == XD_DTYPE_F64) {
+        double *at = static_cast<double *>(target) + i;
+        *at = xdi_cuda_lerp_f64(o, *at, source);
+    } else {
+        const float rounded = xdi_cuda_as_stored(__double2float_rn(source), dtype);
+        xdi_cuda_write_float(target, dtype, i,
+                             xdi_cuda_lerp_f32(o, xdi_cuda_read_float(target, dtype, i), rounded));
+    }
+}
+
+/* Eight at an aligned address; neither side is F64. */
+static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, void *target, int dtype,
+                                             int64_t i, const float (&source)[8]) {
+    float values[8];
+    xdi_cuda_read8(target, dtype, i, values);
+    XD_UNROLL
+    for (int j = 0; j < 8; j++)
+        values[j] = xdi_cuda_lerp_f32(o, values[j], xdi_cuda_as_stored(source[j], dtype));
+    xdi_cuda_write8(target, dtype, i, values);
+}
+
+static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum) {
+    xdi_cuda_lerp_options options = {};
+    options.weight_f64 = 1.0 - keep;
+    options.keep_f64 = keep;
+    options.weight = (float)options.weight_f64;
+    options.keep = (float)keep;
+    options.weighted_sum = weighted_sum;
+    return options;
+}
+
+/* ---- adam and sgd ---- */
+
+struct xdi_cuda_update {
+    float *master, *first, *second;
+    void *value;
+    const void *gradient;
+    int64_t *steps;
+    void *average;
+    int64_t count;
+    double learning_rate;
+    float decay, weight_decay, step_size, root_correction;
+    uint8_t value_dtype, gradient_dtype, average_dtype;
+    bool fresh, wide;
+};
+
+struct xdi_cuda_update_options {
+    const float *gradient_scale;
+    const xd_status *status;
+    xdi_cuda_lerp_options average;
+    double beta1, beta2;
+    float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
+    bool couple_decay, maximize;
+};
+
+/* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
+struct xdi_cuda_update_scalars {
+    float scale, step_size, root_correction;
+    bool scaled, fresh;
+};
+
+/* base^exponent in the order of the host: xdi_optimizer_power. */
+static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
+    double power = 1.0;
+    for (; exponent > 0; exponent >>= 1, base = __dmul_rn(base, base))
+        if (exponent & 1) power = __dmul_rn(power, base);
+    return power;
+}
+
+static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
+                                                                     const xdi_cuda_update &a, bool adam) {
+    xdi_cuda_update_scalars s;
+    s.scaled = options.gradient_scale != nullptr;
+    s.scale = s.scaled ? *options.gradient_scale : 1.0f;
+    s.step_size = a.step_size;
+    s.root_correction = a.root_correction;
+    s.fresh = a.fresh;
+    if (a.steps == nullptr) return s;
+    const int64_t t = *a.steps + 1;
+    s.fresh = t == 1;
+    s.step_size = __double2float_rn(a.learning_rate);
+    if (!adam) return s;
+    s.step_size =
+        __double2float_rn(__ddiv_rn(a.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
+    s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
+    return s;
+}
+
+static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &options,
+                                                 const xdi_cuda_update_scalars &s, float gradient) {
+    if (s.scaled) gradient = __fmul_rn(gradient, s.scale);
+    return options.maximize ? -gradient : gradient;
+}
+
+struct xdi_cuda_adam {
+    const xdi_cuda_update_options &options;
+    const xdi_cuda_update &a;
+    const xdi_cuda_update_scalars &s;
+
+    __device__ void operator()(float gradient, float &p, float &m, float &v) const {
+        float g = xdi_cuda_gradient(options, s, gradient);
+        if (options.couple_decay) g = __fmaf_rn(a.weight_decay, p, g);
+        const float kept = options.couple_decay ? p : __fmul_rn(p, a.decay);
+        m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
+        v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
+        const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
+        p = __fmaf_rn(-s.step_size, __fdiv_rn(m, denominator), kept);
+    }
+};
+
+struct xdi_cuda_sgd {
+    const xdi_cuda_update_options &options;
+    const xdi_cuda_update &a;
+    const xdi_cuda_update_scalars &s;
+
+    __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
+        const float g = __fmaf_rn(a.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
+        buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
+        p = __fmaf_rn(-s.step_size, buffer, p);
+    }
+};
+
+template <typename Step, bool HAS_SECOND>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_update_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_update> list,
+                           const __grid_constant__ xdi_cuda_update_options options) {
+    if (xdi_cuda_refused(options.status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_update &a = list.at[k];
+    const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+    const Step step = { options, a, scalars };
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
+        [&](int64_t i) {
+            float p[8], m[8], v[8], g[8];
+            xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
+            xdi_cuda_read8_as(a.master + i, p);
+            xdi_cuda_read8_as(a.first + i, m);
+            if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
+            XD_UNROLL
+            for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
+            xdi_cuda_write8_as(a.master + i, p);
+            xdi_cuda_write8_as(a.first + i, m);
+            if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
+            if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
+            if (!a.average) return;
+            if (a.value) {
+                XD_UNROLL
+                for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+            }
+            xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
+        },
+        [&](int64_t i) {
+            float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+            step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
+            a.master[i] = p;
+            a.first[i] = m;
+            if (HAS_SECOND) a.second[i] = v;
+            if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
+            if (!a.average) return;
+            if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
+            xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
+        });
+}
+
+/* Raises the step counts once every block of the launch before has read them. One thread an array. */
+struct xdi_cuda_count {
+    int64_t *steps;
+};
+
+static __global__ void xdi_cuda_count_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_count> list,
+                                             const xd_status *status) {
+    if ((int)threadIdx.x < list.count && !xdi_cuda_refused(status)) ++*list.at[threadIdx.x].steps;
+}
+
+static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
+        XDI_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
+        XDI_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
+                    "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
+    }
+    return XD_OK;
+}
+
+static xdi_cuda_update xdi_cuda_update_of(const xd_update_array *a) {
+    xdi_cuda_update u = {};
+    u.master = a->master;
+    u.first = a->first;
+    u.second = a->second;
+    u.value = a->value;
+    u.gradient = a->gradient;
+    u.steps = a->steps;
+    u.average = a->average;
+    u.average_dtype = (uint8_t)a->average_dtype;
+    u.count = a->count;
+    u.learning_rate = a->learning_rate;
+    u.decay = a->decay;
+    u.weight_decay = a->weight_decay;
+    u.step_size = a->step_size;
+    u.root_correction = a->root_correction;
+    u.value_dtype = (uint8_t)a->value_dtype;
+    u.gradient_dtype = (uint8_t)a->gradient_dtype;
+    u.fresh = a->fresh;
+    u.wide = xdi_cuda_is_aligned16(a->master) && xdi_cuda_is_aligned16(a->first) &&
+             xdi_cuda_is_aligned16(a->second) && xdi_cuda_is_aligned16(a->value) &&
+             xdi_cuda_is_aligned16(a->gradient) && xdi_cuda_is_aligned16(a->average) &&
+             !(a->average && a->average_dtype == XD_DTYPE_F64);
+    return u;
+}
+
+static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_args *args) {
+    return xdi_cuda_each_list<xdi_cuda_count>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_count *item) -> int64_t {
+            item->steps = args->arrays[k].steps;
+            return item->steps ? 1 : 0;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_count> &list) {
+            static_assert((int)xdi_cuda_list<xdi_cuda_count>::ROOM <= (int)XDI_CUDA_THREADS, "a thread each");
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_count_kernel, list,
+                                   (const xd_status *)launch->status);
+        });
+}
+
+template <typename Step, bool HAS_SECOND>
+static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
+    XDI_TRY(xdi_cuda_update_check(launch, args));
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    xdi_cuda_update_options options = {};
+    options.gradient_scale = args->gradient_scale;
+    options.status = launch->status;
+    options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    options.beta1 = args->beta1_exact;
+    options.beta2 = args->beta2_exact;
+    options.one_minus_beta1 = args->one_minus_beta1;
+    options.one_minus_beta2 = args->one_minus_beta2;
+    options.beta2_rounded = args->beta2;
+    options.eps = args->eps;
+    options.momentum = args->momentum;
+    options.couple_decay = args->couple_decay;
+    options.maximize = args->maximize;
+    XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_update *item) {
+            *item = xdi_cuda_update_of(&args->arrays[k]);
+            if (!HAS_SECOND) item->second = nullptr;
+            return item->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_update> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
+                                   xdi_cuda_update_kernel<Step, HAS_SECOND>, list, options);
+        }));
+    return xdi_cuda_count_steps(launch, args);
+}
+
+/* ---- lerp and cast ---- */
+
+struct xdi_cuda_pair {
+    void *target;
+    const void *source;
+    int64_t count;
+    uint8_t target_dtype, source_dtype;
+    bool wide;
+};
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_lerp_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list,
+                         const xdi_cuda_lerp_options options, const xd_status *status) {
+    if (xdi_cuda_refused(status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_pair &a = list.at[k];
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
+        [&](int64_t i) {
+            float source[8];
+            xdi_cuda_read8(a.source, a.source_dtype, i, source);
+            xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
+        },
+        [&](int64_t i) {
+            xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
+                                  xdi_cuda_load_f64(a.source, a.source_dtype, i));
+        });
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
+    if (xdi_cuda_refused(status)) return;
+    const int k = list.index_of(blockIdx.x);
+    const xdi_cuda_pair &a = list.at[k];
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
+        [&](int64_t i) {
+            float values[8];
+            xdi_cuda_read8(a.source, a.source_dtype, i, values);
+            xdi_cuda_write8(a.target, a.target_dtype, i, values);
+        },
+        [&](int64_t i) {
+            xdi_cuda_store_f64(a.target, a.target_dtype, i, xdi_cuda_load_f64(a.source, a.source_dtype, i));
+        });
+}
+
+static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const void *source,
+                                      xd_dtype source_dtype, int64_t count) {
+    xdi_cuda_pair pair = {};
+    pair.target = target;
+    pair.source = source;
+    pair.count = count;
+    pair.target_dtype = (uint8_t)target_dtype;
+    pair.source_dtype = (uint8_t)source_dtype;
+    pair.wide = xdi_cuda_is_narrow_float(target_dtype) && xdi_cuda_is_narrow_float(source_dtype) &&
+                xdi_cuda_is_aligned16(target) && xdi_cuda_is_aligned16(source);
+    return pair;
+}
+
+static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_lerp_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
+                    XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
+                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+    }
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    return xdi_cuda_each_list<xdi_cuda_pair>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_pair *item) {
+            const xd_lerp_array *a = &args->arrays[k];
+            *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
+            return a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_pair> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
+                                   xdi_cuda_lerp_kernel, list, options, (const xd_status *)launch->status);
+        });
+}
+
+static bool xdi_cuda_cast_takes(xd_dtype dtype) {
+    return xdi_cuda_is_float(dtype) || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
+           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+}
+
+static xd_result xdi_cuda_cast(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count) {
+    for (int64_t k = 0; k < array_count; k++) {
+        const xd_cast_array *a = &arrays[k];
+        XDI_REQUIRE(launch->ctx,
+                    a->target_dtype == a->source_dtype ||
+                        (xdi_cuda_cast_takes(a->target_dtype) && xdi_cuda_cast_takes(a->source_dtype)),
+                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
+                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+    }
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(xdi_cuda_each_list<xdi_cuda_pair>(
+        array_count,
+        [&](int64_t k, xdi_cuda_pair *item) {
+            const xd_cast_array *a = &arrays[k];
+            *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
+            return a->target_dtype == a->source_dtype ? (int64_t)0 : a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_pair> &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
+                                   xdi_cuda_cast_kernel, list, (const xd_status *)launch->status);
+        }));
+    return xdi_cuda_move_run(launch, array_count, [&](int64_t k, xdi_cuda_move *item) {
+        const xd_cast_array *a = &arrays[k];
+        const bool same = a->target_dtype == a->source_dtype;
+        return same ? xdi_cuda_move_bytes(a->target, a->source,
+                                          a->count * (int64_t)xd_dtype_size(a->target_dtype), item)
+                    : (int64_t)0;
+    });
+}
+
+/* ---- scale ---- */
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_scale_kernel(void *data, int dtype, int64_t count, bool wide, float factor) {
+    xdi_cuda_walk(
+        xdi_cuda_span_of(blockIdx.x, count), wide,
+        [&](int64_t i) {
+            float values[8];
+            xdi_cuda_read8(data, dtype, i, values);
+            XD_UNROLL
+            for (int j = 0; j < 8; j++) values[j] = __fmul_rn(values[j], factor);
+            xdi_cuda_write8(data, dtype, i, values);
+        },
+        [&](int64_t i) {
+            xdi_cuda_write_float(data, dtype, i, __fmul_rn(xdi_cuda_read_float(data, dtype, i), factor));
+        });
+}
+
+static xd_result xdi_cuda_scale(const xd_launch *launch, const xd_scale_args *args) {
+    XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->dtype), XD_ERROR_DTYPE,
+                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
+    if (args->count <= 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(
+        launch, xdi_cuda_grid_of((args->count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK, XDI_CUDA_THREADS),
+        xdi_cuda_scale_kernel, args->data, (int)args->dtype, args->count, xdi_cuda_is_aligned16(args->data),
+        args->factor);
+}
+
+static xd_result xdi_cuda_adam_run(const xd_launch *launch, const xd_update_args *args) {
+    return xdi_cuda_update_run<xdi_cuda_adam, true>(launch, args);
+}
+
+static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args *args) {
+    return xdi_cuda_update_run<xdi_cuda_sgd, false>(launch, args);
+}
+
+static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
+}
+
+/* >>cuda/norm.cu */
+
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/optimizer_cpu.c
+ * and clip_cpu.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
+ * each, one block merges the parts in order. Their number does not depend on the GPU, so plain sums have the
+ * same bits on each; exact ones are integers and free of every order. */
+
+enum { XDI_CUDA_NORM_BLOCKS = 512 };
+
+struct xdi_cuda_norm_item {
+    const void *data;
+    int64_t count;
+    uint8_t dtype;
+    bool replica, wide;
+};
+
+/* What one block has found. */
+struct xdi_cuda_norm_part {
+    double sum, largest;
+    int64_t not_finite, nan;
+};
+
+struct xdi_cuda_norm_join {
+    __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
+        a.sum = __dadd_rn(a.sum, b.sum);
+        a.largest = a.largest > b.largest ? a.largest : b.largest;
+        a.not_finite += b.not_finite;
+        a.nan += b.nan;
+        return a;
+    }
+};
+
+/* Adds 32 bits in place k of the limbs; integers, so the order of the threads leaves no trace. */
+static __device__ inline void xdi_cuda_limb_add(unsigned long long *limbs, int k, uint64_t bits) {
+    if (bits) atomicAdd(limbs + k, (unsigned long long)bits);
+}
+
+/* mantissa * 2^(bit - 320), as xdi_norm_add. */
+static __device__ inline void xdi_cuda_limbs_add(unsigned long long *limbs, uint64_t mantissa, int bit) {
+    const int limb = bit / 32, shift = bit % 32;
+    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
+    xdi_cuda_limb_add(limbs, limb, low & 0xffffffffu);
+    xdi_cuda_limb_add(limbs, limb + 1, (low >> 32) + (high & 0xffffffffu));
+    xdi_cuda_limb_add(limbs, limb + 2, high >> 32);
+}
+
+/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array lie close together, so
+ * nearly all terms fall into the window of the first; the others go to shared memory at once. */
+struct xdi_cuda_window {
+    uint64_t low, high;
+    int bit; /* of the window's first bit; -1 while there is none */
+    int terms;
+
+    __device__ void flush(unsigned long long *limbs) {
+        if (terms == 0) return;
+        xdi_cuda_limbs_add(limbs, low & 0xffffffffu, bit);
+        xdi_cuda_limbs_add(limbs, low >> 32, bit + 32);
+        xdi_cuda_limbs_add(limbs, high & 0xffffffffu, bit + 64);
+        xdi_cuda_limbs_add(limbs, high >> 32, bit + 96);
+        low = high = 0;
+        terms = 0;
+    }
+
+    /* A mantissa of at most 48 bits, shifted by less than 64: 2^16 of them fit. */
+    __device__ void add(unsigned long long *limbs, uint64_t mantissa, int at) {
+        if (mantissa == 0) return;
+        if (bit < 0) bit = at > 32 ? at - 32 : 0;
+        if (at < bit || at >= bit + 64 || bit + 128 > 32 * (XD_NORM_LIMBS - 2)) {
+            xdi_cuda_limbs_add(limbs, mantissa, at);
+            return;
+        }
+        const int shift = at - bit;
+        const uint64_t lower = mantissa << shift;
+        low += lower;
+        high += (shift ? mantissa >> (64 - shift) : 0) + (low < lower ? 1 : 0);
+        terms++;
+    }
+};
+
+template <bool EXACT>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
+                         xd_norm_sum *parts) {
+    XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
+    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
+    xdi_cuda_window window = { 0, 0, -1, 0 };
+    if (EXACT) {
+        if (threadIdx.x < XD_NORM_LIMBS) limbs[threadIdx.x] = 0;
+        __syncthreads();
+    }
+    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+        const int k = list.index_of(chunk);
+        const xdi_cuda_norm_item &a = list.at[k];
+        const auto one = [&](float x) {
+            const uint32_t bits = __float_as_uint(x);
+            const uint32_t biased = (bits >> 23) & 0xffu;
+            if (biased == 255u) {
+                part.not_finite++;
+                part.nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
+                return;
+            }
+            if (a.replica) return;
+            if (EXACT) {
+                const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
+                const int exponent = (int)(biased ? biased : 1u) - 150;
+                if (type == XD_NORM_L2)
+                    window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
+                else
+                    window.add(limbs, mantissa, exponent + 320);
+                return;
+            }
+            const double magnitude = fabs((double)x);
+            if (type == XD_NORM_MAX) {
+                part.largest = magnitude > part.largest ? magnitude : part.largest;
+            } else {
+                part.sum =
+                    __dadd_rn(part.sum, type == XD_NORM_L2 ? __dmul_rn(magnitude, magnitude) : magnitude);
+            }
+        };
+        xdi_cuda_walk(
+            xdi_cuda_span_of(chunk - list.first_chunk[k], a.count), a.wide,
+            [&](int64_t i) {
+                float values[8];
+                xdi_cuda_read8(a.data, a.dtype, i, values);
+                XD_UNROLL
+                for (int j = 0; j < 8; j++) one(values[j]);
+            },
+            [&](int64_t i) { one(xdi_cuda_read_float(a.data, a.dtype, i)); });
+        if (EXACT && window.terms > 65536 - XDI_CUDA_CHUNK)
+            window.flush(limbs); /* before a chunk could overflow it */
+    }
+    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+    if (EXACT) window.flush(limbs);
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier behind the limbs */
+    xd_norm_sum *out = parts + blockIdx.x;
+    if (threadIdx.x == 0) {
+        out->sum = part.sum;
+        out->largest = part.largest;
+        out->not_finite = part.not_finite;
+        out->nan = part.nan;
+    }
+    if (EXACT && threadIdx.x < XD_NORM_LIMBS) out->limbs[threadIdx.x] = (int64_t)limbs[threadIdx.x];
+}
+
+/* Adds the parts to the sum: one block, a thread a part and then a thread a limb. */
+template <bool EXACT>
+static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
+    xdi_cuda_norm_join_kernel(const xd_norm_sum *parts, int count, xd_norm_sum *sum) {
+    XD_SHARED(int64_t, limbs, [XD_NORM_LIMBS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
+    const xdi_cuda_norm_part none = part;
+    if (t < count) {
+        part.sum = parts[t].sum;
+        part.largest = parts[t].largest;
+        part.not_finite = parts[t].not_finite;
+        part.nan = parts[t].nan;
+    }
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join());
+    if (EXACT) {
+        if (t < XD_NORM_LIMBS) {
+            limbs[t] = sum->limbs[t];
+            for (int k = 0; k < count; k++) limbs[t] += parts[k].limbs[t];
+        }
+        __syncthreads();
+    }
+    if (t != 0) return;
+    sum->sum = __dadd_rn(sum->sum, part.sum);
+    sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
+    sum->not_finite += part.not_finite;
+    sum->nan += part.nan;
+    if (!EXACT) return;
+    int64_t carry = 0;
+    for (int k = 0; k < XD_NORM_LIMBS; k++) {
+        const int64_t limb = limbs[k] + carry;
+        const bool last = k + 1 == XD_NORM_LIMBS;
+        carry = limb >> 32;
+        sum->limbs[k] = last ? limb : limb & 0xffffffff;
+    }
+}
+
+static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
+    const bool exact = args->exact && args->type != XD_NORM_MAX;
+    for (int64_t k = 0; k < args->array_count; k++)
+        XDI_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
+                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(args->arrays[k].dtype));
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
+    return xdi_cuda_each_list<xdi_cuda_norm_item>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_norm_item *item) {
+            const xd_norm_array *a = &args->arrays[k];
+            item->data = a->data;
+            item->count = a->count;
+            item->dtype = (uint8_t)a->dtype;
+            item->replica = a->replica;
+            item->wide = xdi_cuda_is_aligned16(a->data);
+            return a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
+            const int most = XDI_CUDA_NORM_BLOCKS, blocks = list.chunks < most ? (int)list.chunks : most;
+            const xdi_cuda_grid walk = xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS);
+            const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
+            XDI_TRY(
+                exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, parts)
+                      : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type, parts));
+            return exact
+                       ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
+                       : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
+        });
+}
+
+/* ---- clip ---- */
+
+/* xd_norm_limbs_value. */
+static __device__ inline double xdi_cuda_limbs_value(const int64_t *limbs) {
+    int64_t carried[XD_NORM_LIMBS];
+    int64_t carry = 0;
+    int top = 1;
+    for (int k = 0; k < XD_NORM_LIMBS; k++) {
+        const int64_t limb = limbs[k] + carry;
+        carry = k + 1 < XD_NORM_LIMBS ? limb >> 32 : 0;
+        carried[k] = k + 1 < XD_NORM_LIMBS ? limb & 0xffffffff : limb;
+        if (k > 1 && carried[k] != 0) top = k;
+    }
+    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
+    if (head == 0) return 0.0;
+    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
+    const int shift = __clzll((long long)head);
+    if (shift > 0) {
+        const uint64_t both = below << 32; /* the next 32 bits, at the top of a word */
+        head = (head << shift) | (both >> (64 - shift));
+        below = shift < 32 ? (below << shift) & 0xffffffffu : 0;
+    }
+    bool rest = below != 0;
+    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
+    return ldexp(__ull2double_rn(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+}
+
+static __device__ inline double xdi_cuda_norm_value(const xd_norm_sum *sum, xd_norm_type type, bool exact) {
+    if (sum->nan > 0) return __longlong_as_double(0x7ff8000000000000ll);
+    if (sum->not_finite > 0) return __longlong_as_double(0x7ff0000000000000ll);
+    if (type == XD_NORM_MAX) return sum->largest;
+    const double total = exact ? xdi_cuda_limbs_value(sum->limbs) : sum->sum;
+    return type == XD_NORM_L2 ? __dsqrt_rn(total) : total;
+}
+
+static __device__ inline float xdi_cuda_clip_coefficient(xd_clip_form form, double max_norm, double norm) {
+    const double c = __ddiv_rn(max_norm, __dadd_rn(norm, 1e-6));
+    if (form == XD_CLIP_ALWAYS) return isnan(c) ? __uint_as_float(0x7fc00000u) : (float)(c < 1.0 ? c : 1.0);
+    if (form == XD_CLIP_ABOVE && !isfinite(norm)) return 1.0f;
+    return c < 1.0 ? (float)c : 1.0f;
+}
+
+static __global__ void xdi_cuda_clip_kernel(const xd_clip_args args) {
+    if (threadIdx.x != 0) return;
+    const double norm = xdi_cuda_norm_value(args.sum, args.type, args.exact);
+    *args.norm = norm;
+    *args.not_finite = args.sum->not_finite;
+    *args.coefficient =
+        args.max_norm > 0.0 ? xdi_cuda_clip_coefficient(args.form, args.max_norm, norm) : 1.0f;
+    if (args.status) args.status->not_finite += args.sum->not_finite;
+}
+
+static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_clip_kernel, *args);
+}
+
+static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
+    return xdi_cuda_load(ctx, xdi_cuda_clip_kernel);
+}
+
+/* >>cuda/matmul.cu */
+
+/* The matrix product of the table in plain CUDA: the one for INVARIANT mode, for the emulation, and where no
+ * vendor's library is at hand. A block of 256 threads makes a tile of 64 x 64 sums, a thread 4 x 4 of them;
+ * 16 terms of both sides stand in shared memory at a time. An element's sum runs over k in blocks of 256
+ * terms, each from the first to the last term by fused multiply-adds, so its bits depend on k alone. Strides
+ * are free: the transposed matrix is the same memory.
+ *   grid ceil(m / 64) * ceil(n / 64); reads m n k / 64 elements of each side, mostly from the L2 cache. */
+
+enum { XDI_CUDA_TILE = 64, XDI_CUDA_DEPTH = 16, XDI_CUDA_TERMS = 256, XDI_CUDA_TILE_ROW = XDI_CUDA_TILE + 4 };
+
+/* Copies rows [row, row + 64) x terms [k, k + 16) of a matrix [rows, terms] into shared memory, term by term;
+ * zeros where the matrix ends. Neighbouring threads take what lies side by side in memory. */
+static __device__ inline void xdi_cuda_tile_load(const xd_matrix &x, int64_t row_stride, int64_t term_stride,
+                                                 int64_t rows, int64_t terms, int64_t row, int64_t k,
+                                                 float (*tile)[XDI_CUDA_TILE_ROW]) {
+    const bool along_terms = term_stride == 1;
+    for (int i = (int)threadIdx.x; i < XDI_CUDA_TILE * XDI_CUDA_DEPTH; i += XDI_CUDA_THREADS) {
+        const int r = along_terms ? i / XDI_CUDA_DEPTH : i % XDI_CUDA_TILE;
+        const int t = along_terms ? i % XDI_CUDA_DEPTH : i / XDI_CUDA_TILE;
+        const bool inside = row + r < rows && k + t < terms;
+        tile[t][r] =
+            inside ? xdi_cuda_read_float(x.data, (int)x.dtype, (row + r) * row_stride + (k + t) * term_stride)
+                   : 0.0f;
+    }
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_matmul_kernel(const __grid_constant__ xd_matmul_args args, int64_t tiles_across) {
+    XD_SHARED(float, left, [XDI_CUDA_DEPTH][XDI_CUDA_TILE_ROW]);
+    XD_SHARED(float, right, [XDI_CUDA_DEPTH][XDI_CUDA_TILE_ROW]);
+    const int64_t m = args.a.rows, n = args.b.cols, terms = args.a.cols;
+    const int64_t row = blockIdx.x / tiles_across * XDI_CUDA_TILE,
+                  column = blockIdx.x % tiles_across * XDI_CUDA_TILE;
+    const int down = (int)threadIdx.x / 16 * 4, across = (int)threadIdx.x % 16 * 4;
+    float total[4][4], sum[4][4];
+    XD_UNROLL
+    for (int e = 0; e < 16; e++) {
+        const int64_t r = row + down + e / 4, c = column + across + e % 4;
+        total[e / 4][e % 4] = args.accumulate && r < m && c < n ? args.out[r * args.out_stride + c] : 0.0f;
+        sum[e / 4][e % 4] = 0.0f;
+    }
+    for (int64_t k = 0; k < terms; k += XDI_CUDA_DEPTH) {
+        xdi_cuda_tile_load(args.a, args.a.row_stride, args.a.col_stride, m, terms, row, k, left);
+        xdi_cuda_tile_load(args.b, args.b.col_stride, args.b.row_stride, n, terms, column, k, right);
+        __syncthreads();
+        XD_UNROLL
+        for (int t = 0; t < XDI_CUDA_DEPTH; t++) {
+            XD_UNROLL
+            for (int e = 0; e < 16; e++)
+                sum[e / 4][e % 4] =
+                    __fmaf_rn(left[t][down + e / 4], right[t][across + e % 4], sum[e / 4][e % 4]);
+        }
+        __syncthreads();
+        if ((k + XDI_CUDA_DEPTH) % XDI_CUDA_TERMS != 0 && k + XDI_CUDA_DEPTH < terms) continue;
+        XD_UNROLL
+        for (int e = 0; e < 16; e++) {
+            total[e / 4][e % 4] = __fadd_rn(total[e / 4][e % 4], sum[e / 4][e % 4]);
+            sum[e / 4][e % 4] = 0.0f;
+        }
+    }
+    XD_UNROLL
+    for (int e = 0; e < 16; e++) {
+        const int64_t r = row + down + e / 4, c = column + across + e % 4;
+        if (r < m && c < n) args.out[r * args.out_stride + c] = total[e / 4][e % 4];
+    }
+}
+
+static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *args) {
+    const int64_t down = (args->a.rows + XDI_CUDA_TILE - 1) / XDI_CUDA_TILE;
+    const int64_t across = (args->b.cols + XDI_CUDA_TILE - 1) / XDI_CUDA_TILE;
+    if (down == 0 || across == 0) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(down * across, XDI_CUDA_THREADS), xdi_cuda_matmul_kernel,
+                           *args, across);
+}
+
+static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
+    return xdi_cuda_load(ctx, xdi_cuda_matmul_kernel);
+}
+
+/* >>cuda/loss.cuh */
+
+/* Rows of logits: who works on a row, how its elements are read and written, and sums of terms.
+ *
+ * TEAM threads work on a row: a warp on short rows, so that a block has eight of them, and the whole block on long
+ * ones. A thread takes eight columns at a time, 16 bytes a load where the row begins on 16 bytes; it adds these eight
+ * in f32 and everything beyond in double. Every sum is formed in one order, whatever the grid. */
+
+enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
+
+#define XDI_CUDA_LOG2E 1.4426950408889634
+
+/* Blocks of the kernels here. A wide one may take the registers it wants; otherwise ptxas spills some to have more
+ * blocks on a processor. */
+#define XDI_CUDA_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK)
+#define XDI_CUDA_WIDE_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 1)
+
+/* Runs the statements with TEAM as the threads that work on a row of so many columns. */
+#define XDI_CUDA_TEAMS(columns, TEAM, ...)   \
+    if ((columns) <= XDI_CUDA_SHORT_ROW) {   \
+        enum { TEAM = XDI_CUDA_WARP };       \
+        __VA_ARGS__                          \
+    } else {                                 \
+        enum { TEAM = XDI_CUDA_TEAM_BLOCK }; \
+        __VA_ARGS__                          \
+    }
+
+/* Runs the statements with T as the storage type of logits; the caller has checked that it is F32 or BF16. */
+#define XDI_CUDA_LOGITS(dtype, T, ...) \
+    if ((dtype) == XD_DTYPE_F32) {     \
+        typedef float T;               \
+        __VA_ARGS__                    \
+    } else {                           \
+        typedef xdi_cuda_bf16 T;       \
+        __VA_ARGS__                    \
+    }
+
+static xdi_cuda_grid xdi_cuda_team_grid(int64_t rows, int team) {
+    const int64_t each = XDI_CUDA_TEAM_BLOCK / team;
+    return xdi_cuda_grid_of((rows + each - 1) / each, XDI_CUDA_TEAM_BLOCK);
+}
+
+/* One thread for each of count things. */
+static xdi_cuda_grid xdi_cuda_flat_grid(int64_t count) {
+    return xdi_cuda_grid_of((count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK, XDI_CUDA_TEAM_BLOCK);
+}
+
+static __device__ inline int64_t xdi_cuda_flat_index() {
+    return (int64_t)blockIdx.x * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
+}
+
+template <int TEAM> static __device__ inline int64_t xdi_cuda_team_row() {
+    return (int64_t)blockIdx.x * (XDI_CUDA_TEAM_BLOCK / TEAM) + (int64_t)threadIdx.x / TEAM;
+}
+
+template <int TEAM> static __device__ inline int xdi_cuda_team_thread() {
+    return (int)threadIdx.x % TEAM;
+}
+
+template <int TEAM> static __device__ inline void xdi_cuda_team_sync() {
+    if (TEAM == XDI_CUDA_WARP)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
+template <int TEAM, typename T, typename Merge>
+static __device__ inline T xdi_cuda_team_reduce(T value, T identity, Merge merge) {
+    return TEAM == XDI_CUDA_WARP ? xdi_cuda_warp_reduce(value, merge)
+                                 : xdi_cuda_block_reduce(value, identity, merge);
+}
+
+/* ---- elements ---- */
+
+/* Eight elements of a row. */
+struct xdi_cuda_eight {
+    float at[XDI_CUDA_EIGHT];
+};
+
+static __host__ __device__ inline int64_t xdi_cuda_stride(const xd_rows &x) {
+    return x.stride ? x.stride : x.cols;
+}
+
+template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x, int64_t row) {
+    return static_cast<T *>(x.data) + row * xdi_cuda_stride(x);
+}
+
+/* Elements [column, column + 8) of a row; 0 for those at `end` and beyond. */
+template <typename T>
+static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t column, int64_t end) {
+    xdi_cuda_eight chunk;
+    enum { PACK = xdi_cuda_pack<T>::COUNT };
+    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
+            const xdi_cuda_pack<T> pack = xdi_cuda_load16(row + column + k);
+            XD_UNROLL
+            for (int i = 0; i < PACK; i++) chunk.at[k + i] = xdi_cuda_widen(pack.at[i]);
+        }
+    } else {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : 0.0f;
+    }
+    return chunk;
+}
+
+/* Writes them, rounded; those at `end` and beyond are left alone. */
+template <typename T>
+static __device__ inline void xdi_cuda_write(T *row, int64_t column, int64_t end,
+                                             const xdi_cuda_eight &chunk) {
+    enum { PACK = xdi_cuda_pack<T>::COUNT };
+    if (xdi_cuda_is_aligned16(row) && column + XDI_CUDA_EIGHT <= end) {
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT; k += PACK) {
+            xdi_cuda_pack<T> pack;
+            XD_UNROLL
+            for (int i = 0; i < PACK; i++) xdi_cuda_narrow(chunk.at[k + i], &pack.at[i]);
+            xdi_cuda_store16(row + column + k, pack);
+        }
+    } else {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (column + i < end) xdi_cuda_narrow(chunk.at[i], &row[column + i]);
+    }
+}
+
+/* The same for rows whose type only the call knows. */
+static __device__ inline xdi_cuda_eight xdi_cuda_read_any(const xd_rows &x, int64_t row, int64_t column,
+                                                          int64_t end) {
+    if (x.dtype == XD_DTYPE_F32) return xdi_cuda_read(xdi_cuda_row<float>(x, row), column, end);
+    return xdi_cuda_read(xdi_cuda_row<xdi_cuda_bf16>(x, row), column, end);
+}
+
+static __device__ inline void xdi_cuda_write_any(const xd_rows &x, int64_t row, int64_t column, int64_t end,
+                                                 const xdi_cuda_eight &chunk) {
+    if (x.dtype == XD_DTYPE_F32)
+        xdi_cuda_write(xdi_cuda_row<float>(x, row), column, end, chunk);
+    else
+        xdi_cuda_write(xdi_cuda_row<xdi_cuda_bf16>(x, row), column, end, chunk);
+}
+
+static __device__ inline float xdi_cuda_element(const xd_rows &x, int64_t row, int64_t column) {
+    if (x.dtype == XD_DTYPE_F32) return xdi_cuda_row<float>(x, row)[column];
+    return xdi_cuda_widen(xdi_cuda_row<xdi_cuda_bf16>(x, row)[column]);
+}
+
+static __device__ inline void xdi_cuda_set_element(const xd_rows &x, int64_t row, int64_t column,
+                                                   float value) {
+    if (x.dtype == XD_DTYPE_F32)
+        xdi_cuda_row<float>(x, row)[column] = value;
+    else
+        xdi_cuda_narrow(value, &xdi_cuda_row<xdi_cuda_bf16>(x, row)[column]);
+}
+
+/* e^(difference / tau), factor = log2(e) / tau; 0 for -infinity. */
+static __device__ inline float xdi_cuda_exp_of(float difference, float factor) {
+    return exp2f(__fmul_rn(difference, factor));
+}
+
+/* x - reference, where a shard of only -infinity has -infinity as its reference. */
+static __device__ inline float xdi_cuda_minus(float x, float reference) {
+    return reference == -INFINITY ? -INFINITY : __fsub_rn(x, reference);
+}
+
+/* ---- the largest element of a row ---- */
+
+struct xdi_cuda_largest {
+    float max;
+    int broken;  /* a NaN or +infinity in the row */
+    int64_t arg; /* the lowest column that has max; INT64_MAX without columns */
+};
+
+struct xdi_cuda_largest_join {
+    __device__ xdi_cuda_largest operator()(xdi_cuda_largest a, const xdi_cuda_largest &b) const {
+        if (b.max > a.max || (b.max == a.max && b.arg < a.arg)) {
+            a.max = b.max;
+            a.arg = b.arg;
+        }
+        a.broken |= b.broken;
+        return a;
+    }
+};
+
+/* Over the row's first `columns`, on every thread of the team: xdi_loss_row_max. */
+template <int TEAM>
+static __device__ inline xdi_cuda_largest xdi_cuda_row_largest(const xd_rows &x, int64_t row,
+                                                               int64_t columns) {
+    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
+    xdi_cuda_largest best = none;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight chunk = xdi_cuda_read_any(x, row, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (c + i >= columns) continue;
+            if (!(chunk.at[i] < INFINITY)) best.broken = 1;
+            if (chunk.at[i] > best.max || best.arg == INT64_MAX) {
+                best.max = chunk.at[i];
+                best.arg = c + i;
+            }
+        }
+    }
+    return xdi_cuda_team_reduce<TEAM>(best, none, xdi_cuda_largest_join());
+}
+
+/* ---- sums ---- */
+
+/* N sums of terms: doubles, or xd_fixed with the terms that do not fit counted. */
+template <int N, bool FIXED> struct xdi_cuda_sums;
+
+template <int N> struct xdi_cuda_sums<N, false> {
+    typedef double sum_type;
+    struct totals {
+        double sum[N];
+    };
+    struct join {
+        __device__ totals operator()(totals a, const totals &b) const {
+            XD_UNROLL
+            for (int i = 0; i < N; i++) a.sum[i] = __dadd_rn(a.sum[i], b.sum[i]);
+            return a;
+        }
+    };
+    totals whole;
+    float part[N]; /* of the eight columns at work */
+
+    __device__ xdi_cuda_sums() {
+        XD_UNROLL
+        for (int i = 0; i < N; i++) {
+            whole.sum[i] = 0.0;
+            part[i] = 0.0f;
+        }
+    }
+    __device__ void add(int which, float term) {
+        part[which] = __fadd_rn(part[which], term);
+    }
+    __device__ void add_wide(int which, double term) {
+        whole.sum[which] = __dadd_rn(whole.sum[which], term);
+    }
+    __device__ void end_eight() {
+        XD_UNROLL
+        for (int i = 0; i < N; i++) {
+            add_wide(i, (double)part[i]);
+            part[i] = 0.0f;
+        }
+    }
+};
+
+/* xd_fixed_add; a term or a sum that does not fit is counted instead. */
+struct xdi_cuda_misfits {
+    int64_t large, infinite;
+};
+
+static __device__ inline void xdi_cuda_fixed_add(xd_fixed *sum, double term, xdi_cuda_misfits *misfits) {
+    if (!(fabs(term) < 4194304.0)) {
+        misfits->large += isfinite(term) ? 1 : 0;
+        misfits->infinite += isfinite(term) ? 0 : 1;
+        return;
+    }
+    const double scaled = term * 1073741824.0; /* 2^30: exact */
+    const double high = floor(scaled);
+    const int64_t next = sum->high + (int64_t)high;
+    if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) {
+        misfits->large++;
+        return;
+    }
+    sum->high = next;
+    sum->low += (int64_t)rint((scaled - high) * 1099511627776.0); /* 2^40 */
+}
+
+/* Word by word: a sum in memory begins on any 8 bytes. */
+static __device__ inline void xdi_cuda_fixed_put(xd_fixed *to, xd_fixed sum) {
+    to->high = sum.high;
+    to->low = sum.low;
+}
+
+static __device__ inline double xdi_cuda_fixed_value(xd_fixed sum) {
+    const int64_t carry = sum.low >> 40;
+    const int64_t rest = sum.low - carry * ((int64_t)1 << 40);
+    return __dadd_rn(__dmul_rn((double)(sum.high + carry), 1.0 / 1073741824.0),
+                     __dmul_rn((double)rest, 1.0 / 1073741824.0 / 1099511627776.0));
+}
+
+template <int N> struct xdi_cuda_sums<N, true> {
+    typedef xd_fixed sum_type;
+    struct totals {
+        xd_fixed sum[N];
+        xdi_cuda_misfits misfits;
+    };
+    struct join {
+        __device__ totals operator()(totals a, const totals &b) const {
+            XD_UNROLL
+            for (int i = 0; i < N; i++) {
+                const int64_t next = a.sum[i].high + b.sum[i].high; /* both are below 2^55 */
+                const bool fits = next < (int64_t)1 << 55 && next > -((int64_t)1 << 55);
+                a.sum[i].high = fits ? next : 0;
+                a.sum[i].low += b.sum[i].low;
+                a.misfits.large += fits ? 0 : 1;
+            }
+            a.misfits.large += b.misfits.large;
+            a.misfits.infinite += b.misfits.infinite;
+            return a;
+        }
+    };
+    totals whole;
+
+    __device__ xdi_cuda_sums() {
+        memset(&whole, 0, sizeof whole);
+    }
+    __device__ void add(int which, float term) {
+        add_wide(which, (double)term);
+    }
+    __device__ void add_wide(int which, double term) {
+        xdi_cuda_fixed_add(&whole.sum[which], term, &whole.misfits);
+    }
+    __device__ void end_eight() {}
+};
+
+/* The team's sums on every thread of it. */
+template <int TEAM, int N, bool FIXED>
+static __device__ inline typename xdi_cuda_sums<N, FIXED>::totals
+xdi_cuda_team_totals(const xdi_cuda_sums<N, FIXED> &mine) {
+    const xdi_cuda_sums<N, FIXED> none;
+    return xdi_cuda_team_reduce<TEAM>(mine.whole, none.whole, typename xdi_cuda_sums<N, FIXED>::join());
+}
+
+/* ---- sorting ---- */
+
+/* Sorts count things by the TEAM threads that call it: order(low, high) puts the things at two places, low < high,
+ * into order. Bitonic, every step ascending, so that places past the end need no things. The steps of a team see
+ * each other's writes. */
+template <int TEAM, typename Order>
+static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
+    for (int64_t size = 2; size / 2 < count; size *= 2)
+        for (int64_t stride = size / 2; stride > 0; stride /= 2) {
+            for (int64_t i = xdi_cuda_team_thread<TEAM>(); i < count; i += TEAM) {
+                const int64_t partner = stride == size / 2 ? i ^ (size - 1) : i ^ stride;
+                if (partner > i && partner < count) order(i, partner);
+            }
+            xdi_cuda_team_sync<TEAM>();
+        }
+}
+
+/* >>cuda/loss.cu */
+
+/* The losses over a row of logits: kernel/loss_cpu.c is the reference, kernel/loss.h has the formulas.
+ *
+ * references, stats, mixture: one read of the rows. grad: one read, one write; the gradient may be the student's
+ * memory, each thread reads its eight columns before it writes them. Terms are f32, with base-2 exponentials; what is
+ * summed over a row, and all that follows per row, is double. A probability below 2^-149 is 0 here. */
+
+static __device__ inline bool xdi_cuda_loss_has_soft(const xd_loss_args &a) {
+    return a.teacher.data && a.soft_weight != 0.0;
+}
+
+static __device__ inline bool xdi_cuda_loss_has_hard(const xd_loss_args &a) {
+    return a.labels && a.hard_weight != 0.0;
+}
+
+/* ---- references: grid (rows / teams), block 256 ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_loss_references_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    if (r >= a.student.rows) return; /* with its whole team */
+    const bool counts = a.row_scale[r] != 0.0, soft = counts && xdi_cuda_loss_has_soft(a);
+    xdi_cuda_largest student = { 0.0f, 0, 0 }, teacher = { 0.0f, 0, 0 };
+    if (counts) student = xdi_cuda_row_largest<TEAM>(a.student, r, columns);
+    if (soft) teacher = xdi_cuda_row_largest<TEAM>(a.teacher, r, columns);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    double *ref = a.references + r * XD_LOSS_REFERENCES;
+    const bool empty = student.arg == INT64_MAX;
+    const double nan = (double)NAN;
+    ref[XD_LOSS_MAX] = student.broken ? nan : (double)student.max;
+    ref[XD_LOSS_ARG] = !counts ? 0.0 : empty ? -1.0 : (double)(student.arg + a.begin);
+    ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
+    if (soft)
+        ref[XD_LOSS_TEACHER_AT_ARG] =
+            empty ? -(double)INFINITY : (double)xdi_cuda_element(a.teacher, r, student.arg);
+    ref[XD_LOSS_TEACHER_MAX] = teacher.broken ? nan : (double)teacher.max;
+}
+
+static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               xdi_cuda_loss_references_kernel<TEAM>, *a);
+    })
+}
+
+/* References of the whole row from those of all shards. */
+static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
+    ref[XD_LOSS_MAX] = -(double)INFINITY;
+    ref[XD_LOSS_ARG] = -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
+    ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
+    for (int i = 0; i < a.shards; i++) {
+        const double *shard = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
+        const bool wins =
+            shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+        const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+        if (wins) {
+            ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
+            ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
+            ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
+        }
+        if (broken) ref[XD_LOSS_MAX] = (double)NAN;
+        if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+            ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+    }
+}
+
+/* One thread a row. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_loss_merge_references_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows) return;
+    double ref[XD_LOSS_REFERENCES]; /* one shard reads and writes the same memory */
+    xdi_cuda_loss_whole_reference(a, r, ref);
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
+}
+
+static xd_result xdi_cuda_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_merge_references_kernel,
+                           *a);
+}
+
+/* ---- stats: grid (rows / teams), block 256 ---- */
+
+enum { XDI_CUDA_LOSS_TERMS = XD_LOSS_LINEAR + 1 }; /* HARD .. LINEAR come from every column */
+
+/* What the terms of a row are formed with. */
+struct xdi_cuda_loss_row {
+    float max, teacher_max, at_arg;
+    float per_tau, hard_factor, soft_factor; /* 1 / tau, and log2(e) without and with it */
+    bool hard, soft, uniform, shared;        /* shared: tau is 1, hard and soft have the same exponential */
+    xd_divergence divergence;
+};
+
+static __device__ inline xdi_cuda_loss_row xdi_cuda_loss_row_of(const xd_loss_args &a, double max,
+                                                                double teacher_max, double at_arg) {
+    xdi_cuda_loss_row w;
+    w.max = (float)max; /* logits are f32: exact */
+    w.teacher_max = (float)teacher_max;
+    w.at_arg = (float)at_arg;
+    w.per_tau = (float)(1.0 / a.temperature);
+    w.hard_factor = (float)XDI_CUDA_LOG2E;
+    w.soft_factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    w.hard = xdi_cuda_loss_has_hard(a);
+    w.soft = xdi_cuda_loss_has_soft(a);
+    w.uniform = a.uniform_weight != 0.0;
+    w.shared = a.temperature == 1.0;
+    w.divergence = a.divergence;
+    return w;
+}
+
+/* The term of CROSS at one column from dx = x - M and dy = y - N; 0 where the weighing probability is 0, so that
+ * 0 * infinity never forms. */
+static __device__ inline float xdi_cuda_loss_cross(const xdi_cuda_loss_row &w, float e_s, float e_t, float dx,
+                                                   float dy, float y) {
+    switch (w.divergence) {
+    case XD_KL_FORWARD: return e_t > 0.0f ? __fmul_rn(e_t, __fmul_rn(__fsub_rn(dy, dx), w.per_tau)) : 0.0f;
+    case XD_SOFT_CE: return e_t > 0.0f ? __fmul_rn(e_t, __fmul_rn(dx, w.per_tau)) : 0.0f;
+    case XD_KL_REVERSE:
+        return e_s > 0.0f ? __fmul_rn(e_s, __fmul_rn(__fsub_rn(dx, __fsub_rn(y, w.at_arg)), w.per_tau))
+                          : 0.0f;
+    default: return 0.0f; /* JSD needs the normalisers first */
+    }
+}
+
+/* Adds a power whose exponent is `difference`. The largest element's 1 is kept out of the f32 part of the sum, so that
+ * the digits of what is left beside it survive: on nearly one-hot rows the gradient is made of them. */
+template <typename Sums>
+static __device__ inline void xdi_cuda_loss_add_power(Sums *sums, int which, float power, float difference) {
+    if (difference == 0.0f)
+        sums->add_wide(which, 1.0);
+    else
+        sums->add(which, power);
+}
+
+template <typename Sums>
+static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, float x, float y, Sums *sums) {
+    const float dx = xdi_cuda_minus(x, w.max);
+    const float e = w.hard || w.shared ? xdi_cuda_exp_of(dx, w.hard_factor) : 0.0f;
+    if (w.hard) xdi_cuda_loss_add_power(sums, XD_LOSS_HARD, e, dx);
+    if (w.hard && w.uniform)
+        sums->add_wide(XD_LOSS_LINEAR, w.max == -INFINITY ? -(double)INFINITY : (double)x - (double)w.max);
+    if (!w.soft) return;
+    const float dy = xdi_cuda_minus(y, w.teacher_max);
+    const float e_s = w.shared ? e : xdi_cuda_exp_of(dx, w.soft_factor);
+    const float e_t = xdi_cuda_exp_of(dy, w.soft_factor);
+    xdi_cuda_loss_add_power(sums, XD_LOSS_SOFT, e_s, dx);
+    xdi_cuda_loss_add_power(sums, XD_LOSS_TEACHER, e_t, dy);
+    sums->add(XD_LOSS_CROSS, xdi_cuda_loss_cross(w, e_s, e_t, dx, dy, y));
+}
+
+template <typename X, typename Y, bool FIXED, int TEAM>
+static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
+                                                      xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
+    const xdi_cuda_loss_row w =
+        xdi_cuda_loss_row_of(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = w.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    const int64_t columns = a.end - a.begin;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+        xdi_cuda_eight y = {};
+        if (w.soft) y = xdi_cuda_read(teacher, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) xdi_cuda_loss_terms(w, x.at[i], y.at[i], sums);
+        sums->end_eight();
+    }
+}
+
+/* TARGET of the shard that owns the label. */
+static __device__ inline double xdi_cuda_loss_target(const xd_loss_args &a, int64_t r, double max) {
+    if (!xdi_cuda_loss_has_hard(a)) return 0.0;
+    const int64_t target = a.labels[r] - a.begin;
+    if (target < 0 || target >= a.end - a.begin) return 0.0;
+    const double x = (double)xdi_cuda_element(a.student, r, target);
+    return max == -(double)INFINITY ? -(double)INFINITY : x - max;
+}
+
+static __device__ inline void xdi_cuda_loss_put(void *to,
+                                                const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals &t,
+                                                double target, bool broken) {
+    double *sums = static_cast<double *>(to);
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = t.sum[i];
+    sums[XD_LOSS_TARGET] = target;
+    sums[XD_LOSS_BAD] = broken ? 1.0 : 0.0;
+}
+
+static __device__ inline void xdi_cuda_loss_put(void *to,
+                                                const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, true>::totals &t,
+                                                double target, bool broken) {
+    xd_fixed *sums = static_cast<xd_fixed *>(to);
+    xdi_cuda_misfits misfits = t.misfits;
+    xd_fixed at_target = { 0, 0 };
+    xdi_cuda_fixed_add(&at_target, target, &misfits);
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) xdi_cuda_fixed_put(&sums[i], t.sum[i]);
+    xdi_cuda_fixed_put(&sums[XD_LOSS_TARGET], at_target);
+    sums[XD_LOSS_BAD].high = misfits.infinite + (broken ? 1 : 0);
+    sums[XD_LOSS_BAD].low = misfits.large;
+}
+
+template <typename X, typename Y, bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    const double *ref = a.references + r * XD_LOSS_REFERENCES;
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX]);
+    const bool counts = !broken && a.row_scale[r] != 0.0;
+    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> mine;
+    if (counts) xdi_cuda_loss_stats_row<X, Y, FIXED, TEAM>(a, r, ref, &mine);
+    const typename xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED>::totals totals =
+        xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    const double target = counts ? xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]) : 0.0;
+    const size_t size = FIXED ? sizeof(xd_fixed) : sizeof(double);
+    xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
+}
+
+/* Runs the statements with X, Y and TEAM of a call; without a teacher Y is X. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                             \
+    XDI_CUDA_TEAMS(                                                                                         \
+        (a)->end - (a)->begin, TEAM,                                                                        \
+        { XDI_CUDA_LOGITS((a)->student.dtype, X,                                                            \
+                          { XDI_CUDA_LOGITS((a)->teacher.data ? (a)->teacher.dtype : (a)->student.dtype, Y, \
+                                            { __VA_ARGS__ }) }) })
+
+static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>), *a);
+    })
+}
+
+/* ---- combine: one thread a row, in double ---- */
+
+static __device__ void xdi_cuda_loss_total_fixed(const xd_loss_args &a, int64_t r, double *total,
+                                                 xd_loss_row *row) {
+    const xd_fixed *all = static_cast<const xd_fixed *>(a.all_sums);
+    for (int i = 0; i < XD_LOSS_SUMS; i++) {
+        xd_fixed sum = { 0, 0 };
+        for (int shard = 0; shard < a.shards; shard++) {
+            const xd_fixed *part = all + shard * a.sums_stride + r * XD_LOSS_SUMS + i;
+            sum.high += part->high;
+            sum.low += part->low;
+        }
+        if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
+        if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
+        total[i] = xdi_cuda_fixed_value(sum);
+    }
+}
+
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose factor
+ * is 0 has nothing to add, and its sums may be infinite. */
+static __device__ void xdi_cuda_loss_rescale(const xd_loss_args &a, const double *ref, const double *own,
+                                             const double *sums, int64_t columns, double *total) {
+    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
+    const double z = shift / a.temperature;
+    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a.temperature;
+    const double f = exp(z), g = exp(teacher_shift);
+    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
+    if (columns == 0) return;
+    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
+    total[XD_LOSS_LINEAR] += sums[XD_LOSS_LINEAR] + (a.uniform_weight != 0.0 ? (double)columns * shift : 0.0);
+    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
+    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
+    if (a.divergence == XD_KL_FORWARD && g > 0.0)
+        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
+    if (a.divergence == XD_SOFT_CE && g > 0.0)
+        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
+    if (a.divergence == XD_KL_REVERSE && f > 0.0) {
+        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a.temperature;
+        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
+    }
+}
+
+static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t r, const double *ref,
+                                                 double *total) {
+    const double *all = static_cast<const double *>(a.all_sums);
+    for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
+    for (int i = 0; i < a.shards; i++) {
+        const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
+        const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
+        const int64_t begin = a.offsets[i], end = a.offsets[i + 1];
+        xdi_cuda_loss_rescale(a, ref, own, sums, end - begin, total);
+        const bool owner = xdi_cuda_loss_has_hard(a) && a.labels[r] >= begin && a.labels[r] < end;
+        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+    }
+    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
+}
+
+/* ln(student/mixture) and ln(teacher/mixture) from d, the logarithm of teacher/student, without cancellation when d
+ * is small: xdi_loss_log_ratios. */
+static __device__ inline void xdi_cuda_loss_log_ratios(double d, double beta, double *student,
+                                                       double *teacher) {
+    if (fabs(d) < 1.0) {
+        *student = -log1p(beta * expm1(d));
+        *teacher = -log1p((1.0 - beta) * expm1(-d));
+    } else if (d > 0.0) {
+        *teacher = -log(beta + (1.0 - beta) * exp(-d));
+        *student = *teacher - d;
+    } else {
+        *student = -log((1.0 - beta) + beta * exp(d));
+        *teacher = *student + d;
+    }
+}
+
+static __device__ void xdi_cuda_loss_combine_soft(const xd_loss_args &a, const double *total,
+                                                  xd_loss_row *row) {
+    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a.temperature;
+    double unused;
+    row->soft_log = log(total[XD_LOSS_SOFT]);
+    row->teacher_log = log(total[XD_LOSS_TEACHER]);
+    switch (a.divergence) {
+    case XD_KL_FORWARD:
+        row->soft =
+            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
+        break;
+    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
+    case XD_KL_REVERSE:
+        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
+        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
+        break;
+    default:
+        xdi_cuda_loss_log_ratios(row->soft_log - row->teacher_log - top_gap, a.beta, &row->top, &unused);
+        break;
+    }
+}
+
+/* The scalars of a row from the references and sums of all of it. */
+static __device__ inline void xdi_cuda_loss_scalars(const xd_loss_args &a, int64_t r, const double *ref,
+                                                    const double *total, xd_loss_row *row) {
+    row->max = ref[XD_LOSS_MAX];
+    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
+    row->argmax = ref[XD_LOSS_ARG];
+    if (a.labels && (a.labels[r] < 0 || a.labels[r] >= a.size)) {
+        row->finding = (int)XD_ROW_LABEL;
+        return;
+    }
+    if (!a.fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
+    if (xdi_cuda_loss_has_hard(a)) {
+        row->hard_log = log(total[XD_LOSS_HARD]);
+        row->hard = a.target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
+        if (a.uniform_weight != 0.0)
+            row->hard += a.uniform_weight * ((double)a.size * row->hard_log - total[XD_LOSS_LINEAR]);
+    }
+    if (xdi_cuda_loss_has_soft(a)) xdi_cuda_loss_combine_soft(a, total, row);
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+        row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static __device__ inline void xdi_cuda_loss_clear_finding(xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_loss_combine_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows) return;
+    xd_loss_row row;
+    memset(&row, 0, sizeof row);
+    if (a.row_scale[r] != 0.0) {
+        double total[XD_LOSS_SUMS], ref[XD_LOSS_REFERENCES];
+        xdi_cuda_loss_whole_reference(a, r, ref);
+        if (a.fixed)
+            xdi_cuda_loss_total_fixed(a, r, total, &row);
+        else
+            xdi_cuda_loss_total_plain(a, r, ref, total);
+        xdi_cuda_loss_scalars(a, r, ref, total, &row);
+        xdi_cuda_loss_clear_finding(&row);
+    }
+    a.row[r] = row;
+}
+
+static xd_result xdi_cuda_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_combine_kernel, *a);
+}
+
+/* ---- probabilities of a row after combine ---- */
+
+/* Probabilities come as e^(x - M) times the inverse of the whole sum: the logarithm of a large sum has too few digits
+ * in f32. d is the logarithm of teacher/student. */
+struct xdi_cuda_loss_scales {
+    xdi_cuda_loss_row row;
+    float hard_inverse, soft_inverse, teacher_inverse;
+    float log_gap; /* ln of the student's sum less that of the teacher's */
+    float beta, top, mean;
+};
+
+static __device__ inline xdi_cuda_loss_scales xdi_cuda_loss_scales_of(const xd_loss_args &a,
+                                                                      const xd_loss_row &row) {
+    xdi_cuda_loss_scales s;
+    s.row = xdi_cuda_loss_row_of(a, row.max, row.teacher_max, row.teacher_at_arg);
+    s.hard_inverse = (float)exp(-row.hard_log);
+    s.soft_inverse = (float)exp(-row.soft_log);
+    s.teacher_inverse = (float)exp(-row.teacher_log);
+    s.log_gap = (float)(row.soft_log - row.teacher_log);
+    s.beta = (float)a.beta;
+    s.top = (float)row.top;
+    s.mean = (float)row.mean;
+    return s;
+}
+
+/* xdi_cuda_loss_log_ratios in f32, every step rounded by itself. */
+static __device__ inline void xdi_cuda_loss_log_ratios_of(float d, float beta, float *student,
+                                                          float *teacher) {
+    const float rest = __fsub_rn(1.0f, beta);
+    if (fabsf(d) < 1.0f) {
+        *student = -log1pf(__fmul_rn(beta, expm1f(d)));
+        *teacher = -log1pf(__fmul_rn(rest, expm1f(-d)));
+    } else if (d > 0.0f) {
+        *teacher = -logf(__fmaf_rn(rest, expf(-d), beta));
+        *student = __fsub_rn(*teacher, d);
+    } else {
+        *student = -logf(__fmaf_rn(beta, expf(d), rest));
+        *teacher = __fadd_rn(*student, d);
+    }
+}
+
+static __device__ inline float xdi_cuda_loss_log_ratio(const xdi_cuda_loss_scales &s, float dx, float dy) {
+    return __fmaf_rn(__fsub_rn(dy, dx), s.row.per_tau, s.log_gap);
+}
+
+/* ---- mixture (JSD): grid (rows / teams), block 256 ---- */
+
+template <typename Sums>
+static __device__ inline void xdi_cuda_loss_mixture_terms(const xdi_cuda_loss_scales &s, float x, float y,
+                                                          Sums *sums) {
+    const float dx = __fsub_rn(x, s.row.max), dy = __fsub_rn(y, s.row.teacher_max);
+    const float p = __fmul_rn(xdi_cuda_exp_of(dx, s.row.soft_factor), s.soft_inverse);
+    const float q = __fmul_rn(xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse);
+    float student, teacher;
+    if (p == 0.0f && q == 0.0f) return;
+    xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
+    if (q > 0.0f) sums->add(XD_LOSS_TEACHER_MIXTURE, __fmul_rn(q, teacher));
+    if (p > 0.0f) sums->add(XD_LOSS_STUDENT_MIXTURE, __fmul_rn(p, __fsub_rn(student, s.top)));
+}
+
+template <bool FIXED, int TEAM>
+static __device__ inline typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals
+xdi_cuda_loss_mixture_row(const xd_loss_args &a, int64_t r, bool counts) {
+    const int64_t columns = a.end - a.begin;
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, a.row[r]);
+    xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
+         c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns);
+        const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
+        mine.end_eight();
+    }
+    return xdi_cuda_team_totals<TEAM>(mine);
+}
+
+template <bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_mixture_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    const bool counts = a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
+    const typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::totals totals =
+        xdi_cuda_loss_mixture_row<FIXED, TEAM>(a, r, counts);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::sum_type *to =
+        static_cast<typename xdi_cuda_sums<XD_LOSS_MIXTURES, FIXED>::sum_type *>(a.mixtures) +
+        r * XD_LOSS_MIXTURES;
+    for (int i = 0; i < XD_LOSS_MIXTURES; i++) to[i] = totals.sum[i];
+}
+
+static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
+    })
+}
+
+static __device__ double xdi_cuda_loss_mixture_total(const xd_loss_args &a, int64_t r, int which) {
+    double total = 0.0;
+    xd_fixed exact = { 0, 0 };
+    for (int i = 0; i < a.shards; i++) {
+        const int64_t at = (i * a.student.rows + r) * XD_LOSS_MIXTURES + which;
+        if (a.fixed) {
+            exact.high += static_cast<const xd_fixed *>(a.all_mixtures)[at].high;
+            exact.low += static_cast<const xd_fixed *>(a.all_mixtures)[at].low;
+        } else {
+            total += static_cast<const double *>(a.all_mixtures)[at];
+        }
+    }
+    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+}
+
+static __device__ inline void xdi_cuda_loss_mixture_scalars(const xd_loss_args &a, double teacher,
+                                                            double student, xd_loss_row *row) {
+    row->mean = student;
+    row->soft = a.beta * teacher + (1.0 - a.beta) * (student + row->top);
+    if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+    xdi_cuda_loss_clear_finding(row);
+}
+
+/* One thread a row. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_loss_mixture_combine_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows || a.row_scale[r] == 0.0 || a.row[r].finding != (int)XD_ROW_FINE) return;
+    xdi_cuda_loss_mixture_scalars(a, xdi_cuda_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE),
+                                  xdi_cuda_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE), a.row + r);
+}
+
+static xd_result xdi_cuda_loss_mixture_combine(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_mixture_combine_kernel,
+                           *a);
+}
+
+/* ---- grad: grid (rows / teams), block 256 ---- */
+
+/* Weights of the losses in a row's gradient, its scale among them. */
+struct xdi_cuda_loss_weights {
+    float hard, soft; /* of p, and of the divergence's gradient */
+    float uniform;    /* what hard takes off everywhere; at the label see xdi_cuda_loss_column */
+};
+
+/* d soft / d (x / tau) at one column; e_s and dx are those of the soft loss. */
+static __device__ inline float xdi_cuda_loss_soft_gradient(const xdi_cuda_loss_scales &s, float e_s, float dx,
+                                                           float y) {
+    const float p = __fmul_rn(e_s, s.soft_inverse), dy = __fsub_rn(y, s.row.teacher_max);
+    float student, teacher;
+    switch (s.row.divergence) {
+    case XD_KL_REVERSE:
+        if (!(p > 0.0f)) return 0.0f;
+        return __fmul_rn(p, __fmaf_rn(__fsub_rn(dx, __fsub_rn(y, s.row.at_arg)), s.row.per_tau, -s.mean));
+    case XD_JSD:
+        if (p == 0.0f) return 0.0f;
+        xdi_cuda_loss_log_ratios_of(xdi_cuda_loss_log_ratio(s, dx, dy), s.beta, &student, &teacher);
+        return __fmul_rn(__fmul_rn(p, __fsub_rn(1.0f, s.beta)), __fsub_rn(__fsub_rn(student, s.top), s.mean));
+    default: return __fmaf_rn(-xdi_cuda_exp_of(dy, s.row.soft_factor), s.teacher_inverse, p);
+    }
+}
+
+static __device__ inline float xdi_cuda_loss_gradient(const xdi_cuda_loss_scales &s,
+                                                      const xdi_cuda_loss_weights &w, float x, float y) {
+    const float dx = __fsub_rn(x, s.row.max);
+    const float e = s.row.hard || s.row.shared ? xdi_cuda_exp_of(dx, s.row.hard_factor) : 0.0f;
+    float g = 0.0f;
+    if (s.row.hard) {
+        const float p = __fmul_rn(e, s.hard_inverse);
+        g = __fmul_rn(w.hard, __fsub_rn(p, w.uniform));
+    }
+    if (s.row.soft) {
+        const float e_s = s.row.shared ? e : xdi_cuda_exp_of(dx, s.row.soft_factor);
+        g = __fmaf_rn(w.soft, xdi_cuda_loss_soft_gradient(s, e_s, dx, y), g);
+    }
+    return g;
+}
+
+/* A column that may hold nearly all probability, where 1 - p has no digits in f32: the label's, or the student's most
+ * probable one. Its gradient is double, from logits that are read before the row is overwritten. */
+struct xdi_cuda_loss_column {
+    int64_t at; /* -1: not on this shard */
+    double x, y;
+};
+
+static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_loss_args &a, int64_t r,
+                                                                      int64_t id) {
+    xdi_cuda_loss_column column = { -1, 0.0, 0.0 };
+    if (id < a.begin || id >= a.end) return column;
+    column.at = id - a.begin;
+    column.x = (double)xdi_cuda_element(a.student, r, column.at);
+    if (a.teacher.data) column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
+    return column;
+}
+
+/* xdi_loss_gradient_at of kernel/loss_cpu.c. */
+static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
+                                                          const xd_loss_row &row,
+                                                          const xdi_cuda_loss_column &column) {
+    const double z = (column.x - row.max) / a.temperature, s = z - row.soft_log, p = exp(s);
+    double g = 0.0, soft = 0.0, student, teacher;
+    if (xdi_cuda_loss_has_hard(a)) {
+        const bool target = column.at + a.begin == a.labels[r];
+        g = a.hard_weight *
+            (exp((column.x - row.max) - row.hard_log) - (target ? a.target_weight : 0.0) - a.uniform_weight);
+    }
+    if (!xdi_cuda_loss_has_soft(a)) return a.row_scale[r] * g;
+    const double t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
+    if (a.divergence == XD_KL_REVERSE) {
+        if (p > 0.0) soft = p * (z - (column.y - row.teacher_at_arg) / a.temperature - row.mean);
+    } else if (a.divergence != XD_JSD) {
+        soft = exp(s) - exp(t);
+    } else if (p > 0.0) {
+        xdi_cuda_loss_log_ratios(t - s, a.beta, &student, &teacher);
+        soft = p * (1.0 - a.beta) * ((student - row.top) - row.mean);
+    }
+    return a.row_scale[r] * (g + a.soft_weight / a.temperature * soft);
+}
+
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, int64_t r,
+                                                         const xd_loss_row &row, int64_t columns) {
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
+                                      (float)(a.row_scale[r] * a.soft_weight / a.temperature),
+                                      (float)a.uniform_weight };
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = s.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    const int64_t width = a.gradient.cols;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight g = {}, y = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+            if (s.row.soft) y = xdi_cuda_read(teacher, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < columns) g.at[i] = xdi_cuda_loss_gradient(s, w, x.at[i], y.at[i]);
+        }
+        xdi_cuda_write_any(a.gradient, r, c, width, g);
+    }
+}
+
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int64_t r) {
+    const xd_loss_row row = a.row[r];
+    const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    xdi_cuda_loss_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
+    if (counts && xdi_cuda_team_thread<TEAM>() == 0) {
+        exact[0] = xdi_cuda_loss_column_of(a, r, (int64_t)row.argmax);
+        exact[1] = xdi_cuda_loss_column_of(a, r, xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1);
+    }
+    xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
+    xdi_cuda_loss_grad_columns<X, Y, TEAM>(a, r, row, counts ? a.end - a.begin : 0);
+    xdi_cuda_team_sync<TEAM>();
+    XD_UNROLL
+    for (int i = 0; i < 2; i++)
+        if (exact[i].at >= 0)
+            xdi_cuda_set_element(a.gradient, r, exact[i].at,
+                                 (float)xdi_cuda_loss_gradient_at(a, r, row, exact[i]));
+}
+
+template <typename X, typename Y, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* with its whole team */
+}
+
+static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
+    })
+}
+
+/* ---- fused: grid (rows / teams), block 256; two reads and one write of a row, three reads for JSD ----
+ *
+ * References and sums come in one sweep. Each thread sums relative to the largest elements that it has seen; when a
+ * larger one comes, its sums are brought to that one. They begin with the largest of the team's first columns, so that
+ * this is rare. Where one shard is the whole row, its scalars and its gradient follow at once, while the row is in the
+ * cache. */
+
+/* What a thread has seen. The sums are relative to the references in `row`. */
+struct xdi_cuda_loss_sweep {
+    xdi_cuda_loss_row row;
+    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums; /* LINEAR is the plain sum of x here */
+    xdi_cuda_largest student, teacher;
+};
+
+/* Brings the sums to new references: xdi_loss_rescale for one thread. Sums of nothing stay 0. */
+static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double temperature, float max,
+                                                 float teacher_max, float at_arg) {
+    double *sum = t->sums.whole.sum;
+    const double shift = t->row.max == max ? 0.0 : (double)t->row.max - (double)max, z = shift / temperature;
+    const double u =
+        (t->row.teacher_max == teacher_max ? 0.0 : (double)t->row.teacher_max - (double)teacher_max) /
+        temperature;
+    const double f = exp(z), g = exp(u);
+    if (t->row.divergence == XD_KL_REVERSE) {
+        const double step =
+            t->row.at_arg == at_arg ? z : z - ((double)t->row.at_arg - (double)at_arg) / temperature;
+        sum[XD_LOSS_CROSS] =
+            f > 0.0 && sum[XD_LOSS_SOFT] > 0.0 ? f * (sum[XD_LOSS_CROSS] + sum[XD_LOSS_SOFT] * step) : 0.0;
+    } else {
+        const double step = t->row.divergence == XD_KL_FORWARD ? u - z : z;
+        sum[XD_LOSS_CROSS] = g > 0.0 && sum[XD_LOSS_TEACHER] > 0.0
+                                 ? g * (sum[XD_LOSS_CROSS] + sum[XD_LOSS_TEACHER] * step)
+                                 : 0.0;
+    }
+    sum[XD_LOSS_HARD] *= t->row.shared ? f : exp(shift);
+    sum[XD_LOSS_SOFT] *= f;
+    sum[XD_LOSS_TEACHER] *= g;
+    t->row.max = max;
+    t->row.teacher_max = teacher_max;
+    t->row.at_arg = at_arg;
+}
+
+/* Adds eight elements to what a thread has seen of a row. */
+static __device__ inline void xdi_cuda_loss_see(const xdi_cuda_eight &x, int64_t column, int64_t columns,
+                                                xdi_cuda_largest *best) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        if (column + i >= columns) continue;
+        if (!(x.at[i] < INFINITY)) best->broken = 1;
+        if (x.at[i] > best->max || best->arg == INT64_MAX) {
+            best->max = x.at[i];
+            best->arg = column + i;
+        }
+    }
+}
+
+template <typename X, typename Y>
+static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const X *student,
+                                                        const Y *teacher, int64_t c, xdi_cuda_loss_sweep *t) {
+    const int64_t columns = a.end - a.begin;
+    const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+    xdi_cuda_eight y = {};
+    xdi_cuda_loss_see(x, c, columns, &t->student);
+    if (t->row.soft) {
+        y = xdi_cuda_read(teacher, c, columns);
+        xdi_cuda_loss_see(y, c, columns, &t->teacher);
+    }
+    const bool higher = t->student.max > t->row.max;
+    if (higher || t->teacher.max > t->row.teacher_max)
+        xdi_cuda_loss_move(t, a.temperature, higher ? t->student.max : t->row.max,
+                           t->teacher.max > t->row.teacher_max ? t->teacher.max : t->row.teacher_max,
+                           higher && t->row.soft ? xdi_cuda_widen(teacher[t->student.arg]) : t->row.at_arg);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        if (c + i >= columns) continue;
+        xdi_cuda_loss_terms(t->row, x.at[i], y.at[i], &t->sums);
+        if (a.uniform_weight != 0.0) t->sums.add_wide(XD_LOSS_LINEAR, (double)x.at[i]);
+    }
+    t->sums.end_eight();
+}
+
+/* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref,
+                                                      double *total) {
+    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const int64_t columns = a.end - a.begin, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    xdi_cuda_loss_sweep t;
+    t.row = xdi_cuda_loss_row_of(a, 0.0, 0.0, 0.0);
+    t.row.uniform = false;
+    t.student = t.teacher = none;
+    const Y *teacher = t.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
+    if (first < columns) {
+        xdi_cuda_loss_see(xdi_cuda_read(student, first, columns), first, columns, &t.student);
+        if (t.row.soft) xdi_cuda_loss_see(xdi_cuda_read(teacher, first, columns), first, columns, &t.teacher);
+    }
+    t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
+    if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
+    t.row.max = t.student.max;
+    t.row.teacher_max = t.teacher.max;
+    t.row.at_arg = t.row.soft && columns > 0 ? xdi_cuda_widen(teacher[t.student.arg]) : -INFINITY;
+    for (int64_t c = first; c < columns; c += XDI_CUDA_EIGHT * TEAM)
+        xdi_cuda_loss_sweep_eight(a, student, teacher, c, &t);
+    t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
+    if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
+    const float at_arg = t.row.soft && columns > 0 ? xdi_cuda_widen(teacher[t.student.arg]) : -INFINITY;
+    xdi_cuda_loss_move(&t, a.temperature, t.student.max, t.teacher.max, at_arg);
+    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
+    const bool broken = t.student.broken || t.teacher.broken;
+    ref[XD_LOSS_MAX] = t.student.broken ? (double)NAN : (double)t.student.max;
+    ref[XD_LOSS_ARG] = columns > 0 ? (double)(t.student.arg + a.begin) : -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = t.row.soft ? (double)at_arg : 0.0;
+    ref[XD_LOSS_TEACHER_MAX] = !t.row.soft ? 0.0 : t.teacher.broken ? (double)NAN : (double)t.teacher.max;
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) total[i] = broken ? 0.0 : sums.sum[i];
+    if (a.uniform_weight != 0.0 && columns > 0 && !broken)
+        total[XD_LOSS_LINEAR] -= (double)columns * ref[XD_LOSS_MAX];
+    total[XD_LOSS_TARGET] = broken ? 0.0 : xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
+    total[XD_LOSS_BAD] = broken ? 1.0 : 0.0;
+}
+
+/* A whole row's scalars, once its references and sums are known: written by one thread, then seen by the team. */
+template <int TEAM>
+static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, int64_t r, const double *ref,
+                                                        const double *total, bool counts) {
+    if (xdi_cuda_team_thread<TEAM>() == 0) {
+        xd_loss_row row;
+        memset(&row, 0, sizeof row);
+        if (counts) xdi_cuda_loss_scalars(a, r, ref, total, &row);
+        xdi_cuda_loss_clear_finding(&row);
+        a.row[r] = row;
+    }
+    xdi_cuda_team_sync<TEAM>();
+    if (!xdi_cuda_loss_has_soft(a) || a.divergence != XD_JSD) return;
+    const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
+    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
+        xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
+    xdi_cuda_team_sync<TEAM>(); /* all have read the row's scalars */
+    if (fine && xdi_cuda_team_thread<TEAM>() == 0)
+        xdi_cuda_loss_mixture_scalars(a, totals.sum[XD_LOSS_TEACHER_MIXTURE],
+                                      totals.sum[XD_LOSS_STUDENT_MIXTURE], a.row + r);
+    xdi_cuda_team_sync<TEAM>();
+}
+
+template <typename X, typename Y, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return; /* with its whole team */
+    const bool counts = a.row_scale[r] != 0.0;
+    double ref[XD_LOSS_REFERENCES] = {}, total[XD_LOSS_SUMS] = {};
+    if (counts) xdi_cuda_loss_sweep_row<X, Y, TEAM>(a, r, ref, total);
+    if (a.shards == 1) {
+        xdi_cuda_loss_row_scalars<TEAM>(a, r, ref, total, counts);
+        if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
+    } else if (xdi_cuda_team_thread<TEAM>() == 0) {
+        for (int i = 0; i < XD_LOSS_REFERENCES; i++) a.references[r * XD_LOSS_REFERENCES + i] = ref[i];
+        for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
+    }
+}
+
+static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
+    })
+}
+
+/* ---- loading ---- */
+
+template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
+    return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
+}
+
+template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
+    XDI_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
+    XDI_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
+    XDI_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
+    return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx);
+}
+
+static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
+    XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+/* >>cuda/loss_rows.cu */
+
+/* Which rows count, what they are multiplied by, and how their losses become one value: kernel/rows_cpu.c is the
+ * reference. Sums over rows are taken by one block of 256 threads, in the order of the threads; the rows of a
+ * micro-batch are few beside their columns. */
+
+static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
+    if (p.mask && !p.mask[i]) return false;
+    return !p.labels || p.labels[i] != (p.ignore_index ? p.ignore_index : XD_IGNORE_INDEX);
+}
+
+/* ---- denominators ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_count_kernel(const __grid_constant__ xd_positions p,
+                                                                  int64_t *part) {
+    xdi_cuda_sums<1, true> mine;
+    int64_t positions = 0;
+    for (int64_t i = (int64_t)threadIdx.x; i < p.count; i += XDI_CUDA_TEAM_BLOCK) {
+        if (!xdi_cuda_rows_counts(p, i)) continue;
+        positions++;
+        const float weight = p.weights ? p.weights[i] : 1.0f;
+        mine.add(0, weight >= 0.0f ? weight : INFINITY); /* refused like one that is not finite */
+    }
+    const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    positions = xdi_cuda_block_reduce(positions, (int64_t)0, xdi_cuda_add());
+    if (threadIdx.x != 0) return;
+    part[XD_COUNT_POSITIONS] += positions;
+    part[XD_COUNT_HIGH] += totals.sum[0].high;
+    part[XD_COUNT_LOW] += totals.sum[0].low;
+    part[XD_COUNT_REFUSED] += totals.misfits.large + totals.misfits.infinite + (p.count < 0 ? 1 : 0);
+}
+
+static xd_result xdi_cuda_rows_count(const xd_launch *launch, const xd_positions *positions, int64_t *part) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_count_kernel,
+                           *positions, part);
+}
+
+/* One thread; part and out may share memory. */
+static __global__ void xdi_cuda_rows_denominator_kernel(const int64_t *part, xd_denominator *out) {
+    if (threadIdx.x != 0) return;
+    const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
+    const int64_t positions = part[XD_COUNT_POSITIONS], refused = part[XD_COUNT_REFUSED];
+    const double value = refused == 0 ? xdi_cuda_fixed_value(weight) : 0.0;
+    out->value = value;
+    out->inverse = value > 0.0 ? 1.0 / value : 0.0;
+    out->positions = positions;
+    out->refused = refused;
+}
+
+static xd_result xdi_cuda_rows_denominator(const xd_launch *launch, const int64_t *part,
+                                           xd_denominator *out) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_denominator_kernel, part,
+                           out);
+}
+
+static __global__ void xdi_cuda_rows_ratio_kernel(const xd_denominator *hit, const xd_denominator *counted,
+                                                  double *out) {
+    if (threadIdx.x == 0) *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+}
+
+static xd_result xdi_cuda_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
+                                     const xd_denominator *counted, double *out) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_ratio_kernel, hit,
+                           counted, out);
+}
+
+/* ---- scales: one thread a row ---- */
+
+static __device__ inline double xdi_cuda_rows_weight(const xd_row_args &a, int64_t row) {
+    return a.positions.weights ? (double)a.positions.weights[row] : 1.0;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_scales_kernel(const __grid_constant__ xd_row_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    const double inverse = a.denominator               ? a.denominator->inverse
+                           : a.denominator_value > 0.0 ? 1.0 / a.denominator_value
+                                                       : 0.0;
+    const double factor = (a.scale ? *a.scale : 1.0) * inverse;
+    if (r == 0) *a.factor = factor;
+    if (r >= a.positions.count) return;
+    const double scale = xdi_cuda_rows_weight(a, r) * factor;
+    a.row_scale[r] = xdi_cuda_rows_counts(a.positions, r) && isfinite(scale) ? scale : 0.0;
+}
+
+static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->positions.count), xdi_cuda_rows_scales_kernel, *a);
+}
+
+/* ---- sum: grid (1), block 256 ---- */
+
+/* What one thread has found among its rows. */
+struct xdi_cuda_rows_findings {
+    int64_t counted, label, not_finite, overflow;
+    int64_t first_row; /* INT64_MAX: none */
+    double first_value;
+
+    __device__ void find(int64_t row, int finding, double value) {
+        label += finding == (int)XD_ROW_LABEL;
+        overflow += finding == (int)XD_ROW_OVERFLOW;
+        not_finite += finding == (int)XD_ROW_NOT_FINITE;
+        if (row >= first_row) return;
+        first_row = row;
+        first_value = value;
+    }
+};
+
+struct xdi_cuda_rows_findings_join {
+    __device__ xdi_cuda_rows_findings operator()(xdi_cuda_rows_findings a,
+                                                 const xdi_cuda_rows_findings &b) const {
+        a.counted += b.counted;
+        a.label += b.label;
+        a.not_finite += b.not_finite;
+        a.overflow += b.overflow;
+        if (b.first_row < a.first_row) {
+            a.first_row = b.first_row;
+            a.first_value = b.first_value;
+        }
+        return a;
+    }
+};
+
+struct xdi_cuda_rows_value {
+    double hard, soft;
+    int finding;
+    double value; /* what the status shows of it */
+};
+
+static __device__ inline xdi_cuda_rows_value xdi_cuda_rows_read(const xd_row_args &a, int64_t r) {
+    xdi_cuda_rows_value v;
+    if (a.topk_rows) {
+        v.hard = 0.0;
+        v.soft = a.topk_rows[r].loss;
+        v.finding = a.topk_rows[r].finding;
+        v.value = a.topk_rows[r].max;
+    } else {
+        v.hard = a.loss_rows[r].hard;
+        v.soft = a.loss_rows[r].soft;
+        v.finding = a.loss_rows[r].finding;
+        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a.positions.labels[r] : a.loss_rows[r].max;
+    }
+    return v;
+}
+
+static __device__ inline void xdi_cuda_rows_show(const xd_row_args &a, int64_t r,
+                                                 const xdi_cuda_rows_value &v) {
+    if (a.row_loss) a.row_loss[r] = (float)(a.hard_weight * v.hard + a.soft_weight * v.soft);
+    if (a.student_mass) a.student_mass[r] = (float)a.topk_rows[r].student_mass;
+    if (a.teacher_mass) a.teacher_mass[r] = (float)a.topk_rows[r].teacher_mass;
+}
+
+template <bool FIXED>
+static __device__ inline void xdi_cuda_rows_add_row(const xd_row_args &a, int64_t r,
+                                                    xdi_cuda_sums<2, FIXED> *sums,
+                                                    xdi_cuda_rows_findings *found) {
+    const double weight = xdi_cuda_rows_weight(a, r), scale = weight * *a.factor;
+    const xdi_cuda_rows_value v = xdi_cuda_rows_read(a, r);
+    xdi_cuda_rows_show(a, r, v);
+    if (!xdi_cuda_rows_counts(a.positions, r)) return;
+    found->counted++;
+    if (!isfinite(scale)) found->find(r, (int)XD_ROW_NOT_FINITE, scale);
+    if (a.row_scale[r] == 0.0) return;
+    if (v.finding != (int)XD_ROW_FINE) {
+        found->find(r, v.finding, v.value);
+        return;
+    }
+    const double hard = __dmul_rn(weight, v.hard), soft = __dmul_rn(weight, v.soft);
+    const bool fits = !FIXED || (fabs(hard) < 4194304.0 && fabs(soft) < 4194304.0);
+    if (!fits) found->find(r, (int)XD_ROW_OVERFLOW, v.value);
+    if (!fits) return;
+    sums->add_wide(0, hard);
+    sums->add_wide(1, soft);
+}
+
+static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_sums<2, false>::totals &t) {
+    record[XD_RECORD_HARD] = __double_as_longlong(t.sum[0]);
+    record[XD_RECORD_SOFT] = __double_as_longlong(t.sum[1]);
+    record[XD_RECORD_HARD + 1] = record[XD_RECORD_SOFT + 1] = 0;
+}
+
+static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_sums<2, true>::totals &t) {
+    record[XD_RECORD_HARD] = t.sum[0].high;
+    record[XD_RECORD_HARD + 1] = t.sum[0].low;
+    record[XD_RECORD_SOFT] = t.sum[1].high;
+    record[XD_RECORD_SOFT + 1] = t.sum[1].low;
+    record[XD_RECORD_OVERFLOW] += t.misfits.large;
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a) {
+    const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, INT64_MAX, 0.0 };
+    xdi_cuda_rows_findings found = nothing;
+    xdi_cuda_sums<2, FIXED> mine;
+    for (int64_t r = (int64_t)threadIdx.x; r < a.positions.count; r += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_rows_add_row<FIXED>(a, r, &mine, &found);
+    const typename xdi_cuda_sums<2, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    found = xdi_cuda_block_reduce(found, nothing, xdi_cuda_rows_findings_join());
+    if (threadIdx.x != 0) return;
+    a.record[XD_RECORD_COUNTED] = found.counted;
+    a.record[XD_RECORD_LABEL] = found.label;
+    a.record[XD_RECORD_NOT_FINITE] = found.not_finite;
+    a.record[XD_RECORD_OVERFLOW] = found.overflow;
+    a.record[XD_RECORD_FIRST_ROW] = found.first_row == INT64_MAX ? 0 : found.first_row;
+    a.record[XD_RECORD_FIRST_VALUE] = __double_as_longlong(found.first_value);
+    xdi_cuda_rows_put(a.record, totals);
+}
+
+static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a) {
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<true>, *a)
+                    : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<false>, *a);
+}
+
+/* ---- finish: one thread ---- */
+
+static __device__ double xdi_cuda_rows_total(const xd_row_args &a, int which) {
+    double sum = 0.0;
+    xd_fixed fixed = { 0, 0 };
+    for (int i = 0; i < a.ranks; i++) {
+        const int64_t *word = a.records + i * XD_RECORD_WORDS + which;
+        if (a.fixed) {
+            fixed.high += word[0];
+            fixed.low += word[1];
+        } else {
+            sum += __longlong_as_double(word[0]);
+        }
+    }
+    return a.fixed ? xdi_cuda_fixed_value(fixed) : sum;
+}
+
+static __device__ int64_t xdi_cuda_rows_total_count(const xd_row_args &a, int which) {
+    int64_t sum = 0;
+    for (int i = 0; i < a.ranks; i++) sum += a.records[i * XD_RECORD_WORDS + which];
+    return sum;
+}
+
+/* Adds the findings of all ranks; the first one is that of the lowest rank. */
+static __device__ void xdi_cuda_rows_status(const xd_row_args &a, bool nothing, xd_status *status) {
+    const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
+    for (int i = 0; i < a.ranks && clean; i++) {
+        const int64_t *part = a.records + i * XD_RECORD_WORDS;
+        if (part[XD_RECORD_LABEL] + part[XD_RECORD_NOT_FINITE] + part[XD_RECORD_OVERFLOW] == 0) continue;
+        status->first_row = part[XD_RECORD_FIRST_ROW];
+        status->first_value = __longlong_as_double(part[XD_RECORD_FIRST_VALUE]);
+        break;
+    }
+    status->label_out_of_range += xdi_cuda_rows_total_count(a, XD_RECORD_LABEL);
+    status->not_finite += xdi_cuda_rows_total_count(a, XD_RECORD_NOT_FINITE);
+    status->overflow += xdi_cuda_rows_total_count(a, XD_RECORD_OVERFLOW);
+    if (nothing) status->nothing_counted++;
+}
+
+static __global__ void xdi_cuda_rows_finish_kernel(const __grid_constant__ xd_row_args a, xd_status *status) {
+    if (threadIdx.x != 0) return;
+    const double factor = isfinite(*a.factor) ? *a.factor : 0.0; /* else every row is a finding */
+    const double hard = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_HARD), factor);
+    const double soft = __dmul_rn(xdi_cuda_rows_total(a, XD_RECORD_SOFT), factor);
+    a.values->hard = hard;
+    a.values->soft = soft;
+    a.values->loss = __dadd_rn(__dmul_rn(a.hard_weight, hard), __dmul_rn(a.soft_weight, soft));
+    a.values->counted = xdi_cuda_rows_total_count(a, XD_RECORD_COUNTED);
+    xdi_cuda_rows_status(a, a.denominator && a.denominator->inverse == 0.0, status);
+}
+
+static xd_result xdi_cuda_rows_finish(const xd_launch *launch, const xd_row_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_rows_finish_kernel, *a,
+                           launch->status);
+}
+
+/* ---- columns ---- */
+
+/* One thread a column, so that a warp reads along the row. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_column_maxima_kernel(
+    const __grid_constant__ xd_rows logits, const uint8_t *mask, int64_t columns, float *maxima) {
+    const int64_t c = xdi_cuda_flat_index();
+    if (c >= columns) return;
+    float max = -INFINITY;
+    for (int64_t r = 0; r < logits.rows; r++) {
+        const float value = !mask || mask[r] ? xdi_cuda_element(logits, r, c) : -INFINITY;
+        if (value > max) max = value;
+    }
+    maxima[c] = max;
+}
+
+static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
+                                             const uint8_t *mask, int64_t columns, float *maxima) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
+                           mask, columns, maxima);
+}
+
+/* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *ids, int64_t count) {
+    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
+        const int64_t a = ids[low], b = ids[high];
+        if (a <= b) return;
+        ids[low] = b;
+        ids[high] = a;
+    });
+}
+
+static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_sort_ids_kernel,
+                           ids, count);
+}
+
+/* ---- table ---- */
+
+static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_count_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_denominator_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_ratio_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
+}
+
+static xd_row_kernels xdi_cuda_rows_table() {
+    xd_row_kernels kernels;
+    kernels.count = xdi_cuda_rows_count;
+    kernels.denominator = xdi_cuda_rows_denominator;
+    kernels.ratio = xdi_cuda_rows_ratio;
+    kernels.scales = xdi_cuda_rows_scales;
+    kernels.sum = xdi_cuda_rows_sum;
+    kernels.finish = xdi_cuda_rows_finish;
+    kernels.column_maxima = xdi_cuda_rows_column_maxima;
+    kernels.sort_ids = xdi_cuda_rows_sort_ids;
+    return kernels;
+}
+
+/* >>cuda/loss_softmax.cu */
+
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/softmax_cpu.c is the reference.
+ * Terms are f32, sums and what is kept per row double. */
+
+/* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    if (r >= a.logits.rows) return;
+    const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
+    const bool counts = !best.broken && best.max > -INFINITY;
+    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    xdi_cuda_sums<1, false> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
+         c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
+        mine.end_eight();
+    }
+    const xdi_cuda_sums<1, false>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    double *part = a.parts + r * XD_SOFTMAX_PARTS;
+    part[XD_SOFTMAX_MAX] = best.broken ? (double)NAN : (double)best.max;
+    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.begin);
+    part[XD_SOFTMAX_SUM] = totals.sum[0];
+}
+
+static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               xdi_cuda_softmax_stats_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- merge: one thread a row ---- */
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
+    if (r >= a.logits.rows) return;
+    for (int i = 0; i < a.shards; i++) {
+        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
+        const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
+        if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
+        max = part[XD_SOFTMAX_MAX];
+        arg = part[XD_SOFTMAX_ARG];
+    }
+    for (int i = 0; i < a.shards; i++) {
+        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
+        if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
+        if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
+            sum += part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - max) / a.temperature);
+    }
+    if (a.log_sum_exp) a.log_sum_exp[r] = max / a.temperature + log(sum);
+    if (a.argmax) a.argmax[r] = (int64_t)arg;
+}
+
+static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_softmax_merge_kernel, *a);
+}
+
+/* ---- write: grid (rows / teams), block 256; one read, one write ---- */
+
+/* What is written of a row. */
+enum xdi_cuda_softmax_form {
+    XDI_CUDA_SOFTMAX_LOGS,     /* logits / tau - log_sum_exp */
+    XDI_CUDA_SOFTMAX_BACKWARD, /* (weights - p * their sum) / tau */
+    XDI_CUDA_SOFTMAX_TARGET    /* (one at the id - p) weight / tau */
+};
+
+/* One row of a write. The logarithm is taken in double: its whole part would cost the f32 form its digits. */
+struct xdi_cuda_softmax_line {
+    double per_tau, log_sum_exp;
+    float scale;    /* of p */
+    float at_id;    /* TARGET: what is added at the id */
+    int64_t id;     /* TARGET: this shard's column; -1 elsewhere */
+    float weighing; /* BACKWARD: 1 / tau */
+};
+
+template <int FORM>
+static __device__ inline float xdi_cuda_softmax_value(const xdi_cuda_softmax_line &w, float x, float weight,
+                                                      int64_t column) {
+    const float log_p = (float)__dsub_rn(__dmul_rn((double)x, w.per_tau), w.log_sum_exp);
+    if (FORM == XDI_CUDA_SOFTMAX_LOGS) return log_p;
+    const float p = expf(log_p);
+    if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) return __fmaf_rn(-p, w.scale, __fmul_rn(weight, w.weighing));
+    return column == w.id ? __fmaf_rn(-p, w.scale, w.at_id) : __fmul_rn(-p, w.scale);
+}
+
+template <int FORM>
+static __device__ inline xdi_cuda_softmax_line xdi_cuda_softmax_line_of(const xd_softmax_args &a, int64_t r,
+                                                                        bool *counts) {
+    xdi_cuda_softmax_line w = {};
+    w.per_tau = 1.0 / a.temperature;
+    w.log_sum_exp = a.log_sum_exp[r];
+    w.weighing = (float)w.per_tau;
+    *counts = true;
+    if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) {
+        double sum = 0.0;
+        for (int i = 0; i < a.shards; i++) sum += a.all[i * a.all_stride + r];
+        w.scale = (float)(sum / a.temperature);
+    }
+    if (FORM == XDI_CUDA_SOFTMAX_TARGET) {
+        *counts = a.weight[r] != 0.0f && a.ids[r] >= 0 && a.ids[r] < a.size;
+        w.scale = w.at_id = (float)((double)a.weight[r] / a.temperature);
+        w.id = a.ids[r] - a.begin;
+    }
+    return w;
+}
+
+template <int FORM, int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_write_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    bool counts;
+    const xdi_cuda_softmax_line w = xdi_cuda_softmax_line_of<FORM>(a, r, &counts);
+    const int64_t columns = counts ? a.end - a.begin : 0;
+    const int64_t width =
+        FORM == XDI_CUDA_SOFTMAX_LOGS ? columns : a.out.cols; /* gradients have zeros behind */
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight out = {}, weight = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+            if (FORM == XDI_CUDA_SOFTMAX_BACKWARD) weight = xdi_cuda_read_any(a.weights, r, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < columns)
+                    out.at[i] = xdi_cuda_softmax_value<FORM>(w, x.at[i], weight.at[i], c + i);
+        }
+        xdi_cuda_write_any(a.out, r, c, width, out);
+    }
+}
+
+template <int FORM>
+static xd_result xdi_cuda_softmax_write_form(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               (xdi_cuda_softmax_write_kernel<FORM, TEAM>), *a);
+    })
+}
+
+/* ---- row_sums: grid (rows / teams), block 256 ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_row_sums_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.end - a.begin;
+    if (r >= a.weights.rows) return;
+    xdi_cuda_sums<1, false> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.weights, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) mine.add_wide(0, (double)x.at[i]);
+    }
+    const xdi_cuda_sums<1, false>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() == 0) a.parts[r] = totals.sum[0];
+}
+
+static xd_result xdi_cuda_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->weights.rows, TEAM),
+                               xdi_cuda_softmax_row_sums_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- pick and take: one thread an id ---- */
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_pick_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t at = xdi_cuda_flat_index();
+    if (at >= a.logits.rows * a.ids_count) return;
+    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    const bool owned = id >= a.begin && id < a.end;
+    a.parts[at] = owned ? (double)xdi_cuda_element(a.logits, r, id - a.begin) : 0.0;
+}
+
+static xd_result xdi_cuda_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
+                           xdi_cuda_softmax_pick_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_softmax_take_kernel(const __grid_constant__ xd_softmax_args a) {
+    const int64_t at = xdi_cuda_flat_index();
+    if (at >= a.logits.rows * a.ids_count) return;
+    const int64_t r = at / a.ids_count, id = a.ids[r * a.ids_stride + at % a.ids_count];
+    double value = (double)NAN;
+    if (id >= 0 && id < a.size) {
+        int owner = 0;
+        while (id >= a.offsets[owner + 1]) owner++;
+        value = a.all[owner * a.all_stride + at];
+        if (a.log_sum_exp) value = value / a.temperature - a.log_sum_exp[r];
+    }
+    a.values[at] = value;
+}
+
+static xd_result xdi_cuda_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->ids_count),
+                           xdi_cuda_softmax_take_kernel, *a);
+}
+
+/* ---- hits: one thread a row ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_softmax_hits_kernel(const int64_t *argmax,
+                                                                    const int64_t *labels,
+                                                                    const uint8_t *mask, int64_t rows,
+                                                                    uint8_t *hits) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r < rows) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+}
+
+static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+                                       const uint8_t *mask, int64_t rows, uint8_t *hits) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_softmax_hits_kernel, argmax, labels,
+                           mask, rows, hits);
+}
+
+/* ---- table ---- */
+
+template <int TEAM> static xd_result xdi_cuda_softmax_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
+    return xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_TARGET, TEAM>);
+}
+
+static xd_result xdi_cuda_softmax_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_merge_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_pick_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_take_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_hits_kernel));
+    XDI_TRY(xdi_cuda_softmax_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_softmax_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+static xd_softmax_kernels xdi_cuda_softmax_table() {
+    xd_softmax_kernels kernels;
+    kernels.stats = xdi_cuda_softmax_stats;
+    kernels.merge = xdi_cuda_softmax_merge;
+    kernels.write = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_LOGS>;
+    kernels.row_sums = xdi_cuda_softmax_row_sums;
+    kernels.write_backward = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_BACKWARD>;
+    kernels.pick = xdi_cuda_softmax_pick;
+    kernels.take = xdi_cuda_softmax_take;
+    kernels.write_target_backward = xdi_cuda_softmax_write_form<XDI_CUDA_SOFTMAX_TARGET>;
+    kernels.hits = xdi_cuda_softmax_hits;
+    return kernels;
+}
+
+/* >>cuda/topk.cu */
+
+/* Top-k losses: kernel/topk_cpu.c is the reference. The columns outside a row's ids are summed like the other losses,
+ * eight at a time in f32; the k + 1 entries of a row belong to one warp and are double throughout. */
+
+static __device__ inline double xdi_cuda_warp_sum(double value) {
+    return xdi_cuda_warp_reduce(value, xdi_cuda_add());
+}
+
+/* ---- maxima: grid (rows / teams), block 256 ---- */
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    xdi_cuda_largest best = { 0.0f, 0, 0 };
+    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.end - a.begin);
+    if (xdi_cuda_team_thread<TEAM>() == 0) a.maxima[r] = best.broken ? (double)NAN : (double)best.max;
+}
+
+static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               xdi_cuda_topk_maxima_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- stats: grid (rows / teams), block 256; one read of the rows where the sums outside are wanted ---- */
+
+enum { XDI_CUDA_TOPK_OUTSIDE, XDI_CUDA_TOPK_ENTROPY, XDI_CUDA_TOPK_TERMS };
+
+/* Takes the logits at this shard's ids and puts their columns into order[], ascending: each finds its rank. Returns
+ * how many. */
+template <int TEAM>
+static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int64_t r, bool counts) {
+    const int64_t *ids = a.ids + r * a.k;
+    int64_t n = 0;
+    for (int64_t j = xdi_cuda_team_thread<TEAM>(); j < a.k; j += TEAM) {
+        const bool inside = counts && ids[j] >= a.begin && ids[j] < a.end;
+        int64_t rank = 0;
+        a.values[r * a.k + j] = inside ? (double)xdi_cuda_element(a.logits, r, ids[j] - a.begin) : 0.0;
+        if (!inside) continue;
+        n++;
+        for (int64_t i = 0; i < a.k; i++)
+            rank += ids[i] >= a.begin && (ids[i] < ids[j] || (ids[i] == ids[j] && i < j));
+        a.order[r * a.k + rank] = ids[j] - a.begin;
+    }
+    n = xdi_cuda_team_reduce<TEAM>(n, (int64_t)0, xdi_cuda_add());
+    xdi_cuda_team_sync<TEAM>();
+    return n;
+}
+
+/* The first of n ascending columns that is not below `column`. */
+static __device__ inline int64_t xdi_cuda_topk_lower_bound(const int64_t *columns, int64_t n,
+                                                           int64_t column) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (columns[middle] < column)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+template <bool FIXED, int TEAM>
+static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
+                                                    xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
+    const int64_t columns = a.end - a.begin, *skipped = a.order + r * a.k;
+    const float max = (float)a.maxima[r], per_tau = (float)(1.0 / a.temperature);
+    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+        int64_t next = xdi_cuda_topk_lower_bound(skipped, inside, c);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            while (next < inside && skipped[next] < c + i) next++;
+            if (c + i >= columns || (next < inside && skipped[next] == c + i)) continue;
+            const float dx = xdi_cuda_minus(x.at[i], max), e = xdi_cuda_exp_of(dx, factor);
+            sums->add(XDI_CUDA_TOPK_OUTSIDE, e);
+            if (e > 0.0f) sums->add(XDI_CUDA_TOPK_ENTROPY, __fmul_rn(e, __fmul_rn(dx, per_tau)));
+        }
+        sums->end_eight();
+    }
+}
+
+static __device__ inline void xdi_cuda_topk_put(void *to,
+                                                const xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, false>::totals &t,
+                                                double max, bool broken) {
+    double *sums = static_cast<double *>(to);
+    sums[XD_TOPK_MAX] = max;
+    sums[XD_TOPK_OUTSIDE] = t.sum[XDI_CUDA_TOPK_OUTSIDE];
+    sums[XD_TOPK_ENTROPY] = t.sum[XDI_CUDA_TOPK_ENTROPY];
+    sums[XD_TOPK_BAD] = broken ? 1.0 : 0.0;
+}
+
+static __device__ inline void
+xdi_cuda_topk_put(void *to, const xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, true>::totals &t, double, bool broken) {
+    xd_fixed *sums = static_cast<xd_fixed *>(to);
+    sums[XD_TOPK_MAX].high = sums[XD_TOPK_MAX].low = 0;
+    xdi_cuda_fixed_put(&sums[XD_TOPK_OUTSIDE], t.sum[XDI_CUDA_TOPK_OUTSIDE]);
+    xdi_cuda_fixed_put(&sums[XD_TOPK_ENTROPY], t.sum[XDI_CUDA_TOPK_ENTROPY]);
+    sums[XD_TOPK_BAD].high = t.misfits.infinite + (broken ? 1 : 0);
+    sums[XD_TOPK_BAD].low = t.misfits.large;
+}
+
+template <bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    const bool broken = isnan(a.maxima[r]), counts = !broken && a.row_scale[r] != 0.0;
+    const int64_t inside = xdi_cuda_topk_inside<TEAM>(a, r, counts);
+    xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> mine;
+    if (counts && a.outside) xdi_cuda_topk_outside<FIXED, TEAM>(a, r, inside, &mine);
+    const typename xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED>::totals totals =
+        xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    const size_t size = FIXED ? sizeof(xd_fixed) : sizeof(double);
+    xdi_cuda_topk_put(static_cast<char *>(a.sums) + (size_t)r * XD_TOPK_SUMS * size, totals,
+                      counts ? a.maxima[r] : 0.0, broken);
+}
+
+static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
+    })
+}
+
+/* ---- merge: one warp a row ---- */
+
+static __device__ inline void xdi_cuda_topk_merge_fixed(const xd_topk_args &a, int64_t r,
+                                                        xd_topk_side *side) {
+    xd_fixed sum[XD_TOPK_SUMS];
+    memset(sum, 0, sizeof sum);
+    for (int i = 0; i < a.shards; i++)
+        for (int which = 0; which < XD_TOPK_SUMS; which++) {
+            const int64_t *part = a.all + i * a.all_stride + (r * XD_TOPK_SUMS + which) * 2;
+            sum[which].high += part[0];
+            sum[which].low += part[1];
+        }
+    side->max = a.maxima[r];
+    side->outside = xdi_cuda_fixed_value(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xdi_cuda_fixed_value(sum[XD_TOPK_ENTROPY]);
+    if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
+    if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static __device__ inline double xdi_cuda_topk_part(const xd_topk_args &a, int shard, int64_t r, int which) {
+    return __longlong_as_double(a.all[shard * a.all_stride + r * XD_TOPK_SUMS + which]);
+}
+
+static __device__ inline void xdi_cuda_topk_merge_plain(const xd_topk_args &a, int64_t r,
+                                                        xd_topk_side *side) {
+    side->max = -(double)INFINITY;
+    for (int i = 0; i < a.shards; i++) {
+        const double max = xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX);
+        if (xdi_cuda_topk_part(a, i, r, XD_TOPK_BAD) != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
+        if (max > side->max) side->max = max;
+    }
+    for (int i = 0; i < a.shards; i++) {
+        const double shift = (xdi_cuda_topk_part(a, i, r, XD_TOPK_MAX) - side->max) / a.temperature,
+                     f = exp(shift);
+        const double outside = xdi_cuda_topk_part(a, i, r, XD_TOPK_OUTSIDE);
+        if (!(f > 0.0)) continue;
+        side->outside += f * outside;
+        side->entropy += f * (xdi_cuda_topk_part(a, i, r, XD_TOPK_ENTROPY) + outside * shift);
+    }
+}
+
+/* Brings the logits at all ids together; true when an id is out of range or twice in the row. */
+static __device__ inline bool xdi_cuda_topk_merge_values(const xd_topk_args &a, int64_t r) {
+    const int64_t *ids = a.ids + r * a.k;
+    const int64_t sums = a.logits.rows * XD_TOPK_SUMS * (a.fixed ? 2 : 1); /* words before the values */
+    int wrong = 0;
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP) {
+        int shard = 0;
+        if (ids[j] >= a.size) wrong = 1;
+        if (ids[j] < 0 || ids[j] >= a.size) continue;
+        while (ids[j] >= a.offsets[shard + 1]) shard++;
+        a.values[r * a.k + j] = __longlong_as_double(a.all[shard * a.all_stride + sums + r * a.k + j]);
+        for (int64_t i = 0; i < j; i++)
+            if (ids[i] == ids[j]) wrong = 1;
+    }
+    return __any_sync(0xffffffffu, wrong) != 0;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_merge_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    if (r >= a.logits.rows) return;
+    const bool counts = a.row_scale[r] != 0.0;
+    const bool wrong = counts && xdi_cuda_topk_merge_values(a, r);
+    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() != 0) return;
+    xd_topk_side side;
+    memset(&side, 0, sizeof side);
+    if (counts && a.fixed) xdi_cuda_topk_merge_fixed(a, r, &side);
+    if (counts && !a.fixed) xdi_cuda_topk_merge_plain(a, r, &side);
+    if (wrong) side.finding = (int)XD_ROW_LABEL;
+    if (counts && side.max == -(double)INFINITY) side.finding = (int)XD_ROW_NOT_FINITE;
+    a.side[r] = side;
+}
+
+static xd_result xdi_cuda_topk_merge(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
+                           xdi_cuda_topk_merge_kernel, *a);
+}
+
+/* ---- divergence: one warp a row ---- */
+
+/* One row as the divergence sees it: entries j < k are the ids, the tail is one more. All lanes hold the same
+ * scalars; lane l has the entries l, l + 32, ... */
+struct xdi_cuda_topk_entries {
+    double *s, *t; /* [k] logarithms */
+    double *g;     /* [k] gradient with respect to the entries' logits */
+    const int64_t *ids;
+    int64_t k;
+    double tail_s, tail_t;                /* logarithms of the tail */
+    double log;                           /* of the student's sum over all columns */
+    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
+    bool tail;                            /* the outside is an entry of the divergence */
+    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
+    double student_mass, teacher_mass;
+};
+
+#define XDI_CUDA_TOPK_EACH(e, j)                                                            \
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
+        if ((e)->ids[j] >= 0)
+
+/* Smallest tail: 1 - e^-1e-7. */
+static __device__ inline double xdi_cuda_topk_floor() {
+    return -expm1(-1e-7);
+}
+
+/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without entries. */
+static __device__ inline double xdi_cuda_topk_normalise(const xdi_cuda_topk_entries *e, const double *values,
+                                                        double temperature, double *out) {
+    double max = -(double)INFINITY, sum = 0.0;
+    XDI_CUDA_TOPK_EACH(e, j) if (values[j] > max) max = values[j];
+    max = xdi_cuda_warp_reduce(max, xdi_cuda_larger());
+    XDI_CUDA_TOPK_EACH(e, j) if (max > -(double)INFINITY) sum += exp((values[j] - max) / temperature);
+    const double log_sum = log(xdi_cuda_warp_sum(sum));
+    XDI_CUDA_TOPK_EACH(e, j) out[j] = (values[j] - max) / temperature - log_sum;
+    return max / temperature + log_sum;
+}
+
+static __device__ inline double xdi_cuda_topk_mass(const xdi_cuda_topk_entries *e, const double *logs) {
+    double sum = 0.0;
+    XDI_CUDA_TOPK_EACH(e, j) sum += exp(logs[j]);
+    return xdi_cuda_warp_sum(sum);
+}
+
+static __device__ inline void xdi_cuda_topk_student_entries(const xd_topk_args &a, int64_t r,
+                                                            xdi_cuda_topk_entries *e) {
+    const double *values = a.values + r * a.k;
+    const xd_topk_side side = a.side[r];
+    double inside = 0.0;
+    XDI_CUDA_TOPK_EACH(e, j) inside += exp((values[j] - side.max) / a.temperature);
+    inside = xdi_cuda_warp_sum(inside);
+    const double total = inside + side.outside;
+    e->log = log(total);
+    e->student_mass = inside / total;
+    e->outside_mass = side.outside / total;
+    e->outside_entropy = side.entropy / total - e->log * e->outside_mass;
+    if (a.mode == XD_TOPK_RENORMALISE) {
+        xdi_cuda_topk_normalise(e, values, a.temperature, e->s);
+    } else {
+        XDI_CUDA_TOPK_EACH(e, j) e->s[j] = (values[j] - side.max) / a.temperature - e->log;
+    }
+    e->tail_flows = e->tail && e->outside_mass >= xdi_cuda_topk_floor();
+    e->tail_s = log(e->tail && !e->tail_flows ? xdi_cuda_topk_floor() : e->outside_mass);
+}
+
+static __device__ inline void xdi_cuda_topk_teacher_entries(const xd_topk_args &a, int64_t r,
+                                                            xdi_cuda_topk_entries *e) {
+    const double *values = a.teacher_values + r * a.k;
+    const double tau = a.teacher_temperature;
+    const double sum = xdi_cuda_topk_normalise(e, values, tau, e->t);
+    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
+    if (a.teacher_side) {
+        const xd_topk_side side = a.teacher_side[r];
+        const double inside = exp(sum - side.max / tau);
+        whole = side.max / tau + log(inside + side.outside);
+        outside = side.outside / (inside + side.outside);
+    } else if (a.teacher_log) {
+        whole = (double)a.teacher_log[r];
+    }
+    if (a.mode != XD_TOPK_RENORMALISE && a.mode != XD_TOPK_ZERO_OUTSIDE) {
+        XDI_CUDA_TOPK_EACH(e, j) e->t[j] = values[j] / tau - whole;
+    }
+    e->teacher_mass = exp(sum - whole);
+    if (!a.teacher_side) outside = -expm1(sum - whole);
+    e->tail_t = log(outside < xdi_cuda_topk_floor() ? xdi_cuda_topk_floor() : outside);
+}
+
+/* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
+static __device__ inline void xdi_cuda_topk_forward(xdi_cuda_topk_entries *e, double weight,
+                                                    xd_topk_row *row) {
+    double mass = xdi_cuda_topk_mass(e, e->t), loss = 0.0;
+    const double tail = exp(e->tail_t);
+    if (e->tail_flows) mass += tail;
+    XDI_CUDA_TOPK_EACH(e, j) {
+        const double t = exp(e->t[j]);
+        if (t > 0.0) loss += weight * t * (e->t[j] - e->s[j]);
+        e->g[j] += weight * (exp(e->s[j]) * mass - t);
+    }
+    row->loss += xdi_cuda_warp_sum(loss);
+    if (e->tail && tail > 0.0) row->loss += weight * tail * (e->tail_t - e->tail_s);
+    row->outside += weight * (e->tail_flows ? mass - tail / e->outside_mass : mass);
+}
+
+/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
+static __device__ inline double xdi_cuda_topk_ratio(double s, double t, double beta, double *loss) {
+    const double p = exp(s), q = exp(t);
+    double student, teacher;
+    *loss = 0.0;
+    if (beta == 1.0) {
+        if (p > 0.0) *loss = p * (s - t);
+        return p > 0.0 ? s - t : 0.0;
+    }
+    if (p == 0.0 && q == 0.0) return 0.0;
+    xdi_cuda_loss_log_ratios(t - s, beta, &student, &teacher);
+    if (q > 0.0) *loss += beta * q * teacher;
+    if (p > 0.0) *loss += (1.0 - beta) * p * student;
+    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+}
+
+/* The entry with most mass, the lowest among equals. */
+struct xdi_cuda_topk_most {
+    double mass;
+    int64_t j;
+};
+struct xdi_cuda_topk_most_join {
+    __device__ xdi_cuda_topk_most operator()(const xdi_cuda_topk_most &a, const xdi_cuda_topk_most &b) const {
+        return b.mass > a.mass || (b.mass == a.mass && b.j < a.j) ? b : a;
+    }
+};
+
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most mass, so that
+ * nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of the entries. */
+static __device__ inline void xdi_cuda_topk_backward(xdi_cuda_topk_entries *e, bool zero_outside,
+                                                     bool renormalised, double beta, double weight,
+                                                     xd_topk_row *row) {
+    const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
+    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, mean = 0.0, losses = 0.0;
+    if (e->tail) {
+        const double r = xdi_cuda_topk_ratio(e->tail_s, e->tail_t, beta, &loss);
+        row->loss += weight * loss;
+        if (e->tail_flows) offset = outside = r + one;
+    }
+    xdi_cuda_topk_most most = { renormalised ? -1.0 : e->outside_mass, INT64_MAX };
+    XDI_CUDA_TOPK_EACH(e, j) {
+        const double mass = exp(e->s[j]);
+        if (!(mass > most.mass)) continue;
+        most.mass = mass;
+        most.j = j;
+    }
+    most = xdi_cuda_warp_reduce(most, xdi_cuda_topk_most_join());
+    if (most.j != INT64_MAX) offset = xdi_cuda_topk_ratio(e->s[most.j], e->t[most.j], beta, &loss) + one;
+    XDI_CUDA_TOPK_EACH(e, j) {
+        const double r = xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one;
+        losses += weight * loss;
+        if (e->s[j] > -(double)INFINITY) mean += exp(e->s[j]) * (r - offset);
+    }
+    row->loss += xdi_cuda_warp_sum(losses);
+    mean = xdi_cuda_warp_sum(mean);
+    if (!renormalised)
+        mean += (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    XDI_CUDA_TOPK_EACH(e, j)
+    e->g[j] +=
+        weight * exp(e->s[j]) * (xdi_cuda_topk_ratio(e->s[j], e->t[j], beta, &loss) + one - offset - mean);
+    row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
+    if (!zero_outside) return;
+    row->entropy += weight;
+    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+}
+
+static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_args &a, int64_t r,
+                                                           xdi_cuda_topk_entries *e, xd_topk_row *row) {
+    const bool renormalised = a.mode == XD_TOPK_RENORMALISE, zero = a.mode == XD_TOPK_ZERO_OUTSIDE;
+    double beta = a.beta;
+    if (a.divergence == XD_KL_FORWARD) beta = 0.0;
+    if (a.divergence == XD_KL_REVERSE) beta = 1.0;
+    xdi_cuda_topk_student_entries(a, r, e);
+    xdi_cuda_topk_teacher_entries(a, r, e);
+    __syncwarp(); /* lanes read the entry with most mass, whoever wrote it */
+    if (a.divergence == XD_JSD) {
+        xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
+    } else {
+        if (beta != 1.0) xdi_cuda_topk_forward(e, 1.0 - beta, row);
+        if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
+    }
+    if (renormalised) row->outside = 0.0;
+    row->max = a.side[r].max;
+    row->log = e->log;
+    row->student_mass = e->student_mass;
+    row->teacher_mass = e->teacher_mass;
+    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static __device__ inline bool xdi_cuda_topk_has_entries(const xdi_cuda_topk_entries *e) {
+    int any = 0;
+    XDI_CUDA_TOPK_EACH(e, j) any = 1;
+    return __any_sync(0xffffffffu, any) != 0;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_topk_divergence_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    if (r >= a.logits.rows) return;
+    xd_topk_row row;
+    xdi_cuda_topk_entries e;
+    memset(&row, 0, sizeof row);
+    memset(&e, 0, sizeof e);
+    e.s = a.scratch + r * 3 * (a.k + 1);
+    e.t = e.s + a.k;
+    e.g = a.slots + r * a.k;
+    e.ids = a.ids + r * a.k;
+    e.k = a.k;
+    e.tail = a.mode == XD_TOPK_TAIL;
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP) {
+        e.g[j] = 0.0;
+        e.s[j] = -(double)INFINITY;
+    }
+    row.finding = a.side[r].finding;
+    if (a.teacher_side && row.finding == (int)XD_ROW_FINE) row.finding = a.teacher_side[r].finding;
+    const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    if (xdi_cuda_topk_has_entries(&e) && counts) xdi_cuda_topk_divergence_row(a, r, &e, &row);
+    if (row.finding != (int)XD_ROW_FINE) row.loss = 0.0;
+    for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); a.log_probs && j < a.k; j += XDI_CUDA_WARP)
+        a.log_probs[r * a.k + j] = e.s[j];
+    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) a.row[r] = row;
+}
+
+static xd_result xdi_cuda_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
+                           xdi_cuda_topk_divergence_kernel, *a);
+}
+
+/* ---- grad: grid (rows / teams), block 256; one read where the outside has a gradient, one write ---- */
+
+/* The gradient outside the ids, p (outside + entropy ln p), times the row's scale. */
+struct xdi_cuda_topk_line {
+    float max, per_tau, factor, inverse, log; /* p = e^((x - max) / tau) inverse */
+    float outside, entropy;
+};
+
+static __device__ inline float xdi_cuda_topk_outside_gradient(const xdi_cuda_topk_line &w, float x) {
+    const float dx = __fsub_rn(x, w.max), p = __fmul_rn(xdi_cuda_exp_of(dx, w.factor), w.inverse);
+    if (!(p > 0.0f)) return 0.0f;
+    const float log_p = __fmaf_rn(dx, w.per_tau, -w.log);
+    return __fmul_rn(p, w.entropy != 0.0f ? __fmaf_rn(w.entropy, log_p, w.outside) : w.outside);
+}
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_grad_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.logits.rows) return;
+    const xd_topk_row row = a.row[r];
+    const bool counts = a.row_scale[r] != 0.0 && row.finding == (int)XD_ROW_FINE;
+    const double scale = a.weight * a.row_scale[r] / a.temperature;
+    const xdi_cuda_topk_line w = { (float)row.max,
+                                   (float)(1.0 / a.temperature),
+                                   (float)(XDI_CUDA_LOG2E / a.temperature),
+                                   (float)exp(-row.log),
+                                   (float)row.log,
+                                   (float)(scale * row.outside),
+                                   (float)(scale * row.entropy) };
+    const int64_t columns = counts && (row.outside != 0.0 || row.entropy != 0.0) ? a.end - a.begin : 0;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < a.gradient.cols;
+         c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight g = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < columns) g.at[i] = xdi_cuda_topk_outside_gradient(w, x.at[i]);
+        }
+        xdi_cuda_write_any(a.gradient, r, c, a.gradient.cols, g);
+    }
+    xdi_cuda_team_sync<TEAM>(); /* the ids' columns are written again */
+    for (int64_t j = xdi_cuda_team_thread<TEAM>(); counts && j < a.k; j += TEAM) {
+        const int64_t id = a.ids[r * a.k + j];
+        if (id >= a.begin && id < a.end)
+            xdi_cuda_set_element(a.gradient, r, id - a.begin, (float)(scale * a.slots[r * a.k + j]));
+    }
+}
+
+static xd_result xdi_cuda_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                               xdi_cuda_topk_grad_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- entries: one thread an entry ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_entries_kernel(const __grid_constant__ xd_topk_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.logits.rows * a.k) return;
+    const bool absent = a.given_values && a.given_values[i] == -INFINITY;
+    const int64_t id = a.given_ids ? a.given_ids[i] : 0;
+    if (a.given_ids) a.entry_ids[i] = absent ? -1 : id < 0 || id > a.size ? a.size : id;
+    a.entry_values[i] = a.given_values ? (double)a.given_values[i] : 0.0;
+}
+
+static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows * a->k), xdi_cuda_topk_entries_kernel,
+                           *a);
+}
+
+/* ---- loading ---- */
+
+template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
+    return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
+}
+
+static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
+    XDI_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_topk_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+/* >>cuda/topk_select.cu */
+
+/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/topk_cpu.c.
+ *
+ * select: one block of 256 a row. Four passes over eight bits each find the k-th largest value, as in a radix sort
+ * that keeps only the digit it needs; a fifth takes what is larger, and of the equals the lowest columns; a bitonic
+ * network sorts the k. The row is read from memory once where it stays in the cache. */
+
+enum { XDI_CUDA_SELECT_DIGITS = 256 };
+
+/* A value as an integer of the same order; NaN is -infinity, both zeros are one. */
+static __device__ inline uint32_t xdi_cuda_select_key(float value) {
+    const uint32_t bits = __float_as_uint(isnan(value) ? -INFINITY : value == 0.0f ? 0.0f : value);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256
+ * travel in one value. */
+static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
+    XD_SHARED(uint64_t, warps, [XDI_CUDA_MAX_WARPS]);
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
+    uint64_t sum = mine, before = 0;
+    XD_UNROLL
+    for (int step = 1; step < XDI_CUDA_WARP; step *= 2) {
+        const uint64_t other = (uint64_t)__shfl_up_sync(0xffffffffu, (unsigned long long)sum, (unsigned)step);
+        if (lane >= step) sum += other;
+    }
+    if (lane == XDI_CUDA_WARP - 1) warps[warp] = sum;
+    __syncthreads();
+    *total = 0;
+    for (int i = 0; i < XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP; i++) {
+        if (i < warp) before += warps[i];
+        *total += warps[i];
+    }
+    __syncthreads(); /* warps may be written again */
+    return before + sum - mine;
+}
+
+/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first `need`. */
+template <typename T>
+static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_t columns, int64_t *need) {
+    XD_SHARED(unsigned, counts, [XDI_CUDA_SELECT_DIGITS]);
+    uint32_t prefix = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        counts[threadIdx.x] = 0;
+        __syncthreads();
+        for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns;
+             c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+            const xdi_cuda_eight x = xdi_cuda_read(row, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+                const uint32_t key = xdi_cuda_select_key(x.at[i]);
+                const bool known = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
+                if (c + i < columns && known) atomicAdd(&counts[(key >> shift) & 255u], 1u);
+            }
+        }
+        __syncthreads();
+        int64_t above = 0; /* every thread looks for the digit by itself */
+        uint32_t digit = XDI_CUDA_SELECT_DIGITS - 1;
+        for (; digit > 0 && above + (int64_t)counts[digit] < *need; digit--) above += (int64_t)counts[digit];
+        *need -= above;
+        prefix |= digit << shift;
+        __syncthreads(); /* counts are written again */
+    }
+    return prefix;
+}
+
+/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns. */
+template <typename T>
+static __device__ inline void xdi_cuda_select_collect(const xd_select_args &a, const T *row,
+                                                      uint32_t threshold, int64_t need, double *values,
+                                                      int64_t *ids) {
+    int64_t above = 0, equal = 0; /* of the columns before */
+    const int64_t tile = XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK;
+    for (int64_t begin = 0; begin < a.columns; begin += tile) {
+        const int64_t c = begin + XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+        xdi_cuda_eight x = {};
+        uint64_t mine = 0, total;
+        if (c < a.columns) x = xdi_cuda_read(row, c, a.columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const uint32_t key = xdi_cuda_select_key(x.at[i]);
+            if (c + i < a.columns) mine += key > threshold ? (uint64_t)1 << 32 : key == threshold ? 1u : 0u;
+        }
+        const uint64_t before = xdi_cuda_select_scan(mine, &total);
+        int64_t larger = above + (int64_t)(before >> 32), same = equal + (int64_t)(before & 0xffffffffu);
+        for (int i = 0; mine != 0 && i < XDI_CUDA_EIGHT; i++) {
+            const uint32_t key = xdi_cuda_select_key(x.at[i]);
+            if (c + i >= a.columns || key < threshold) continue;
+            const int64_t at = larger + (same < need ? same : need);
+            if (key > threshold || same < need) {
+                values[at] = isnan(x.at[i]) ? -(double)INFINITY : (double)x.at[i];
+                ids[at] = a.first + c + i;
+            }
+            if (key > threshold)
+                larger++;
+            else
+                same++;
+        }
+        above += (int64_t)(total >> 32);
+        equal += (int64_t)(total & 0xffffffffu);
+    }
+}
+
+template <typename T>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_constant__ xd_select_args a) {
+    const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
+    if (r >= a.logits.rows) return; /* the whole block */
+    const T *row = xdi_cuda_row<T>(a.logits, r);
+    double *values = a.values + r * a.k;
+    int64_t *ids = a.ids + r * a.k;
+    if (n > 0) {
+        int64_t need = n;
+        const uint32_t threshold = xdi_cuda_select_threshold(row, a.columns, &need);
+        xdi_cuda_select_collect(a, row, threshold, need, values, ids);
+    }
+    for (int64_t j = n + (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
+        values[j] = -(double)INFINITY;
+        ids[j] = -1;
+    }
+    __syncthreads();
+    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(n, [=](int64_t low, int64_t high) {
+        const double x = values[low], y = values[high];
+        const int64_t i = ids[low], j = ids[high];
+        if (x > y || (x == y && i < j)) return;
+        values[low] = y;
+        values[high] = x;
+        ids[low] = j;
+        ids[high] = i;
+    });
+}
+
+static xd_result xdi_cuda_select(const xd_launch *launch, const xd_select_args *a) {
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOGITS(a->logits.dtype, T,
+                    { return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_select_kernel<T>, *a); })
+}
+
+/* ---- select_merge: one warp a row ---- */
+
+/* How many of a shard's n candidates, descending, are larger than value; with `equal` also those that equal it. */
+static __device__ inline int64_t xdi_cuda_select_before(const int64_t *words, int64_t n, double value,
+                                                        bool equal) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        const double other = __longlong_as_double(words[middle]);
+        if (other > value || (equal && other == value))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Candidates of a row and shard that are none of the fill: ids are -1 from there on. */
+static __device__ inline int64_t xdi_cuda_select_given(const int64_t *ids, int64_t k) {
+    int64_t low = 0, high = k;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (ids[middle] >= 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Every candidate finds its rank among all; among equals the earlier shard is first, its columns are lower. */
+static __device__ inline void xdi_cuda_select_place(const xd_select_args &a, int64_t r, int shard,
+                                                    int64_t j) {
+    const int64_t candidates = a.logits.rows * a.k, *mine = a.all + shard * a.all_stride + r * a.k;
+    const int64_t id = mine[candidates + j];
+    const double value = __longlong_as_double(mine[j]);
+    int64_t rank = j;
+    if (id < 0) return;
+    for (int i = 0; i < a.shards; i++) {
+        const int64_t *other = a.all + i * a.all_stride + r * a.k;
+        if (i != shard)
+            rank += xdi_cuda_select_before(other, xdi_cuda_select_given(other + candidates, a.k), value,
+                                           i < shard);
+    }
+    if (rank >= a.k) return;
+    a.values[r * a.k + rank] = value;
+    a.ids[r * a.k + rank] = id;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_select_merge_kernel(const __grid_constant__ xd_select_args a) {
+    const int64_t r = xdi_cuda_team_row<XDI_CUDA_WARP>();
+    if (r >= a.logits.rows) return;
+    for (int shard = 0; shard < a.shards; shard++)
+        for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < a.k; j += XDI_CUDA_WARP)
+            xdi_cuda_select_place(a, r, shard, j);
+}
+
+static xd_result xdi_cuda_select_merge(const xd_launch *launch, const xd_select_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_WARP),
+                           xdi_cuda_select_merge_kernel, *a);
+}
+
+/* ---- table of the losses ---- */
+
+static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<float>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<xdi_cuda_bf16>));
+    return xdi_cuda_load(ctx, xdi_cuda_select_merge_kernel);
+}
+
+static xd_loss_kernels xdi_cuda_loss_table() {
+    xd_loss_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
+    kernels.references = xdi_cuda_loss_references;
+    kernels.merge_references = xdi_cuda_loss_merge_references;
+    kernels.stats = xdi_cuda_loss_stats;
+    kernels.combine = xdi_cuda_loss_combine;
+    kernels.mixture = xdi_cuda_loss_mixture;
+    kernels.mixture_combine = xdi_cuda_loss_mixture_combine;
+    kernels.grad = xdi_cuda_loss_grad;
+    kernels.fused = xdi_cuda_loss_fused;
+    kernels.topk_maxima = xdi_cuda_topk_maxima;
+    kernels.topk_stats = xdi_cuda_topk_stats;
+    kernels.topk_merge = xdi_cuda_topk_merge;
+    kernels.topk_divergence = xdi_cuda_topk_divergence;
+    kernels.topk_grad = xdi_cuda_topk_grad;
+    kernels.topk_entries = xdi_cuda_topk_entries_run;
+    kernels.select = xdi_cuda_select;
+    kernels.select_merge = xdi_cuda_select_merge;
+    return kernels;
+}
+
+/* >>cuda/table.cu */
+
+/* The table of the unit, and what happens once: set-up of a context's GPU. */
+
+/* Which architecture this code was compiled for: 900 for sm_90. */
+static __global__ void xdi_cuda_probe_kernel(int *architecture) {
+#if defined(__CUDA_ARCH__)
+    const int compiled_for = __CUDA_ARCH__;
+#else
+    const int compiled_for = 0;
+#endif
+    if (threadIdx.x == 0) *architecture = compiled_for;
+}
+
+static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
+    XDI_TRY(xdi_cuda_copy_load(ctx));
+    XDI_TRY(xdi_cuda_reduce_load(ctx));
+    XDI_TRY(xdi_cuda_norm_load(ctx));
+    XDI_TRY(xdi_cuda_matmul_load(ctx));
+    XDI_TRY(xdi_cuda_optimizer_load(ctx));
+    XDI_TRY(xdi_cuda_loss_load(ctx));
+    XDI_TRY(xdi_cuda_rows_load(ctx));
+    XDI_TRY(xdi_cuda_softmax_load(ctx));
+    XDI_TRY(xdi_cuda_topk_load(ctx));
+    return xdi_cuda_select_load(ctx);
+}
+
+static xd_kernels xdi_cuda_table() {
+    xd_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
+    kernels.name = "cuda";
+    kernels.device = XD_DEVICE_CUDA;
+    kernels.memory = xdi_cuda_memory_table();
+    kernels.loss = xdi_cuda_loss_table();
+    kernels.rows = xdi_cuda_rows_table();
+    kernels.softmax = xdi_cuda_softmax_table();
+    kernels.optimizer.adam = xdi_cuda_adam_run;
+    kernels.optimizer.sgd = xdi_cuda_sgd_run;
+    kernels.optimizer.lerp = xdi_cuda_lerp;
+    kernels.optimizer.cast = xdi_cuda_cast;
+    kernels.optimizer.scale = xdi_cuda_scale;
+    kernels.optimizer.norm = xdi_cuda_norm;
+    kernels.clip = xdi_cuda_clip;
+    kernels.reduce.pieces = xdi_cuda_reduce_pieces;
+    kernels.reduce.leaves = xdi_cuda_reduce_leaves;
+    kernels.copies = xdi_cuda_copies;
+    kernels.matmul = xdi_cuda_matmul;
+    return kernels;
+}
+
+/* What the GPU is. */
+static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
+    int major = 0, minor = 0;
+    XDI_CUDA_TRY(ctx, cudaGetDevice(&cuda->device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device));
+    XDI_CUDA_TRY(ctx,
+                 cudaDeviceGetAttribute(&cuda->processors, cudaDevAttrMultiProcessorCount, cuda->device));
+    cuda->capability = 10 * major + minor;
+    XDI_REQUIRE(ctx, cuda->capability >= 80, XD_ERROR_UNSUPPORTED,
+                "device %d has compute capability %d.%d; 8.0 is the least", cuda->device, major, minor);
+    return XD_OK;
+}
+
+/* Runs the probe and says once when the build leaves something of the chip unused. */
+static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int architecture = 0;
+    int *result = (int *)cuda->workspace;
+    XDI_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
+    XDI_CUDA_TRY(ctx, cudaMemcpyAsync(&architecture, result, sizeof architecture, cudaMemcpyDeviceToHost,
+                                      (cudaStream_t)launch.stream));
+    XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
+    if (architecture > 0 && architecture < 900 && cuda->capability >= 90)
+        xd_log(ctx, XD_LOG_WARN,
+               "xdistill_cuda.cu was compiled for sm_%d; rebuild with -arch=sm_90 for this device",
+               architecture / 10);
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda) {
+    XDI_TRY(xdi_cuda_inspect(ctx, cuda));
+    cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
+    cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
+    XDI_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
+                cuda->workspace_bytes, cuda->device);
+    XDI_TRY(xdi_cuda_load_all(ctx));
+    return xdi_cuda_probe(ctx, cuda);
+}
+
+static void xdi_cuda_free(xd_cuda *cuda) {
+    if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
+    xd_release(cuda->ctx, cuda);
+}
+
+XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
+                "the context has a device already");
+    xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
+    XDI_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
+    cuda->ctx = ctx;
+    cuda->kernels = xdi_cuda_table();
+    if (desc) cuda->allocator = desc->allocator;
+    if (!cuda->allocator.allocate || !cuda->allocator.release) {
+        cuda->allocator.allocate = xdi_cuda_allocate_plain;
+        cuda->allocator.release = xdi_cuda_release_plain;
+        cuda->allocator.user = NULL;
+    }
+    const xd_result result = xdi_cuda_set_up(ctx, cuda);
+    if (result != XD_OK) {
+        xdi_cuda_free(cuda);
+        return result;
+    }
+    xd_ctx_set_kernels(ctx, &cuda->kernels);
+    *out = cuda;
+    return XD_OK;
+}
+
+XD_API void xd_cuda_destroy(xd_cuda *cuda) {
+    if (!cuda) return;
+    xd_ctx *ctx = cuda->ctx;
+    {
+        const xd_launch launch = xd_ctx_launch(ctx);
+        xdi_cuda_scope scope(ctx, cuda->device);
+        xdi_cuda_synchronize(&launch);
+        xd_ctx_set_kernels(ctx, NULL);
+        if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
+        cuda->workspace = NULL;
+    }
+    xdi_cuda_free(cuda);
+}
+
+/* xdistill sha256 727685199b348cf87c411bf290c83d9684687b3c33eaf3c9723f5fd50eea1b75 */

@@ -6,8 +6,9 @@
 
    PURPOSE         Your trainer keeps its own model and its own loop. This header brings what a distributed
                    distillation needs around them: meshes, sharded tensors, losses over a vocabulary and a sequence
-                   that are split over ranks, AdamW, EMA, safetensors files. Ranks are threads of one process, or
-                   processes through a companion header (xdistill_mpi.h).
+                   that are split over ranks, within one tokenizer or across two, AdamW, EMA, safetensors files.
+                   Ranks are threads of one process, or processes through a companion header (xdistill_mpi.h).
+                   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
    BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
                    tables); all else is a run-time field of a desc struct.
@@ -608,6 +609,12 @@ XD_API xd_result xd_json_writer_finish(xd_json_writer *w, const char **text, siz
 
 /* Frees the text; the writer is then as new. */
 XD_API void xd_json_writer_destroy(xd_json_writer *w);
+
+/* >>base/crc */
+
+/* CRC-32C (Castagnoli, as in RFC 3720), the checksum of this library's files. Pass 0 to begin and the last result to
+ * go on: crc(crc(0, a), b) is that of a and b in one piece. Pure; the same on every machine. */
+XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
 
 
 /* >>kernel/table */
@@ -1293,7 +1300,7 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
 /* The matrix product of a context's kernel table, one thread: the ranks are the parallelism.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned to 64; NULL -> taken from the context's allocator
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats; NULL -> taken from the context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
  * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
@@ -1301,6 +1308,10 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
  * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
  * INVARIANT. Local. Errors: ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
+
+/* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The
+ * machine has the level (xd_cpu_best). Pure. */
+XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace);
 
 /* >>kernel/kernels */
 
@@ -1379,9 +1390,10 @@ typedef struct xd_cuda_desc {
  *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
  *   desc   read during the call; NULL -> defaults
  *
- * Local. Waits for the device, as does xd_cuda_destroy; between the two, operations allocate no device
- * memory, wait for nothing and copy nothing to the host (only xd_read does), so a step can be captured into a
- * graph; what it points to on the device must then stay where it is. The thread's current device is the same
+ * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
+ * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
+ * step can be captured into a graph; what it points to on the device must then stay where it is. Softmax pieces
+ * and selections allocate device memory in each call. The thread's current device is the same
  * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
  * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when
  * this build has no code for the GPU). */
@@ -3173,6 +3185,349 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map);
 
+/* >>distill/projection_file */
+
+/* Projections as files. Every number is little-endian:
+ *
+ *      0  8 bytes   "XDPROJ\r\n"
+ *      8  u32       version, 1
+ *     12  u32       CRC-32C of everything behind it
+ *     16  u64       student_size
+ *     24  u64       teacher_size
+ *     32  u64       entries
+ *     40  u64       hash of the student's tokenizer
+ *     48  u64       hash of the teacher's tokenizer
+ *     56  u32       most_pieces
+ *     60  u32       k
+ *     64  u32       1 disable_exact + 2 reverse + 4 special_pairs
+ *     68  u32       0
+ *     72  f64       special_threshold
+ *     80  u64       row_begin [student_size + 1]
+ *         u32       teacher_id [entries], ascending within a row
+ *         f32       weight [entries], finite and not negative
+ *
+ * and nothing behind it. All calls are local. */
+
+/* How a projection is built from two tokenizers. Zero is the default of every field. */
+typedef struct xd_projection_options {
+    int64_t most_pieces;      /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024; 0 -> 4 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs; 0 -> 0.3 */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
+enum {
+    XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
+    XD_PROJECTION_NAME_BYTES = 96
+};
+
+/* The options with every default filled in; the threshold is 0 when nothing uses it. Pure. */
+XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options);
+
+/* A file name of both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj", 1 the
+ * version. Equal origins have
+ * equal names, and different ones different names. Pure. */
+XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
+
+/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same bytes.
+ * Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
+                                    const xd_projection_origin *origin);
+
+/* Reads a projection.
+ *
+ *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *   out       free with xd_projection_free
+ *   origin    what the file says; NULL when it is not needed
+ *
+ * A file is hostile input: nothing is allocated before its sizes are known to fit its length.
+ * Memory: the file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above; CORRUPT for a
+ * wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other tokenizers, with all four hashes;
+ * MEMORY. */
+XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                    xd_projection *out, xd_projection_origin *origin);
+
+/* The same over bytes in memory, which are not needed after the call. */
+XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                     const xd_projection_origin *expected, xd_projection *out,
+                                     xd_projection_origin *origin);
+
+/* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
+ *
+ *   k  entries a row keeps; 0 -> those of the longest row, at least 2
+ *
+ * Free with xd_projection_rows_free. Errors: ARGUMENT for k < 0, MEMORY. */
+XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
+                                       xd_projection_rows *out);
+
+/* >>distill/chunks */
+
+/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
+ * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
+ * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
+ * sequence. */
+typedef struct xd_chunk_map {
+    const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
+    int64_t sequences;  /* B */
+    int64_t held;       /* positions of each sequence on this rank */
+    int64_t chunks;     /* C, the same for every sequence and rank */
+    xd_comm *comm;      /* ranks that hold other positions of the same sequences; NULL -> none */
+} xd_chunk_map;
+
+/* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
+ * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
+XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
+
+/* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.
+ *
+ *   values  [B * held, n] f32 or bf16
+ *   sizes   [B, C]
+ *
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. Errors:
+ * ARGUMENT as above, SHAPE and DTYPE for values, UNSUPPORTED on a GPU. */
+XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                               int64_t *sizes);
+
+/* averages[B, C, n] from sums and sizes; 0 where a chunk is empty. They may share memory. Local. */
+XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t chunks, int64_t n,
+                              double *averages);
+
+/* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
+ * without a chunk.
+ *
+ *   weight    [B, C, n]
+ *   gradient  [B * held, n] f32 or bf16
+ *
+ * Local. Errors: SHAPE, DTYPE, UNSUPPORTED on a GPU. */
+XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+                                            const double *weight, xd_rows gradient);
+
+/* Chunks that a loss counts: tokens on both sides, and not masked.
+ *
+ *   student_sizes, teacher_sizes  [count]
+ *   mask                          [count] 0: the slot is padding; NULL -> none is
+ *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
+ *   valid                         [count]
+ *
+ * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */
+XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
+                            const uint8_t *exact, int64_t count, uint8_t *valid);
+
+/* >>distill/project */
+
+/* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
+ * columns.
+ *
+ *   probs    [T, V/tp] f32 or bf16; this rank's columns
+ *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
+ *   out      [T, k], the same on every rank of the vocabulary
+ *
+ * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order.
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * column outside M, or out of order); UNSUPPORTED on a GPU and, over several ranks, in INVARIANT mode. */
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+
+/* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
+ * over the vocabulary in its checks only. Errors as xd_project.
+ *
+ *   weight    [T, k]
+ *   gradient  [T, V/tp]
+ * / */
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                     const double *weight, const int64_t *columns, int64_t k,
+                                     xd_rows gradient);
+
+/* >>distill/xtoken */
+
+/* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
+ * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the teacher columns
+ * that are kept:
+ *
+ *   PROJECTED  q = mean_t softmax(x_t / tau) M, columns J, divided by its sum       (P-KL)
+ *              a = mean_t log_softmax_J(y_t / tau), divided by its sum as probabilities
+ *              d(c) = sum_J e^a (a - log q)                     reverse: sum_J q (log q - a)
+ *   GOLD       alpha, beta = mean_t log_softmax of student and teacher, over their whole vocabularies
+ *              d(c) = sum over pairs (s, u) of the exact map of e^beta_u (beta_u - alpha_s)
+ *                   + sum_i |x_i - y_i|, x and y the largest e^alpha and e^beta of ids without a partner,
+ *                     sorted: min(both counts, tail) of them  (gold; with the relaxed map: H-KL)
+ *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
+ *
+ *   KD_i = tau^2 / D_i sum_c w_c d(c)        loss = kd_weight sum_i omega_i KD_i + ce_weight CE
+ *
+ * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the forms:
+ * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
+ * `compat`. */
+typedef enum xd_xtoken_kind { XD_XTOKEN_PROJECTED = 0, XD_XTOKEN_GOLD, XD_XTOKEN_SAME } xd_xtoken_kind;
+
+/* How several teachers become one KD. */
+typedef enum xd_xtoken_mode {
+    XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
+    /* Teachers of kind SAME with equal widths: one KL over the whole vocabulary from the weighted mean of
+     * their logits. With any other teacher: SUM with static weights. */
+    XD_XTOKEN_AVERAGED_LOGITS,
+    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its own text, weight 1 */
+} xd_xtoken_mode;
+
+/* What dynamic weights are made of; means over the positions of comm, at temperature 1. */
+typedef enum xd_xtoken_score {
+    XD_XTOKEN_SCORE_NONE = 0,
+    XD_XTOKEN_SCORE_CE,      /* minus the teacher's cross entropy */
+    XD_XTOKEN_SCORE_ENTROPY, /* minus its entropy */
+    XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
+} xd_xtoken_score;
+
+/* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
+ * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
+typedef struct xd_xtoken_teacher {
+    xd_xtoken_kind kind;
+    xd_rows logits;                  /* [B * held, >= vocabulary] f32 or bf16; SAME: rows as the student's */
+    int64_t vocabulary;              /* 0 -> the projection's teacher_size, else all columns */
+    const int64_t *student_chunks;   /* [student rows] shifted ids, see xd_chunk_map; not for SAME */
+    const int64_t *teacher_chunks;   /* [rows of logits] */
+    int64_t chunks;                  /* C */
+    const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
+    const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
+    const xd_projection *projection; /* PROJECTED */
+    const xd_exact_map *map;         /* GOLD */
+    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+                                        SAME: not used, D is token_denominator */
+    double weight;                   /* 0 -> 1 */
+    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
+    const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
+    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+} xd_xtoken_teacher;
+
+/* Sums over comm, for one teacher: numerators and denominators of its metrics. */
+typedef struct xd_xtoken_teacher_values {
+    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
+    double weight;      /* omega_i */
+    double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
+    double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
+    double denominator; /* D_i */
+    double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
+    double compared;    /* ... of these */
+} xd_xtoken_teacher_values;
+
+/* Results of one call; sums over comm, the same bits on every rank. */
+typedef struct xd_xtoken_values {
+    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
+    double kd_weight;    /* what was used */
+    double
+        balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
+                       the same */
+    double right; /* weight of the counted positions where the student's argmax is the label ... */
+    double tokens; /* ... and of all of them */
+    double token_denominator;
+    int selected; /* SELECT: the teacher; else -1 */
+} xd_xtoken_values;
+
+/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. */
+typedef struct xd_xtoken_desc {
+    xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
+    const xd_vocab *vocab;      /* required; a projection has its size */
+    int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
+    xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
+    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
+    const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
+    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
+    int64_t ignore_index;       /* 0 -> XD_IGNORE_INDEX */
+    const float *row_weight;    /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
+    double token_denominator;   /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
+    int teacher_count;
+    xd_xtoken_mode mode;
+    xd_xtoken_score score;        /* SUM: NONE -> static weights */
+    double alpha;                 /* of dynamic weights; 0 -> 1 */
+    bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
+    double temperature;           /* 0 -> 1 */
+    bool reverse;                 /* KL(student || teacher) */
+    bool exact_only;              /* only chunks whose sides spell the same text */
+    int64_t columns;              /* size of J; 0 -> 8192 */
+    int64_t tail;                 /* GOLD: longest sorted lists; 0 -> 8192 */
+    double kd_weight;             /* 0 -> 1; see xd_xtoken_values.balance */
+    double ce_weight;             /* 0 -> 0.1 */
+    bool balance; /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
+    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
+     * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
+     * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
+     * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
+     * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
+    bool compat;
+    int64_t tile; /* chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one */
+    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
+                         separate and f32; data NULL -> values only */
+    xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
+    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
+    void *workspace;                          /* NULL -> taken from the allocator for this call */
+    size_t workspace_bytes;
+} xd_xtoken_desc;
+
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp]
+ * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. 0 for an
+ * invalid desc. Local. */
+XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
+
+/* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
+ * weights and the choice of columns are constants in it.
+ *
+ * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
+ * (PROJECTED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
+ * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
+ * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
+ * and sequences. Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY;
+ * UNSUPPORTED on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is
+ * not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
+ * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything
+ * is zero and status says so. */
+XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
+
+/* >>distill/xtoken_route */
+
+/* From the ranks a teacher ran on to those a student runs on: which rectangle of which shard goes where.
+ * Positions and vocabulary may be cut differently on both sides, and unevenly. The plan is pure: it moves
+ * nothing and talks to nobody, so every rank can make that of any other. */
+
+/* What one teacher rank holds of a sequence's logits: positions by vocabulary. */
+typedef struct xd_teacher_shard {
+    int64_t position_begin, position_end;
+    int64_t vocabulary_begin, vocabulary_end;
+} xd_teacher_shard;
+
+/* A rectangle to copy: `positions` x `columns` elements, from a place in the shard's own rows to one in the
+ * rows of the window. */
+typedef struct xd_teacher_piece {
+    int64_t shard;
+    int64_t from_position, from_column;
+    int64_t to_position, to_column;
+    int64_t positions, columns;
+} xd_teacher_piece;
+
+/* The pieces of the window [begin, end) of positions by all of [0, vocabulary), in the order of the shards.
+ *
+ *   shards  [count]; empty ones, and those outside the window, give no piece
+ *   pieces  [count]; *piece_count of them are written
+ *
+ * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
+ * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
+ * some of it is in no shard, with how much. */
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
+                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+                                  int64_t *piece_count);
+
+/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16. Local.
+ * Errors: SHAPE when the piece leaves either, DTYPE, UNSUPPORTED on a GPU. */
+XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
+                                       xd_rows window);
+
 #ifndef XD_NO_TOKENIZERS
 /* >>distill/tokenizer */
 
@@ -3329,6 +3684,51 @@ typedef struct xd_encoding {
  * Errors: ARGUMENT for texts of 1 GiB and more; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out);
+
+/* >>distill/projection_build */
+
+/* What a projection covers. */
+typedef struct xd_projection_report {
+    int64_t tokens;   /* student ids in use */
+    int64_t covered;  /* of them: with at least one teacher id; the others have an empty row */
+    int64_t exact;    /* of them: both tokenizers have the token, which is its only teacher id */
+    int64_t cut;      /* tokens with more than most_pieces pieces */
+    int64_t entries;  /* of the matrix */
+    double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
+    double lost_bytes;  /* share of the tokens' bytes in pieces that were cut off or that the teacher cannot write */
+    double lost_mass;   /* share of a row's votes that were not among its k best, mean over the covered rows */
+} xd_projection_report;
+
+/* Builds the projection of two tokenizers from the bytes of their tokens.
+ *
+ * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of the
+ * same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as they would be
+ * inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces that are the teacher's
+ * unknown token get none. Each student id keeps the k best of its votes, scaled to sum 1. (NeMo-RL's form, which goes
+ * through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with compat rows.)
+ *
+ *   options  NULL -> defaults
+ *   out      [student's size, teacher's size]; free with xd_projection_free
+ *   report   NULL when it is not needed
+ *   origin   for xd_projection_save; NULL when it is not needed
+ *
+ * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers: 64 bytes a
+ * vote and 100 bytes for each of the k places of a row at most; votes are up to most_pieces a token.
+ * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
+                                     const xd_projection_options *options, xd_projection *out,
+                                     xd_projection_report *report, xd_projection_origin *origin);
+
+/* The projection from a directory of them: read when a file with the cache name is there, else built and written. A
+ * damaged file is replaced. Processes may do it at the same time: they write the same bytes, each whole.
+ *
+ *   directory  must exist
+ *   built      false when it was read; NULL when it does not matter
+ *
+ * Local. Errors: as xd_projection_build and xd_projection_save; then there is no projection. */
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
+                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+                                      xd_projection *out, bool *built);
 
 #endif
 
@@ -5142,6 +5542,43 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w) {
     *w = xd_json_writer_create(w->ctx);
 }
 
+/* >>base/crc.c */
+
+/* The polynomial 0x1EDC6F41 with its bits reversed. */
+#define XDI_CRC_POLYNOMIAL 0x82f63b78u
+
+enum { XDI_CRC_LONG = 4096 }; /* bytes that are worth building the tables for */
+
+/* Eight steps of the division: what the low byte of crc does to the rest. */
+static uint32_t xdi_crc_byte(uint32_t crc) {
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? XDI_CRC_POLYNOMIAL : 0);
+    return crc;
+}
+
+/* Four bytes a step: table k has what a byte does from k bytes away. The tables live on the stack, so that there is
+ * nothing to initialise once for all threads. Returns how many bytes it took. */
+static size_t xdi_crc_words(uint32_t *crc, const unsigned char *p, size_t bytes) {
+    uint32_t table[4][256], c = *crc;
+    for (uint32_t i = 0; i < 256; i++) table[0][i] = xdi_crc_byte(i);
+    for (int k = 1; k < 4; k++)
+        for (int i = 0; i < 256; i++) table[k][i] = table[k - 1][i] >> 8 ^ table[0][table[k - 1][i] & 255];
+    const size_t whole = bytes - bytes % 4;
+    for (size_t i = 0; i < whole; i += 4) {
+        c ^= (uint32_t)p[i] | (uint32_t)p[i + 1] << 8 | (uint32_t)p[i + 2] << 16 | (uint32_t)p[i + 3] << 24;
+        c = table[3][c & 255] ^ table[2][c >> 8 & 255] ^ table[1][c >> 16 & 255] ^ table[0][c >> 24];
+    }
+    *crc = c;
+    return whole;
+}
+
+XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    uint32_t c = ~crc;
+    size_t at = bytes >= XDI_CRC_LONG ? xdi_crc_words(&c, p, bytes) : 0;
+    for (; at < bytes; at++) c = c >> 8 ^ xdi_crc_byte((c ^ p[at]) & 255);
+    return ~c;
+}
+
 
 /* >>kernel/internal */
 
@@ -5222,8 +5659,17 @@ XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_arg
 #define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
 #define XDI_SIMD_INLINE_512 \
     static inline __attribute__((always_inline, target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
-#define XDI_SIMD_256 static __attribute__((target("avx2,fma")))
-#define XDI_SIMD_512 static __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+/* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
+#if defined(__clang__)
+#define XDI_SIMD_AS_WRITTEN
+#else
+#define XDI_SIMD_AS_WRITTEN __attribute__((optimize("fp-contract=off")))
+#endif
+#define XDI_SIMD_128 XDI_SIMD_AS_WRITTEN static
+#define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma")))
+#define XDI_SIMD_512 \
+    XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 
 /* 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from
  * a table where the width has a permutation for one, times a short polynomial in f is the power. An entry i
@@ -5677,9 +6123,6 @@ XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op);
 XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
                                  int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op);
 
-/* optimizer_cpu.c: the plain spans, which the faster ones also finish their last few elements with. */
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
-
 /* optimizer_cpu.c: ends an expression. A product that is added to something later would be fused with the
  * addition under -ffp-contract=fast, which changes bits. */
 XD_PRIVATE float xdi_span_rounded(float product);
@@ -5699,7 +6142,19 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
 
-/* A function and its spans make an entry, six entries the table xdi_<level>_optimizer. */
+/* span_<level>.c, for plain optimizer_cpu.c: the spans of a level, and its table of entries. The faster ones finish
+ * their last few elements with the plain spans. */
+#define XDI_SPAN_LEVEL(level)                                              \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void);     \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void);
+XDI_SPAN_LEVEL(plain)
+XDI_SPAN_LEVEL(portable)
+#if defined(XDI_X86)
+XDI_SPAN_LEVEL(avx2)
+XDI_SPAN_LEVEL(avx512)
+#endif
+
+/* A function and its spans make an entry, six entries the table of a level. */
 #define XDI_SPAN_ENTRIES(level, spans)                                                               \
     static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
         return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
@@ -5724,7 +6179,13 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
     static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
         xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
         xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
-    };
+    };                                                                                               \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
+        return &(spans);                                                                             \
+    }                                                                                                \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                     \
+        return &xdi_##level##_optimizer;                                                             \
+    }
 
 /* >>kernel/fixed.c */
 
@@ -6645,7 +7106,7 @@ static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold,
     return count;
 }
 
-XDI_TILES(xdi_v4, XDI_SIMD_INLINE, static)
+XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 
 #if defined(XDI_X86)
 
@@ -8501,10 +8962,6 @@ static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_nar
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
                                                   xdi_plain_add,   xdi_plain_power_sum, false };
 
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void) {
-    return &xdi_plain_spans;
-}
-
 /* ---- walks over arrays ---- */
 
 static bool xdi_span_takes(xd_dtype dtype) {
@@ -9077,6 +9534,7 @@ XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
 /* >>kernel/span_avx2.c */
 
 #if defined(XDI_X86)
+#    include <float.h>
 #    include <immintrin.h>
 
 /* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every
@@ -9295,14 +9753,22 @@ XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
 /* >>kernel/span_avx512.c */
 
 #if defined(XDI_X86)
+#    include <float.h>
 #    include <immintrin.h>
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
 
 /* Spans of sixteen lanes. What is left over at the end goes the same way under a mask. */
 
 #    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 
 XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
-    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)(((uint32_t)1 << left) - 1u);
 }
 
 /* See xdi_span_rounded. */
@@ -9507,6 +9973,10 @@ static const xdi_span_kernels xdi_avx512_spans = {
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
 #endif
 
 /* >>kernel/optimizer_simd.c */
@@ -9515,19 +9985,19 @@ XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
 XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level) {
     if (level == XD_CPU_PLAIN) return xdi_span_kernels_plain();
 #if defined(XDI_X86)
-    if (level >= XD_CPU_AVX512) return &xdi_avx512_spans;
-    if (level == XD_CPU_AVX2) return &xdi_avx2_spans;
+    if (level >= XD_CPU_AVX512) return xdi_span_kernels_avx512();
+    if (level == XD_CPU_AVX2) return xdi_span_kernels_avx2();
 #endif
-    return &xdi_portable_spans;
+    return xdi_span_kernels_portable();
 }
 
 XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level) {
-    if (level == XD_CPU_PLAIN) return *xd_optimizer_kernels_cpu();
+    if (level == XD_CPU_PLAIN) return *xdi_optimizer_kernels_plain();
 #if defined(XDI_X86)
-    if (level >= XD_CPU_AVX512) return xdi_avx512_optimizer;
-    if (level == XD_CPU_AVX2) return xdi_avx2_optimizer;
+    if (level >= XD_CPU_AVX512) return *xdi_optimizer_kernels_avx512();
+    if (level == XD_CPU_AVX2) return *xdi_optimizer_kernels_avx2();
 #endif
-    return xdi_portable_optimizer;
+    return *xdi_optimizer_kernels_portable();
 }
 
 /* >>kernel/reduce_simd.c */
@@ -9583,7 +10053,7 @@ enum {
 
 /* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
  * itself, gcc must be asked. */
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
 #else
 #define XDI_MATMUL_UNROLL
@@ -9956,6 +10426,11 @@ static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
                 "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
                 xd_dtype_name(p->b.dtype));
     return XD_OK;
+}
+
+XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace) {
+    const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(level, args->bf16);
+    xdi_matmul_run(&kernel, args, workspace);
 }
 
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
@@ -11076,6 +11551,7 @@ typedef struct xdi_threads {
     uint64_t round;
     int rest;            /* waits to come that give up the core at once */
     bool on_device;      /* the collective in progress moves memory of a device */
+    void *stream;        /* where it does so */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -11162,6 +11638,16 @@ static void xdi_threads_drain(const xdi_threads *t) {
             sched_yield();
 }
 
+/* Before this rank says that it touches nothing any more, its device must have stopped doing so. Only a broken world
+ * makes a host wait for a device. */
+static void xdi_threads_settle(const xdi_threads *t) {
+    if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
+    xd_launch launch = xd_ctx_launch(t->base.ctx);
+    launch.stream = t->stream;
+    xd_ctx_kernels(t->base.ctx).memory.synchronize(&launch);
+    __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
+}
+
 /* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
  * nobody. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
@@ -11179,6 +11665,7 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const xd_result cause = (xd_result)(failure >> 32);
     const int culprit = (int)(failure & 0xffffffffu) - 1, me = t->group->world_ranks[t->base.rank];
     char missing[160];
+    xdi_threads_settle(t);
     xdi_threads_drain(t);
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
         return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
@@ -11294,6 +11781,15 @@ static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c)
     return memory.event_record(&launch, slot->ready);
 }
 
+/* A failure of this rank's device in the middle of a collective: peers cannot go on without its part. */
+static xd_result xdi_threads_lost(const xdi_threads *t, xd_result result) {
+    if (result == XD_OK) return result;
+    xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
+    xdi_threads_settle(t);
+    xdi_threads_drain(t);
+    return result;
+}
+
 /* Copies between this rank's memory and a peer's. */
 static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c, void *to, const void *from,
                                    size_t bytes) {
@@ -11330,7 +11826,7 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
     page->control = *mine;
-    if (next) XDI_TRY(xdi_threads_publish(t, page, next));
+    if (next) XDI_TRY(xdi_threads_lost(t, xdi_threads_publish(t, page, next)));
     XDI_TRY(xdi_threads_round(t, deadline));
     for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
     return XD_OK;
@@ -11444,6 +11940,16 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     return XD_OK;
 }
 
+/* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
+static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
+    t->stream = xdi_threads_launch(t, c).stream;
+    XDI_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
+    XDI_TRY(xdi_threads_round(t, deadline));
+    XDI_TRY(xdi_threads_lost(t, xdi_threads_follow(t, c)));
+    xdi_threads_exit(t);
+    return XD_OK;
+}
+
 static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline);
 
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
@@ -11458,11 +11964,11 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
     }
     if (is_short) return xdi_threads_move(t, c, true);
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
-    const xd_result moved = t->on_device ? xdi_threads_move_device(t, c) : xdi_threads_move(t, c, false);
+    if (t->on_device) return xdi_threads_execute_device(t, c, deadline);
+    const xd_result moved = xdi_threads_move(t, c, false);
     xdi_threads_exit(t);
     XDI_TRY(moved);
-    XDI_TRY(xdi_threads_round(t, deadline));
-    return t->on_device ? xdi_threads_follow(t, c) : XD_OK;
+    return xdi_threads_round(t, deadline);
 }
 
 /* ---- two ranks ---- */
@@ -11490,7 +11996,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->count = c->count;
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
-    if (mail->on_device) XDI_TRY(xdi_threads_ready(t, c));
+    if (mail->on_device) XDI_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
     const uint64_t number = mail->posted + 1; /* nobody else writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
@@ -11521,7 +12027,7 @@ static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, con
     mail->wanted = c->count;
     mail->wanted_dtype = c->dtype;
     xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
-    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_take(t, mail, c);
+    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_lost(t, xdi_threads_take(t, mail, c));
     __atomic_store_n(&mail->done, number, __ATOMIC_RELEASE);
     xdi_threads_exit(t);
     return verdict;
@@ -14034,8 +14540,9 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
 
 /* >>train/internal */
 
-/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL
- * is fine. On a device the host cannot know: always false, and the kernels see the status of the launch below. */
+/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen.
+ * NULL is fine. On a device the host cannot know: always false, and the kernels see the status of the
+ * launch below. */
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
 /* optimizer.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
@@ -14050,15 +14557,15 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 /* optimizer.c: true for parameters that a step changes: neither frozen nor a buffer, and with a gradient. */
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
-/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this very list,
- * so that a step over the list can take the average along. Fills what args say about averages. */
+/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this
+ * very list, so that a step over the list can take the average along. Fills what args say about averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
 /* ema.c: what xd_ema_update would refuse. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow follows the
- * last of its parameters' steps. Then the update after the step must pass it over. */
+/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow
+ * follows the last of its parameters' steps. Then the update after the step must pass it over. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
@@ -15109,6 +15616,9 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
  * does. */
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
 
+/* projection_file.c: are the options, defaults filled in, in range? */
+XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *options);
+
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
  * several ranks for those of all shards. */
 typedef struct xdi_topk_candidates {
@@ -15138,6 +15648,9 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
                                          xd_row_args *args);
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
+
+/* votes.c: the context and the sizes of both vocabularies. */
+XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
 
 /* compat.c: the generalised JSD of one entry from its logarithms, and A = d loss / d ln student. */
 XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope);
@@ -16173,9 +16686,9 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
 
 /* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
 static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
-    static char somewhere;
+    static const char somewhere = 0; /* never read */
     xd_loss_desc d = h->loss;
-    d.student.data = &somewhere;
+    d.student.data = (void *)&somewhere;
     d.student.dtype = XD_DTYPE_F32;
     d.student.rows = h->student.hidden.rows;
     d.student.cols = h->student.weight.rows;
@@ -16192,7 +16705,7 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
     p->rows = desc->student.hidden.rows;
     p->columns = desc->student.weight.rows;
     p->width = desc->student.hidden.cols;
-    p->chunk = desc->chunk_rows ? desc->chunk_rows : XDI_HEAD_CHUNK;
+    p->chunk = desc->chunk_rows ? desc->chunk_rows : (int64_t)XDI_HEAD_CHUNK;
     if (p->chunk > p->rows && p->rows > 0) p->chunk = p->rows;
     p->loss.d = xdi_loss_defaults(&d);
     p->loss.reduction = xdi_loss_reduction(&p->loss.d);
@@ -16302,7 +16815,7 @@ static xd_matrix xdi_head_gradient(const xdi_head_plan *p, int64_t rows, int64_t
 static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p, int64_t rows) {
     xd_leaf_stack_reset(p->leaves);
     for (int64_t c = 0; c < p->columns; c += XD_HEAD_TILE) {
-        const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : XD_HEAD_TILE;
+        const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : (int64_t)XD_HEAD_TILE;
         const xd_rows weight = xdi_head_rows(&p->d->student.weight, c, n);
         XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
                                   p->tile, false));
@@ -18740,6 +19253,12 @@ XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teac
     return XD_OK;
 }
 
+XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size) {
+    *student_size = votes->student_size;
+    *teacher_size = votes->teacher_size;
+    return votes->ctx;
+}
+
 XD_API void xd_votes_destroy(xd_votes *votes) {
     if (!votes) return;
     xd_release(votes->ctx, votes->cells);
@@ -19156,17 +19675,18 @@ static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out) {
     const xd_vote *cells = NULL;
-    int64_t count = 0, at = 0;
+    int64_t student_size, teacher_size, count = 0, at = 0;
+    xd_ctx *ctx = xdi_votes_describe(votes, &student_size, &teacher_size);
     xd_projection_rows rows;
-    XDI_REQUIRE(votes->ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
+    XDI_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                 "the scale trick exists in compat rows only");
     XDI_TRY(xd_votes_read(votes, &cells, &count));
-    XDI_TRY(xdi_mapping_create(votes->ctx, votes->student_size, desc->k ? desc->k : 32, &rows));
+    XDI_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
-        xdi_mapping_from_cells(cells + begin, at - begin, desc, votes->teacher_size, &best);
+        xdi_mapping_from_cells(cells + begin, at - begin, desc, teacher_size, &best);
     }
     *out = rows;
     return XD_OK;
@@ -19525,6 +20045,2157 @@ XD_API void xd_exact_map_free(xd_ctx *ctx, xd_exact_map *map) {
     memset(map, 0, sizeof *map);
 }
 
+/* >>distill/projection_file.c */
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    XDI_PROJFILE_VERSION = 1,  /* of the form, and of what the builder builds */
+    XDI_PROJFILE_CHECKED = 16, /* the checksum's bytes begin here */
+    XDI_PROJFILE_HEADER = 80,
+    XDI_PROJFILE_MOST_PIECES = 32,
+    XDI_PROJFILE_MOST_K = 1024,
+    XDI_PROJFILE_NO_EXACT = 1,
+    XDI_PROJFILE_REVERSE = 2,
+    XDI_PROJFILE_SPECIAL = 4,
+    XDI_PROJFILE_FLAGS = 7
+};
+
+#define XDI_PROJFILE_MAGIC "XDPROJ\r\n"
+#define XDI_PROJFILE_MOST_BYTES ((size_t)1 << 30)
+
+/* ---- options ---- */
+
+XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options) {
+    xd_projection_options o = *options;
+    if (!o.most_pieces) o.most_pieces = 4;
+    if (!o.k) o.k = 4;
+    if (o.special_threshold == 0.0) o.special_threshold = 0.3;
+    if (!o.special_pairs) o.special_threshold = 0.0;
+    return o;
+}
+
+XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *o) {
+    XDI_REQUIRE(ctx, o->most_pieces >= 1 && o->most_pieces <= XDI_PROJFILE_MOST_PIECES, XD_ERROR_ARGUMENT,
+                "most_pieces %lld is outside [1, %d]", (long long)o->most_pieces, (int)XDI_PROJFILE_MOST_PIECES);
+    XDI_REQUIRE(ctx, o->k >= 1 && o->k <= XDI_PROJFILE_MOST_K, XD_ERROR_ARGUMENT, "k %lld is outside [1, %d]",
+                (long long)o->k, (int)XDI_PROJFILE_MOST_K);
+    XDI_REQUIRE(ctx, o->special_threshold >= 0.0 && o->special_threshold <= 1.0, XD_ERROR_ARGUMENT,
+                "special_threshold %g is outside [0, 1]", o->special_threshold);
+    return XD_OK;
+}
+
+static uint32_t xdi_projfile_flags(const xd_projection_options *o) {
+    return (o->disable_exact ? (uint32_t)XDI_PROJFILE_NO_EXACT : 0u) |
+           (o->reverse ? (uint32_t)XDI_PROJFILE_REVERSE : 0u) |
+           (o->special_pairs ? (uint32_t)XDI_PROJFILE_SPECIAL : 0u);
+}
+
+static uint64_t xdi_projfile_double_bits(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]) {
+    const xd_projection_options o = xd_projection_options_resolve(&origin->options);
+    char special[24] = "";
+    if (o.special_pairs) /* the threshold's bits: no two of them are one name */
+        snprintf(special, sizeof special, "-s%016llx",
+                 (unsigned long long)xdi_projfile_double_bits(o.special_threshold));
+    snprintf(name, XD_PROJECTION_NAME_BYTES, "projection%d-%016llx-%016llx-p%d-k%d%s%s%s.xdproj", (int)XDI_PROJFILE_VERSION,
+             (unsigned long long)origin->student_hash, (unsigned long long)origin->teacher_hash,
+             (int)o.most_pieces, (int)o.k, o.disable_exact ? "-n" : "", o.reverse ? "-r" : "", special);
+}
+
+/* ---- bytes ---- */
+
+static void xdi_projfile_put(unsigned char *at, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> 8 * i & 255);
+}
+
+static uint64_t xdi_projfile_get(const unsigned char *at, int bytes) {
+    uint64_t value = 0;
+    for (int i = bytes - 1; i >= 0; i--) value = value << 8 | at[i];
+    return value;
+}
+
+static float xdi_projfile_get_float(const unsigned char *at) {
+    const uint32_t bits = (uint32_t)xdi_projfile_get(at, 4);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* ---- writing ---- */
+
+static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
+                                    const xd_projection_origin *origin) {
+    const xd_projection_options o = xd_projection_options_resolve(&origin->options);
+    memcpy(file, XDI_PROJFILE_MAGIC, 8);
+    xdi_projfile_put(file + 8, XDI_PROJFILE_VERSION, 4);
+    xdi_projfile_put(file + 16, (uint64_t)p->student_size, 8);
+    xdi_projfile_put(file + 24, (uint64_t)p->teacher_size, 8);
+    xdi_projfile_put(file + 32, (uint64_t)p->entries, 8);
+    xdi_projfile_put(file + 40, origin->student_hash, 8);
+    xdi_projfile_put(file + 48, origin->teacher_hash, 8);
+    xdi_projfile_put(file + 56, (uint64_t)o.most_pieces, 4);
+    xdi_projfile_put(file + 60, (uint64_t)o.k, 4);
+    xdi_projfile_put(file + 64, xdi_projfile_flags(&o), 4);
+    xdi_projfile_put(file + 72, xdi_projfile_double_bits(o.special_threshold), 8);
+}
+
+static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
+    for (int64_t s = 0; s <= p->student_size; s++, at += 8) xdi_projfile_put(at, (uint64_t)p->row_begin[s], 8);
+    for (int64_t i = 0; i < p->entries; i++, at += 4) xdi_projfile_put(at, (uint64_t)p->teacher_id[i], 4);
+    for (int64_t i = 0; i < p->entries; i++, at += 4) {
+        uint32_t bits;
+        memcpy(&bits, &p->weight[i], sizeof bits);
+        xdi_projfile_put(at, bits, 4);
+    }
+}
+
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
+                                    const xd_projection_origin *origin) {
+    const xd_projection *p = projection;
+    const xd_projection_options options = xd_projection_options_resolve(&origin->options);
+    XDI_TRY(xdi_projection_check_options(ctx, &options));
+    XDI_REQUIRE(ctx,
+                p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
+                    p->teacher_size <= XD_PROJECTION_MOST_IDS,
+                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
+                (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+    const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
+    XDI_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu", path,
+                bytes, XDI_PROJFILE_MOST_BYTES);
+    unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
+    XDI_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
+    xdi_projfile_put_header(file, p, origin);
+    xdi_projfile_put_rows(file + XDI_PROJFILE_HEADER, p);
+    xdi_projfile_put(file + 12, xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED), 4);
+    const xd_result result = xd_file_save(ctx, path, file, bytes);
+    xd_release(ctx, file);
+    return result;
+}
+
+/* ---- reading ---- */
+
+/* A file whose sizes are known to fit. */
+typedef struct xdi_projfile {
+    const char *path; /* for messages */
+    const unsigned char *row_begin, *teacher_id, *weight;
+    int64_t student_size, teacher_size, entries;
+    xd_projection_origin origin;
+} xdi_projfile;
+
+static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
+    return (int64_t)xdi_projfile_get(f->row_begin + 8 * s, 8);
+}
+
+/* Form, version, checksum, and sizes that make up exactly the file's length. */
+static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
+    XDI_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d", f->path,
+                bytes, (int)XDI_PROJFILE_HEADER);
+    XDI_REQUIRE(ctx, memcmp(file, XDI_PROJFILE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
+                "%s: it does not begin as one", f->path);
+    const unsigned version = (unsigned)xdi_projfile_get(file + 8, 4);
+    XDI_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d", f->path,
+                version, (int)XDI_PROJFILE_VERSION);
+    const uint64_t student = xdi_projfile_get(file + 16, 8), teacher = xdi_projfile_get(file + 24, 8);
+    const uint64_t entries = xdi_projfile_get(file + 32, 8);
+    XDI_REQUIRE(ctx,
+                student >= 1 && student <= XD_PROJECTION_MOST_IDS && teacher >= 1 &&
+                    teacher <= XD_PROJECTION_MOST_IDS,
+                XD_ERROR_FORMAT, "%s: between %llu and %llu ids, allowed are 1 to %d", f->path,
+                (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MOST_IDS);
+    const uint64_t rest = (uint64_t)bytes - XDI_PROJFILE_HEADER, begins = 8 * (student + 1);
+    XDI_REQUIRE(ctx, rest >= begins && (rest - begins) % 8 == 0 && entries == (rest - begins) / 8,
+                XD_ERROR_FORMAT, "%s: %zu bytes for %llu student ids and %llu entries", f->path, bytes,
+                (unsigned long long)student, (unsigned long long)entries);
+    const uint32_t stored = (uint32_t)xdi_projfile_get(file + 12, 4);
+    const uint32_t crc = xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED);
+    XDI_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path, (unsigned)crc,
+                (unsigned)stored);
+    f->student_size = (int64_t)student;
+    f->teacher_size = (int64_t)teacher;
+    f->entries = (int64_t)entries;
+    f->row_begin = file + XDI_PROJFILE_HEADER;
+    f->teacher_id = f->row_begin + begins;
+    f->weight = f->teacher_id + 4 * entries;
+    return XD_OK;
+}
+
+static xd_result xdi_projfile_read_origin(xd_ctx *ctx, const unsigned char *file, xdi_projfile *f) {
+    xd_projection_origin *out = &f->origin;
+    const uint32_t flags = (uint32_t)xdi_projfile_get(file + 64, 4), zero = (uint32_t)xdi_projfile_get(file + 68, 4);
+    const uint64_t threshold = xdi_projfile_get(file + 72, 8);
+    XDI_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT,
+                "%s: unknown flags %08x %08x", f->path, (unsigned)flags, (unsigned)zero);
+    memset(out, 0, sizeof *out);
+    out->student_hash = xdi_projfile_get(file + 40, 8);
+    out->teacher_hash = xdi_projfile_get(file + 48, 8);
+    out->options.most_pieces = (int64_t)xdi_projfile_get(file + 56, 4);
+    out->options.k = (int64_t)xdi_projfile_get(file + 60, 4);
+    out->options.disable_exact = (flags & XDI_PROJFILE_NO_EXACT) != 0;
+    out->options.reverse = (flags & XDI_PROJFILE_REVERSE) != 0;
+    out->options.special_pairs = (flags & XDI_PROJFILE_SPECIAL) != 0;
+    memcpy(&out->options.special_threshold, &threshold, sizeof threshold);
+    if (xdi_projection_check_options(ctx, &out->options) != XD_OK)
+        return XDI_FAIL(ctx, XD_ERROR_FORMAT, "%s: options of %lld pieces, k %lld, threshold %g", f->path,
+                        (long long)out->options.most_pieces, (long long)out->options.k,
+                        out->options.special_threshold);
+    return XD_OK;
+}
+
+static xd_result xdi_projfile_check_origin(xd_ctx *ctx, const xdi_projfile *f,
+                                           const xd_projection_origin *expected) {
+    const xd_projection_origin *is = &f->origin;
+    XDI_REQUIRE(ctx,
+                !expected || (is->student_hash == expected->student_hash &&
+                              is->teacher_hash == expected->teacher_hash),
+                XD_ERROR_ARGUMENT,
+                "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx", f->path,
+                (unsigned long long)is->student_hash, (unsigned long long)is->teacher_hash,
+                (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
+    return XD_OK;
+}
+
+static xd_result xdi_projfile_check_row(xd_ctx *ctx, const xdi_projfile *f, int64_t s) {
+    const int64_t begin = xdi_projfile_begin(f, s), end = xdi_projfile_begin(f, s + 1);
+    int64_t before = -1;
+    XDI_REQUIRE(ctx, begin >= 0 && begin <= end && end <= f->entries, XD_ERROR_FORMAT,
+                "%s: row %lld has entries %lld to %lld of %lld", f->path, (long long)s, (long long)begin,
+                (long long)end, (long long)f->entries);
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t id = (int64_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
+        const float weight = xdi_projfile_get_float(f->weight + 4 * i);
+        XDI_REQUIRE(ctx, id > before && id < f->teacher_size, XD_ERROR_FORMAT,
+                    "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s, (long long)id,
+                    (long long)f->teacher_size, (long long)before);
+        XDI_REQUIRE(ctx, weight >= 0.0f && weight <= 3e38f, XD_ERROR_FORMAT,
+                    "%s: row %lld has weight %g for teacher id %lld", f->path, (long long)s, (double)weight,
+                    (long long)id);
+        before = id;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_projfile_check_rows(xd_ctx *ctx, const xdi_projfile *f) {
+    const int64_t first = xdi_projfile_begin(f, 0), last = xdi_projfile_begin(f, f->student_size);
+    XDI_REQUIRE(ctx, first == 0 && last == f->entries, XD_ERROR_FORMAT,
+                "%s: rows are entries %lld to %lld of %lld", f->path, (long long)first, (long long)last,
+                (long long)f->entries);
+    for (int64_t s = 0; s < f->student_size; s++) XDI_TRY(xdi_projfile_check_row(ctx, f, s));
+    return XD_OK;
+}
+
+static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_projection *out) {
+    const size_t n = (size_t)f->entries;
+    xd_vote *cells = (xd_vote *)xd_allocate(ctx, n * sizeof *cells);
+    XDI_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", n);
+    for (int64_t s = 0; s < f->student_size; s++)
+        for (int64_t i = xdi_projfile_begin(f, s); i < xdi_projfile_begin(f, s + 1); i++) {
+            cells[i].student_id = (int32_t)s;
+            cells[i].teacher_id = (int32_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
+            cells[i].weight = (double)xdi_projfile_get_float(f->weight + 4 * i);
+        }
+    const xd_result result =
+        xd_projection_from_cells(ctx, cells, f->entries, f->student_size, f->teacher_size, out);
+    xd_release(ctx, cells);
+    return result;
+}
+
+static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *data, size_t bytes,
+                                   const xd_projection_origin *expected, xd_projection *out,
+                                   xd_projection_origin *origin) {
+    const unsigned char *file = (const unsigned char *)data;
+    xdi_projfile f;
+    f.path = path;
+    XDI_TRY(xdi_projfile_open(ctx, file, bytes, &f));
+    XDI_TRY(xdi_projfile_read_origin(ctx, file, &f));
+    XDI_TRY(xdi_projfile_check_origin(ctx, &f, expected));
+    XDI_TRY(xdi_projfile_check_rows(ctx, &f));
+    XDI_TRY(xdi_projfile_build(ctx, &f, out));
+    if (origin) *origin = f.origin;
+    return XD_OK;
+}
+
+XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                     const xd_projection_origin *expected, xd_projection *out,
+                                     xd_projection_origin *origin) {
+    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out, origin);
+}
+
+XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                    xd_projection *out, xd_projection_origin *origin) {
+    char *data = NULL;
+    size_t bytes = 0;
+    XDI_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
+    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out, origin);
+    xd_release(ctx, data);
+    return result;
+}
+
+/* ---- rows ---- */
+
+/* Puts an entry behind those of the same weight or more, into a list of at most k; free places have id -1. */
+static void xdi_projfile_insert(int32_t *ids, float *weights, int64_t k, int32_t id, float weight) {
+    int64_t at = 0;
+    while (at < k && ids[at] >= 0 && weights[at] >= weight) at++;
+    for (; at < k; at++) {
+        const int32_t next_id = ids[at];
+        const float next_weight = weights[at];
+        ids[at] = id;
+        weights[at] = weight;
+        if (next_id < 0) return;
+        id = next_id;
+        weight = next_weight;
+    }
+}
+
+XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
+                                       xd_projection_rows *out) {
+    const xd_projection *p = projection;
+    int64_t longest = 2;
+    for (int64_t s = 0; s < p->student_size; s++)
+        if (p->row_begin[s + 1] - p->row_begin[s] > longest) longest = p->row_begin[s + 1] - p->row_begin[s];
+    if (k == 0) k = longest;
+    XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
+    const size_t count = (size_t)p->student_size * (size_t)k;
+    int32_t *ids = (int32_t *)xd_allocate(ctx, count * (sizeof *ids + sizeof(float)));
+    XDI_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)p->student_size,
+                (long long)k);
+    float *weights = (float *)(void *)(ids + count);
+    for (size_t i = 0; i < count; i++) ids[i] = -1;
+    for (int64_t s = 0; s < p->student_size; s++)
+        for (int64_t i = p->row_begin[s]; i < p->row_begin[s + 1]; i++)
+            xdi_projfile_insert(ids + s * k, weights + s * k, k, p->teacher_id[i], p->weight[i]);
+    out->ids = ids;
+    out->weights = weights;
+    out->rows = p->student_size;
+    out->k = k;
+    return XD_OK;
+}
+
+/* >>distill/xtoken_internal */
+
+/* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
+typedef struct xdi_projection_span {
+    int64_t begin, end;
+} xdi_projection_span;
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end);
+
+enum { XDI_XTOKEN_TILE_MAX = 65536 };
+
+/* The floor of the reference's divisions and logarithms. */
+#define XDI_XTOKEN_EPSILON 1e-10
+
+/* One teacher during a call. */
+typedef struct xdi_xtoken_term {
+    const xd_xtoken_teacher *teacher;
+    int64_t held;       /* teacher positions of a sequence on this rank */
+    int64_t vocabulary; /* V_t */
+    int64_t k;          /* columns in J */
+    int64_t tile;
+    int64_t *student_sizes, *teacher_sizes; /* [B, C] */
+    double denominator;                     /* D */
+    double weight;                          /* omega */
+    double length;                          /* ln V_i / ln min V, or 1 */
+    bool active;                            /* takes part in KD */
+    int64_t cell;                           /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
+} xdi_xtoken_term;
+
+/* A teacher's cells of x->sums. */
+enum {
+    XDI_XTOKEN_DIVERGENCE,
+    XDI_XTOKEN_TAIL,
+    XDI_XTOKEN_AGREEING,
+    XDI_XTOKEN_COMPARED,
+    XDI_XTOKEN_PER_TEACHER
+};
+
+/* The largest elements of a list first. */
+typedef struct xdi_xtoken_item {
+    double value;
+    int64_t id;
+} xdi_xtoken_item;
+
+/* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
+ * over rows or ranks are "cells": see xdi_xtoken_add. */
+typedef struct xdi_xtoken {
+    xd_ctx *ctx;
+    xd_xtoken_desc d;
+    xd_vocab_info vocab;
+    int64_t held, columns;  /* student positions of a sequence; columns of this shard */
+    double *lse, *lse_one;  /* [rows] log-sum-exp at the temperature and at 1 */
+    int64_t *argmax;        /* [rows] */
+    double *log_probs;      /* [rows] of the labels */
+    double *row_weight;     /* [rows] 0 where not counted */
+    double *ce_factor;      /* [rows] of the cross entropy's gradient */
+    uint8_t *written;       /* [rows] the gradient has this row */
+    double *u;              /* [columns] */
+    xdi_xtoken_term *terms; /* [teacher_count] */
+    double *sums;           /* cells: what is summed over comm */
+    double *row_sums;       /* [rows + 1] cells */
+    double token_denominator;
+    double kd_weight, ce_weight;
+    xd_status found, found_in_rows; /* of this pass, and of the labels alone */
+    int64_t *ids;                   /* [most k] J */
+    uint8_t *mask;                  /* [most teacher rows] who has a say in J */
+    double *student, *teacher;      /* cells of a tile */
+    int64_t *rows;                  /* [held, at least ranks] rows of a tile */
+    double *row_delta;              /* [held] cells */
+    double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
+    xdi_xtoken_item *items, *teacher_items; /* GOLD: ids without a partner */
+    int selected;
+    bool fixed; /* INVARIANT: cells are xd_fixed */
+    bool write; /* this pass writes the gradient */
+    bool owner; /* this rank speaks for what all ranks of sequence_comm know */
+} xdi_xtoken;
+
+/* xtoken_check.c: the desc with every default filled in, V_t and the size of J of a teacher, and the
+ * checks. */
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
+XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k);
+XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
+
+/* ---- xtoken.c ---- */
+
+/* Cells are doubles or, in INVARIANT mode, xd_fixed in the same memory, which has room for either. They are
+ * zeroed, added to, and joined over the ranks of up to two groups (NULL -> none); joining leaves doubles.
+ * -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. */
+XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
+XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
+                                     xd_comm *second);
+
+/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* w_c, and what one unit of d(c) adds to the whole loss. */
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* A chunk or position whose loss is not finite. */
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
+
+/* Adds u[v] (times the student's probability p_v, or not) - p_v shift to a row of the gradient. A row's
+ * first visit brings the cross entropy's part; u NULL: that alone. */
+XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift);
+
+/* Chooses x->ids for sequence b, or for all where compat. Collective over sequence_comm, agreed over the
+ * vocabulary. */
+XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b);
+
+/* ---- the kinds: sums of a term, and the gradient when x->write ---- */
+XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
+XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_gold.c: entries of the sorted tails. */
+XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
+XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
+
+/* xtoken_score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
+XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                      int64_t cell);
+/* xtoken_score.c: omega of every teacher, and who takes part; scores [teacher_count][2] over comm become
+ * means. */
+XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
+
+/* >>distill/chunks.c */
+
+#include <string.h>
+
+static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
+    XDI_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
+                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
+                (long long)map->held, (long long)map->chunks);
+    XDI_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
+    for (int64_t i = 0; i < map->sequences * map->held; i++)
+        XDI_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
+                    "chunk id %lld of position %lld is outside [-1, %lld)", (long long)map->ids[i],
+                    (long long)i, (long long)map->chunks);
+    return XD_OK;
+}
+
+static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "chunk sums are computed on the CPU only");
+    XDI_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
+                "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+                (long long)map->sequences, (long long)map->held);
+    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+                "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
+                (long long)rows->cols);
+    return XD_OK;
+}
+
+/* The chunk of a row among all B * C, or -1. */
+static int64_t xdi_chunks_at(const xd_chunk_map *map, int64_t row) {
+    return map->ids[row] < 0 ? -1 : row / map->held * map->chunks + map->ids[row];
+}
+
+static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
+    const int64_t count = map->sequences * map->chunks;
+    memset(sizes, 0, (size_t)count * sizeof *sizes);
+    for (int64_t row = 0; row < map->sequences * map->held; row++)
+        if (map->ids[row] >= 0) sizes[xdi_chunks_at(map, row)]++;
+    if (!map->comm || xd_comm_size(map->comm) == 1) return XD_OK;
+    return xd_all_reduce(map->comm, sizes, sizes, count, XD_DTYPE_I64, XD_SUM);
+}
+
+XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
+    XDI_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    return xdi_chunks_count(map, sizes);
+}
+
+XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                               int64_t *sizes) {
+    xd_result result = xdi_chunks_check(ctx, map);
+    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
+    XDI_TRY(xdi_vocab_agree(NULL, map->comm, result));
+    const int64_t n = values.cols, count = map->sequences * map->chunks * n;
+    memset(sums, 0, (size_t)count * sizeof *sums);
+    for (int64_t row = 0; row < values.rows; row++) {
+        const int64_t chunk = xdi_chunks_at(map, row);
+        for (int64_t i = 0; i < n && chunk >= 0; i++) sums[chunk * n + i] += xdi_loss_load(&values, row, i);
+    }
+    if (map->comm && xd_comm_size(map->comm) > 1)
+        XDI_TRY(xd_all_reduce(map->comm, sums, sums, count, XD_DTYPE_F64, XD_SUM));
+    return xdi_chunks_count(map, sizes);
+}
+
+XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t chunks, int64_t n,
+                              double *averages) {
+    for (int64_t i = 0; i < chunks * n; i++)
+        averages[i] = sizes[i / n] > 0 ? sums[i] / (double)sizes[i / n] : 0.0;
+}
+
+XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+                                            const double *weight, xd_rows gradient) {
+    XDI_TRY(xdi_chunks_check(ctx, map));
+    XDI_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    for (int64_t row = 0; row < gradient.rows; row++) {
+        const int64_t chunk = xdi_chunks_at(map, row);
+        for (int64_t i = 0; i < gradient.cols; i++)
+            xdi_loss_store(&gradient, row, i,
+                           chunk < 0 ? 0.0 : weight[chunk * gradient.cols + i] / (double)sizes[chunk]);
+    }
+    return XD_OK;
+}
+
+XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
+                            const uint8_t *exact, int64_t count, uint8_t *valid) {
+    for (int64_t i = 0; i < count; i++) {
+        const bool both = student_sizes[i] > 0 && teacher_sizes[i] > 0;
+        valid[i] = (uint8_t)(both && (!mask || mask[i]) && (!exact || exact[i]));
+    }
+}
+
+/* >>distill/project.c */
+
+static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                   const char *name, const xd_rows *rows, const int64_t *columns, int64_t k) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "projections are computed on the CPU only");
+    XDI_REQUIRE(ctx, !info.tp || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
+                XD_ERROR_UNSUPPORTED, "projections over %d ranks have no INVARIANT form", info.ranks);
+    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XDI_REQUIRE(ctx, info.size == projection->student_size, XD_ERROR_SHAPE,
+                "the vocabulary has %lld ids but the projection %lld rows", (long long)info.size,
+                (long long)projection->student_size);
+    XDI_REQUIRE(ctx, columns || k == projection->teacher_size, XD_ERROR_SHAPE,
+                "%lld columns of a projection that has %lld", (long long)k,
+                (long long)projection->teacher_size);
+    for (int64_t j = 0; j < k && columns; j++)
+        XDI_REQUIRE(ctx, columns[j] >= 0 && columns[j] < projection->teacher_size, XD_ERROR_ARGUMENT,
+                    "column %lld is outside the projection's %lld", (long long)columns[j],
+                    (long long)projection->teacher_size);
+    for (int64_t j = 1; j < k && columns; j++)
+        XDI_REQUIRE(ctx, columns[j] > columns[j - 1], XD_ERROR_ARGUMENT, "column %lld follows column %lld",
+                    (long long)columns[j], (long long)columns[j - 1]);
+    return XD_OK;
+}
+
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end) {
+    xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
+    while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
+    while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;
+    return span;
+}
+
+static void xdi_project_row(const xd_projection *m, const xd_vocab_info *info, const xd_rows *probs,
+                            int64_t row, const int64_t *columns, int64_t k, double *out) {
+    for (int64_t j = 0; j < k; j++) {
+        const xdi_projection_span span =
+            xdi_projection_column(m, columns ? columns[j] : j, info->begin, info->end);
+        double sum = 0.0;
+        for (int64_t e = span.begin; e < span.end; e++)
+            sum += (double)m->column_weight[e] * xdi_loss_load(probs, row, m->student_id[e] - info->begin);
+        out[j] = sum;
+    }
+}
+
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                            xd_rows probs, const int64_t *columns, int64_t k, double *out) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_result result = xdi_project_check(ctx, vocab, projection, "probs", &probs, columns, k);
+    XDI_TRY(xdi_vocab_agree(info.tp, NULL, result));
+    for (int64_t row = 0; row < probs.rows; row++)
+        xdi_project_row(projection, &info, &probs, row, columns, k, out + row * k);
+    return info.tp ? xd_all_reduce(info.tp, out, out, probs.rows * k, XD_DTYPE_F64, XD_SUM) : XD_OK;
+}
+
+/* The place of a teacher id among the columns; -1 when it is not there. */
+static int64_t xdi_project_place(const int64_t *columns, int64_t k, int64_t id) {
+    int64_t low = 0, high = k;
+    if (!columns) return id;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (columns[middle] < id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < k && columns[low] == id ? low : -1;
+}
+
+static void xdi_project_row_backward(const xd_projection *m, const xd_vocab_info *info, const double *weight,
+                                     const int64_t *columns, int64_t k, const xd_rows *gradient,
+                                     int64_t row) {
+    for (int64_t v = 0; v < gradient->cols; v++) {
+        const int64_t id = info->begin + v;
+        double sum = 0.0;
+        for (int64_t e = id < info->end ? m->row_begin[id] : 0; id < info->end && e < m->row_begin[id + 1];
+             e++) {
+            const int64_t j = xdi_project_place(columns, k, m->teacher_id[e]);
+            if (j >= 0) sum += (double)m->weight[e] * weight[j];
+        }
+        xdi_loss_store(gradient, row, v, sum);
+    }
+}
+
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                     const double *weight, const int64_t *columns, int64_t k,
+                                     xd_rows gradient) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const xd_result result = xdi_project_check(ctx, vocab, projection, "gradient", &gradient, columns, k);
+    XDI_TRY(xdi_vocab_agree(info.tp, NULL, result));
+    for (int64_t row = 0; row < gradient.rows; row++)
+        xdi_project_row_backward(projection, &info, weight + row * k, columns, k, &gradient, row);
+    return XD_OK;
+}
+
+/* >>distill/xtoken_check.c */
+
+#include <math.h>
+
+/* Averaging needs logits of one shape; else the teachers are summed. */
+static bool xdi_xtoken_can_average(const xd_xtoken_desc *d) {
+    for (int i = 0; i < d->teacher_count; i++)
+        if (d->teachers[i].kind != XD_XTOKEN_SAME || d->teachers[i].logits.cols != d->teachers[0].logits.cols)
+            return false;
+    return true;
+}
+
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
+    xd_xtoken_desc d = *desc;
+    if (d.sequences == 0) d.sequences = 1;
+    if (!d.comm) d.comm = d.sequence_comm;
+    if (d.ignore_index == 0) d.ignore_index = XD_IGNORE_INDEX;
+    if (d.alpha == 0.0) d.alpha = 1.0;
+    if (d.temperature == 0.0) d.temperature = 1.0;
+    if (d.columns == 0) d.columns = 8192;
+    if (d.tail == 0) d.tail = 8192;
+    if (d.kd_weight == 0.0) d.kd_weight = 1.0;
+    if (d.ce_weight == 0.0) d.ce_weight = 0.1;
+    if (d.mode == XD_XTOKEN_AVERAGED_LOGITS && d.teachers && !xdi_xtoken_can_average(&d))
+        d.mode = XD_XTOKEN_SUM;
+    return d;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
+    if (t->vocabulary != 0) return t->vocabulary;
+    return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size) {
+    const int64_t most = t->kind == XD_XTOKEN_SAME ? size : xdi_xtoken_vocabulary(t);
+    return d->mode == XD_XTOKEN_AVERAGED_LOGITS || d->columns > most ? most : d->columns;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k) {
+    const int64_t fits = k > 0 ? ((int64_t)1 << 18) / k : 1;
+    if (d->tile > 0) return d->tile;
+    return fits < 1 ? 1 : fits > 32 ? 32 : fits;
+}
+
+static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XDI_REQUIRE(ctx, t->chunks >= 0 && t->chunks <= INT32_MAX, XD_ERROR_ARGUMENT,
+                "teacher %d has %lld chunks", index, (long long)t->chunks);
+    XDI_REQUIRE(ctx,
+                (t->student_chunks || d->student.rows == 0) && (t->teacher_chunks || t->logits.rows == 0),
+                XD_ERROR_ARGUMENT, "teacher %d has no chunk ids", index);
+    for (int64_t i = 0; i < d->student.rows; i++)
+        XDI_REQUIRE(ctx, t->student_chunks[i] >= -1 && t->student_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
+                    "teacher %d: chunk id %lld of student row %lld is outside [-1, %lld)", index,
+                    (long long)t->student_chunks[i], (long long)i, (long long)t->chunks);
+    for (int64_t i = 0; i < t->logits.rows; i++)
+        XDI_REQUIRE(ctx, t->teacher_chunks[i] >= -1 && t->teacher_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
+                    "teacher %d: chunk id %lld of teacher row %lld is outside [-1, %lld)", index,
+                    (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
+    XDI_REQUIRE(ctx, !d->exact_only || t->chunk_exact, XD_ERROR_ARGUMENT,
+                "exact_only, but teacher %d does not say which chunks are exact", index);
+    return XD_OK;
+}
+
+/* Ids of the vocabulary; lists without partners ascend, so that they have no more entries than there are
+ * ids. */
+static xd_result xdi_xtoken_check_ids(xd_ctx *ctx, const char *name, const int32_t *ids, int64_t count,
+                                      int64_t size, bool ascending) {
+    for (int64_t i = 0; i < count; i++)
+        XDI_REQUIRE(ctx, ids[i] >= 0 && ids[i] < size, XD_ERROR_ARGUMENT,
+                    "the exact map has %s id %d, the vocabulary %lld", name, (int)ids[i], (long long)size);
+    for (int64_t i = 1; i < count && ascending; i++)
+        XDI_REQUIRE(ctx, ids[i] > ids[i - 1], XD_ERROR_ARGUMENT, "the exact map has %s id %d after %d", name,
+                    (int)ids[i], (int)ids[i - 1]);
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_check_gold(xd_ctx *ctx, const xd_xtoken_teacher *t, int index, int64_t size) {
+    const int64_t teacher = xdi_xtoken_vocabulary(t);
+    const xd_exact_map *map = t->map;
+    XDI_REQUIRE(ctx, map, XD_ERROR_ARGUMENT, "teacher %d has no exact map", index);
+    XDI_TRY(xdi_xtoken_check_ids(ctx, "student", map->student, map->pairs, size, true));
+    XDI_TRY(xdi_xtoken_check_ids(ctx, "teacher", map->teacher, map->pairs, teacher, false));
+    XDI_TRY(xdi_xtoken_check_ids(ctx, "student", map->student_rest, map->student_rest_count, size, true));
+    return xdi_xtoken_check_ids(ctx, "teacher", map->teacher_rest, map->teacher_rest_count, teacher, true);
+}
+
+static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher *t, int index,
+                                            int64_t size) {
+    XDI_REQUIRE(ctx, t->projection, XD_ERROR_ARGUMENT, "teacher %d has no projection", index);
+    XDI_REQUIRE(ctx, t->projection->student_size == size, XD_ERROR_SHAPE,
+                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+                (long long)t->projection->student_size, (long long)size);
+    XDI_REQUIRE(ctx, t->projection->teacher_size == xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
+                "the projection of teacher %d has %lld columns but its vocabulary is %lld", index,
+                (long long)t->projection->teacher_size, (long long)xdi_xtoken_vocabulary(t));
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XDI_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
+                "teacher %d has %lld rows but the student %lld", index, (long long)t->logits.rows,
+                (long long)d->student.rows);
+    XDI_REQUIRE(ctx, xdi_xtoken_vocabulary(t) >= size, XD_ERROR_SHAPE,
+                "teacher %d has %lld columns, less than the student's vocabulary of %lld", index,
+                (long long)xdi_xtoken_vocabulary(t), (long long)size);
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const xd_rows *y = &t->logits;
+    const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
+    XDI_REQUIRE(ctx, y->dtype == XD_DTYPE_F32 || y->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "teacher %d is %s; F32 or BF16 is needed", index, xd_dtype_name(y->dtype));
+    XDI_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
+                "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
+                (long long)d->sequences);
+    XDI_REQUIRE(ctx, xdi_xtoken_vocabulary(t) > 0 && y->cols >= xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
+                "teacher %d has %lld columns but its vocabulary is %lld", index, (long long)y->cols,
+                (long long)xdi_xtoken_vocabulary(t));
+    XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
+                "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
+                (long long)y->cols);
+    XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
+                XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
+                t->denominator_value);
+    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+                "teacher %d has no labels to be scored by", index);
+    XDI_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
+                "teacher %d has a vocabulary of 1: nothing to normalise by", index);
+    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_SAME, XD_ERROR_ARGUMENT,
+                "teacher %d is of kind %d", index, (int)t->kind);
+    if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
+    XDI_TRY(xdi_xtoken_check_chunks(ctx, d, index));
+    if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
+    return xdi_xtoken_check_projected(ctx, t, index, size);
+}
+
+static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) {
+    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+                "temperature %g must be positive and finite", d->temperature);
+    XDI_REQUIRE(ctx, d->columns > 0 && d->tail > 0 && d->tile >= 0 && d->tile <= XDI_XTOKEN_TILE_MAX,
+                XD_ERROR_ARGUMENT, "%lld columns, a tail of %lld and tiles of %lld", (long long)d->columns,
+                (long long)d->tail, (long long)d->tile);
+    XDI_REQUIRE(ctx, isfinite(d->kd_weight) && isfinite(d->ce_weight) && isfinite(d->alpha),
+                XD_ERROR_ARGUMENT, "weights %g and %g and alpha %g must be finite", d->kd_weight,
+                d->ce_weight, d->alpha);
+    XDI_REQUIRE(ctx, isfinite(d->token_denominator) && d->token_denominator >= 0.0, XD_ERROR_ARGUMENT,
+                "denominator %g must be finite and not negative", d->token_denominator);
+    XDI_REQUIRE(ctx, !d->balance || d->labels, XD_ERROR_ARGUMENT,
+                "balance needs labels: there is no CE without");
+    for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
+        XDI_REQUIRE(ctx, isfinite(d->sample_weight[b]) && d->sample_weight[b] >= 0.0f, XD_ERROR_ARGUMENT,
+                    "sample weight %g of sequence %lld is negative or not finite",
+                    (double)d->sample_weight[b], (long long)b);
+    for (int64_t i = 0; i < d->student.rows && d->row_weight; i++)
+        XDI_REQUIRE(ctx, isfinite(d->row_weight[i]) && d->row_weight[i] >= 0.0f, XD_ERROR_ARGUMENT,
+                    "weight %g of row %lld is negative or not finite", (double)d->row_weight[i],
+                    (long long)i);
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_check_mode(xd_ctx *ctx, const xd_xtoken_desc *d) {
+    double weights = 0.0;
+    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_XTOKEN_SELECT, XD_ERROR_ARGUMENT, "mode %d",
+                (int)d->mode);
+    XDI_REQUIRE(ctx, (int)d->score >= 0 && (int)d->score <= (int)XD_XTOKEN_SCORE_MAX_PROB, XD_ERROR_ARGUMENT,
+                "score %d", (int)d->score);
+    XDI_REQUIRE(ctx,
+                d->mode == XD_XTOKEN_SUM || (d->score == XD_XTOKEN_SCORE_NONE && !d->normalise_by_vocabulary),
+                XD_ERROR_ARGUMENT, "scores and normalisation belong to mode SUM, not %d", (int)d->mode);
+    for (int i = 0; i < d->teacher_count; i++)
+        weights += d->teachers[i].weight == 0.0 ? 1.0 : d->teachers[i].weight;
+    XDI_REQUIRE(ctx, d->mode != XD_XTOKEN_AVERAGED_LOGITS || weights != 0.0, XD_ERROR_ARGUMENT,
+                "the weights of averaged teachers sum to %g", weights);
+    return XD_OK;
+}
+
+/* With several teachers a row is read again after its gradient was written, and added to. */
+static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d) {
+    const bool several = d->teacher_count > 1;
+    if (!d->gradient.data) return XD_OK;
+    XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    XDI_REQUIRE(ctx, !several || d->gradient.data != d->student.data, XD_ERROR_ARGUMENT,
+                "%d teachers need a gradient apart from the student's logits", d->teacher_count);
+    XDI_REQUIRE(ctx, !several || d->gradient.dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
+                "%d teachers add up in the gradient: it must be F32, not %s", d->teacher_count,
+                xd_dtype_name(d->gradient.dtype));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "losses across tokenizers are computed on the CPU only");
+    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XDI_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
+                d->teacher_count);
+    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XDI_REQUIRE(ctx, d->sequences > 0 && d->sequences <= INT32_MAX && d->student.rows % d->sequences == 0,
+                XD_ERROR_SHAPE, "student has %lld rows for %lld sequences", (long long)d->student.rows,
+                (long long)d->sequences);
+    XDI_TRY(xdi_xtoken_check_numbers(ctx, d));
+    XDI_TRY(xdi_xtoken_check_mode(ctx, d));
+    const int64_t size = xd_vocab_describe(d->vocab).size;
+    for (int i = 0; i < d->teacher_count; i++) XDI_TRY(xdi_xtoken_check_teacher(ctx, d, i, size));
+    return xdi_xtoken_check_gradient(ctx, d);
+}
+
+/* >>distill/xtoken.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Cells of x->sums that are summed over comm. Before the passes they are tokens, denominators and scores;
+ * after each, these, and those of the teachers. */
+enum {
+    XDI_XTOKEN_CE,
+    XDI_XTOKEN_TOKENS,
+    XDI_XTOKEN_RIGHT,
+    XDI_XTOKEN_LABEL,
+    XDI_XTOKEN_NOT_FINITE,
+    XDI_XTOKEN_FIRST
+};
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XDI_XTOKEN_MINUS_INFINITY (-2097152.0)
+#define XDI_XTOKEN_NAN ((int64_t)1 << 57)
+
+/* ---- small parts that the kinds share ---- */
+
+XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count) {
+    memset(cells, 0, (size_t)count * (x->fixed ? sizeof(xd_fixed) : sizeof *cells));
+}
+
+XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
+    if (!x->fixed) {
+        cells[i] += term;
+        return;
+    }
+    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
+    const double low = XDI_XTOKEN_MINUS_INFINITY;
+    if (cell->high >= XDI_XTOKEN_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
+    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_XTOKEN_NAN;
+}
+
+/* Fixed point becomes doubles, from the front: a double is half as wide. */
+static void xdi_xtoken_settle(double *cells, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        xd_fixed cell;
+        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
+        double value = xd_fixed_value(cell);
+        if (cell.high >= XDI_XTOKEN_NAN / 2)
+            value = (double)NAN;
+        else if (value < XDI_XTOKEN_MINUS_INFINITY / 2.0)
+            value = -INFINITY;
+        memcpy(&cells[i], &value, sizeof value);
+    }
+}
+
+static xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
+    if (!comm || xd_comm_size(comm) == 1 || count == 0) return XD_OK;
+    if (x->fixed) return xd_all_reduce(comm, cells, cells, 2 * count, XD_DTYPE_I64, XD_SUM);
+    return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
+                                     xd_comm *second) {
+    XDI_TRY(xdi_xtoken_reduce(x, first, cells, count));
+    XDI_TRY(xdi_xtoken_reduce(x, second, cells, count));
+    if (x->fixed) xdi_xtoken_settle(cells, count);
+    return XD_OK;
+}
+
+static double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
+    return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
+}
+
+/* Tokens on both sides, not masked, and exact where that is asked for. */
+static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t at = b * t->chunks + c;
+    const bool exact = x->d.exact_only && !(x->d.compat && t->kind == XD_XTOKEN_GOLD);
+    uint8_t valid;
+    xd_valid_chunks(&term->student_sizes[at], &term->teacher_sizes[at],
+                    t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1, &valid);
+    return valid != 0;
+}
+
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    return xdi_xtoken_sample(x, b) != 0.0 && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const bool all = x->d.compat && term->teacher->kind == XD_XTOKEN_PROJECTED;
+    return (all || xdi_xtoken_sample(x, b) != 0.0) && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    if (!xdi_xtoken_counts(x, term, b, c)) return 0.0;
+    return x->d.compat && term->teacher->kind == XD_XTOKEN_GOLD ? 1.0 : xdi_xtoken_sample(x, b);
+}
+
+/* tau^2 / D, 0 where nothing counts. */
+static double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return term->denominator > 0.0 ? x->d.temperature * x->d.temperature / term->denominator : 0.0;
+}
+
+/* omega_i, with the factor of its vocabulary; averaged logits are one teacher of weight 1. */
+static double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    if (!term->active) return 0.0;
+    return x->d.mode == XD_XTOKEN_AVERAGED_LOGITS ? 1.0 : term->weight * term->length;
+}
+
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+}
+
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
+    if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
+    x->found.first_row = row;
+    x->found.first_value = value;
+}
+
+XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift) {
+    const bool first = x->written[row] == 0;
+    const int64_t label = first && x->ce_factor[row] != 0.0 ? x->d.labels[row] - x->vocab.begin : -1;
+    const double ce = first ? x->ce_factor[row] * x->ce_weight : 0.0;
+    const bool needs_p = times_p || shift != 0.0;
+    x->written[row] = 1;
+    for (int64_t v = 0; v < x->columns; v++) {
+        const double z = xdi_loss_load(&x->d.student, row, v);
+        const double p = needs_p ? exp(z / x->d.temperature - x->lse[row]) : 0.0;
+        double g = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
+        if (ce != 0.0) g += ce * (exp(z - x->lse_one[row]) - (v == label ? 1.0 : 0.0));
+        if (u) g += (times_p ? p * u[v] : u[v]) - p * shift;
+        xdi_loss_store(&x->d.gradient, row, v, g);
+    }
+    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
+        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+}
+
+/* ---- columns ---- */
+
+/* Which of the teacher's rows of sequence b count; true when all of them have a say. */
+static bool xdi_xtoken_voters(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    const xd_xtoken_teacher *t = term->teacher;
+    if (x->d.compat) return true;
+    for (int64_t i = 0; i < term->held; i++) {
+        const int64_t row = b * term->held + i;
+        if (t->kind == XD_XTOKEN_SAME)
+            x->mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
+        else
+            x->mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
+                                   xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
+    }
+    return false;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    const bool all = xdi_xtoken_voters(x, term, b);
+    const xd_rows *y = &term->teacher->logits;
+    const int64_t size = term->teacher->kind == XD_XTOKEN_SAME ? x->vocab.size : term->vocabulary;
+    xd_vocab *columns = NULL;
+    xd_rows rows = *y;
+    if (!all) {
+        const int64_t skip = b * term->held * (y->stride ? y->stride : y->cols);
+        rows.rows = term->held;
+        if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
+    }
+    xd_result result = xd_vocab_create(x->ctx, NULL, 0, size, size, &columns);
+    result = xdi_vocab_agree(x->d.sequence_comm, NULL, result);
+    if (result == XD_OK)
+        result = xd_select_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm, term->k,
+                                   x->ids, NULL);
+    xd_vocab_destroy(columns);
+    return xdi_vocab_agree(x->vocab.tp, NULL, result);
+}
+
+/* ---- workspace ---- */
+
+/* Widths of the blocks that teachers use in turn: the largest of each. */
+typedef struct xdi_xtoken_sizes {
+    int64_t ids, mask, student, teacher, tail, items, teacher_items;
+} xdi_xtoken_sizes;
+
+static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
+                                    const xd_vocab_info *info, xdi_xtoken_sizes *s) {
+    const int64_t k = xdi_xtoken_columns(d, t, info->size), tile = xdi_xtoken_tile(d, k);
+    const int64_t columns = info->end - info->begin, size = xdi_xtoken_vocabulary(t);
+    if (t->kind == XD_XTOKEN_GOLD) {
+        s->student = xdi_xtoken_most(s->student, columns);
+        s->teacher = xdi_xtoken_most(s->teacher, size);
+        s->tail = xdi_xtoken_most(s->tail, 2 + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
+        s->items = xdi_xtoken_most(s->items, columns);
+        s->teacher_items = xdi_xtoken_most(s->teacher_items, size);
+        return;
+    }
+    s->ids = xdi_xtoken_most(s->ids, k);
+    s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
+    s->student = xdi_xtoken_most(s->student, tile * k);
+    s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
+}
+
+/* A block of count elements; NULL in a planning run. */
+static void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
+    size_t offset = 0, bytes = 0;
+    *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
+    return *fits && arena->base ? arena->base + offset : NULL;
+}
+
+static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
+    const int64_t rows = x->d.student.rows, held = xdi_xtoken_most(x->held, x->vocab.ranks);
+    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
+    x->log_probs = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
+    x->rows = (int64_t *)xdi_xtoken_take(arena, held, sizeof(int64_t), fits);
+    x->row_delta = (double *)xdi_xtoken_take(arena, held, sizeof(xd_fixed), fits);
+    x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
+}
+
+/* Every block from the arena; with a planning arena this is the size query. False when it does not fit. */
+static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
+    const xd_xtoken_desc *d = &x->d;
+    const int64_t teachers = d->teacher_count;
+    xdi_xtoken_sizes s;
+    bool fits = true;
+    memset(&s, 0, sizeof s);
+    xdi_xtoken_layout_rows(x, arena, &fits);
+    x->u = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
+    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
+                                        sizeof(xd_fixed), &fits);
+    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, &fits);
+    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
+    for (int i = 0; i < d->teacher_count; i++) {
+        const int64_t chunks =
+            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
+        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), &fits);
+        xdi_xtoken_size_teacher(d, &d->teachers[i], &x->vocab, &s);
+        if (!terms || !sizes) continue;
+        terms[i].student_sizes = sizes;
+        terms[i].teacher_sizes = sizes + chunks;
+    }
+    x->terms = terms;
+    x->ids = (int64_t *)xdi_xtoken_take(arena, s.ids, sizeof(int64_t), &fits);
+    x->mask = (uint8_t *)xdi_xtoken_take(arena, s.mask, 1, &fits);
+    x->student = (double *)xdi_xtoken_take(arena, s.student, sizeof(xd_fixed), &fits);
+    x->teacher = (double *)xdi_xtoken_take(arena, s.teacher, sizeof(xd_fixed), &fits);
+    x->tails = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
+    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s.tail : 0,
+                                             sizeof(double), &fits);
+    x->items = (xdi_xtoken_item *)xdi_xtoken_take(arena, s.items, sizeof(xdi_xtoken_item), &fits);
+    x->teacher_items =
+        (xdi_xtoken_item *)xdi_xtoken_take(arena, s.teacher_items, sizeof(xdi_xtoken_item), &fits);
+    return fits;
+}
+
+static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d) {
+    memset(x, 0, sizeof *x);
+    x->ctx = ctx;
+    x->d = *d;
+    x->vocab = xd_vocab_describe(d->vocab);
+    x->held = d->student.rows / d->sequences;
+    x->columns = x->vocab.end - x->vocab.begin;
+    x->selected = -1;
+    x->kd_weight = d->kd_weight;
+    x->ce_weight = d->ce_weight;
+    x->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    x->owner = !d->sequence_comm || xd_comm_rank(d->sequence_comm) == 0;
+}
+
+static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
+    const xd_xtoken_teacher *t = &x->d.teachers[index];
+    xdi_xtoken_term *term = &x->terms[index];
+    term->teacher = t;
+    term->held = t->logits.rows / x->d.sequences;
+    term->vocabulary = xdi_xtoken_vocabulary(t);
+    term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
+    term->tile = xdi_xtoken_tile(&x->d, term->k);
+    term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
+    term->weight = t->weight == 0.0 ? 1.0 : t->weight;
+}
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x, void **owned) {
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    XDI_TRY(xdi_xtoken_validate(ctx, &d));
+    xdi_xtoken_open(x, ctx, &d);
+    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = xd_allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
+    return XD_OK;
+}
+
+/* ---- rows ---- */
+
+/* Does the row count, and how much? A label outside the vocabulary is found here. */
+static double xdi_xtoken_row_weight(xdi_xtoken *x, int64_t row) {
+    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
+    if (!x->d.labels) return weight;
+    const int64_t label = x->d.labels[row];
+    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
+    if (label >= 0 && label < x->vocab.size) return weight;
+    if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
+        x->found.first_row = row;
+        x->found.first_value = (double)label;
+    }
+    return 0.0;
+}
+
+/* log-sum-exp of every row. In INVARIANT mode relative to the whole row's maximum, so that the terms are
+ * those of one rank. */
+static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, int64_t *argmax) {
+    const xd_rows *z = &x->d.student;
+    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
+    if (!x->fixed) return XD_OK;
+    for (int64_t row = 0; row < z->rows; row++) {
+        lse[row] = -INFINITY;
+        for (int64_t v = 0; v < x->columns; v++)
+            if (!(xdi_loss_load(z, row, v) / temperature <= lse[row]))
+                lse[row] = xdi_loss_load(z, row, v) / temperature;
+    }
+    if (x->vocab.tp) XDI_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
+    xdi_xtoken_zero(x, x->row_sums, z->rows);
+    for (int64_t row = 0; row < z->rows; row++)
+        for (int64_t v = 0; v < x->columns; v++)
+            xdi_xtoken_add(x, x->row_sums, row, exp(xdi_loss_load(z, row, v) / temperature - lse[row]));
+    XDI_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
+    for (int64_t row = 0; row < z->rows; row++) lse[row] += log(x->row_sums[row]);
+    return XD_OK;
+}
+
+/* Statistics of the student's rows: which count, and the log-probabilities of their labels. */
+static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
+    const xd_xtoken_desc *d = &x->d;
+    XDI_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
+    if (d->labels) {
+        XDI_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
+        XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
+    }
+    for (int64_t row = 0; row < d->student.rows; row++) {
+        const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
+        x->ce_factor[row] = 0.0;
+        if (!d->labels || weight == 0.0) continue;
+        x->log_probs[row] -= x->lse_one[row];
+        if (isfinite(x->log_probs[row]))
+            x->ce_factor[row] = weight;
+        else
+            xdi_xtoken_found(x, row, x->log_probs[row]);
+    }
+    return XD_OK;
+}
+
+/* What rows add to the sums. */
+static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const double weight = x->row_weight[row];
+        const bool right = x->d.labels && x->argmax[row] == x->d.labels[row];
+        xdi_xtoken_add(x, x->sums, XDI_XTOKEN_TOKENS, weight);
+        xdi_xtoken_add(x, x->sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
+        if (x->ce_factor[row] != 0.0) xdi_xtoken_add(x, x->sums, XDI_XTOKEN_CE, -weight * x->log_probs[row]);
+    }
+}
+
+/* ---- denominators and scores ---- */
+
+/* Chunks of every teacher, over sequence_comm; the ids were checked. */
+static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
+                                   x->d.sequence_comm };
+    const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
+                                   x->d.sequence_comm };
+    if (t->kind == XD_XTOKEN_SAME) return XD_OK;
+    XDI_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
+    return xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes);
+}
+
+/* This rank's part of D in a cell: sample weights of counted chunks, or their number. */
+static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t cell) {
+    if (term->teacher->kind == XD_XTOKEN_SAME || !x->owner) return;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t c = 0; c < term->teacher->chunks; c++)
+            if (xdi_xtoken_counts(x, term, b, c))
+                xdi_xtoken_add(x, x->sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
+}
+
+static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
+    if (term->teacher->kind == XD_XTOKEN_SAME) return x->token_denominator;
+    if (term->teacher->denominator_value > 0.0) return term->teacher->denominator_value;
+    return x->d.compat && counted < 1.0 ? 1.0 : counted;
+}
+
+/* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
+static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
+    const int n = x->d.teacher_count;
+    const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
+    double all = 0.0;
+    xdi_xtoken_zero(x, x->sums, 1 + 3 * n);
+    for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_add(x, x->sums, 0, x->row_weight[row]);
+    for (int i = 0; i < n; i++) {
+        XDI_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
+        xdi_xtoken_count(x, &x->terms[i], 1 + i);
+        if (score != XD_XTOKEN_SCORE_NONE) xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i);
+    }
+    XDI_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
+    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
+    for (int i = 0; i < n; i++) {
+        x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->sums[1 + i]);
+        all += x->sums[1 + i];
+    }
+    if (all == 0.0 && x->sums[0] == 0.0) x->found.nothing_counted = 1;
+    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
+        x->ce_factor[row] /= x->token_denominator;
+    xdi_xtoken_weigh(x, x->sums + 1 + n);
+    return XD_OK;
+}
+
+/* ---- passes ---- */
+
+static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
+    x->write = write;
+    x->found = x->found_in_rows;
+    memset(x->written, 0, (size_t)x->d.student.rows);
+    xdi_xtoken_zero(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
+    xdi_xtoken_add_rows(x);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        xdi_xtoken_term *term = &x->terms[i];
+        if (!term->active) continue;
+        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XDI_TRY(xdi_xtoken_projected(x, term));
+        if (term->teacher->kind == XD_XTOKEN_GOLD) XDI_TRY(xdi_xtoken_gold(x, term));
+        if (term->teacher->kind == XD_XTOKEN_SAME) XDI_TRY(xdi_xtoken_same(x, term));
+    }
+    for (int64_t row = 0; row < x->d.student.rows && write; row++)
+        if (!x->written[row]) xdi_xtoken_write(x, row, NULL, false, 0.0);
+    return XD_OK;
+}
+
+/* The sums of a pass over all of comm. */
+static xd_result xdi_xtoken_finish(const xdi_xtoken *x) {
+    xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
+    xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
+    return xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                           x->d.comm, NULL);
+}
+
+static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, int index) {
+    const xdi_xtoken_term *term = &x->terms[index];
+    const double *one = x->sums + term->cell;
+    xd_xtoken_teacher_values v;
+    v.kd = (one[XDI_XTOKEN_DIVERGENCE] + one[XDI_XTOKEN_TAIL]) * xdi_xtoken_scale(x, term);
+    v.weight = term->weight;
+    v.divergence = one[XDI_XTOKEN_DIVERGENCE];
+    v.tail = one[XDI_XTOKEN_TAIL];
+    v.denominator = term->denominator;
+    v.agreeing = one[XDI_XTOKEN_AGREEING];
+    v.compared = one[XDI_XTOKEN_COMPARED];
+    return v;
+}
+
+static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
+    xd_xtoken_values v;
+    memset(&v, 0, sizeof v);
+    for (int i = 0; i < x->d.teacher_count; i++)
+        v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
+    v.ce = x->token_denominator > 0.0 ? x->sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
+    v.kd_weight = x->kd_weight;
+    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
+    v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    v.right = x->sums[XDI_XTOKEN_RIGHT];
+    v.tokens = x->sums[XDI_XTOKEN_TOKENS];
+    v.token_denominator = x->token_denominator;
+    v.selected = x->selected;
+    return v;
+}
+
+/* Adds what was found to the caller's status, or makes an error of it. */
+static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
+    xd_status found = x->found, *status = x->d.status;
+    found.label_out_of_range = (int64_t)x->sums[XDI_XTOKEN_LABEL];
+    found.not_finite = (int64_t)x->sums[XDI_XTOKEN_NOT_FINITE];
+    if (!status) return xd_status_check(x->ctx, &found);
+    if (status->label_out_of_range == 0 && status->not_finite == 0) {
+        status->first_row = found.first_row;
+        status->first_value = found.first_value;
+    }
+    status->label_out_of_range += found.label_out_of_range;
+    status->not_finite += found.not_finite;
+    status->nothing_counted += found.nothing_counted;
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
+    const bool write = x->d.gradient.data != NULL;
+    xd_xtoken_values values;
+    XDI_TRY(xdi_xtoken_rows(x));
+    XDI_TRY(xdi_xtoken_denominators(x));
+    x->found_in_rows = x->found;
+    if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
+    XDI_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
+    XDI_TRY(xdi_xtoken_finish(x));
+    values = xdi_xtoken_result(x);
+    if (x->d.balance) {
+        x->kd_weight = values.balance;
+        if (write) XDI_TRY(xdi_xtoken_pass(x, true));
+        if (write) XDI_TRY(xdi_xtoken_finish(x));
+        values = xdi_xtoken_result(x);
+    }
+    XDI_TRY(xdi_xtoken_report(x));
+    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
+        x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
+    *out = values;
+    return XD_OK;
+}
+
+/* Are the sizes such that the workspace can be computed? */
+static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
+    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
+        return false;
+    if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
+    for (int i = 0; i < d->teacher_count; i++)
+        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX || d->teachers[i].logits.rows < 0)
+            return false;
+    return d->teacher_count > 0;
+}
+
+XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
+    xdi_xtoken x;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!xdi_xtoken_is_sized(desc)) return 0;
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    xdi_xtoken_open(&x, NULL, &d);
+    return xdi_xtoken_layout(&x, &arena) ? arena.peak : 0;
+}
+
+XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
+    xdi_xtoken x;
+    void *owned = NULL;
+    xd_result result = xdi_xtoken_prepare(ctx, desc, &x, &owned);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
+                             desc->comm ? desc->comm : desc->sequence_comm, result);
+    if (result == XD_OK) result = xdi_xtoken_run(&x, out);
+    xd_release(ctx, owned);
+    return result;
+}
+
+/* >>distill/xtoken_projected.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Chunks [first, end) of sequence b. */
+typedef struct xdi_projected_tile {
+    const xdi_xtoken *x;
+    const xdi_xtoken_term *term;
+    int64_t b, first, end;
+    int64_t row_count; /* student rows in x->rows */
+} xdi_projected_tile;
+
+/* The chunk of a held position when it is in the tile and looked at, as its place in the tile; else -1. */
+static int64_t xdi_projected_place(const xdi_projected_tile *tile, const int64_t *chunks, int64_t row) {
+    const int64_t c = chunks[row];
+    if (c < tile->first || c >= tile->end) return -1;
+    return xdi_xtoken_looks(tile->x, tile->term, tile->b, c) ? c - tile->first : -1;
+}
+
+/* Cells [first, first + k) of the student += sum_v p_v M[v, J_j]: only ids with an entry in J are
+ * exponentiated. */
+static void xdi_projected_add_student(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row,
+                                      int64_t first) {
+    const xd_projection *m = term->teacher->projection;
+    for (int64_t j = 0; j < term->k; j++) {
+        const xdi_projection_span span = xdi_projection_column(m, x->ids[j], x->vocab.begin, x->vocab.end);
+        for (int64_t e = span.begin; e < span.end; e++) {
+            const double z = xdi_loss_load(&x->d.student, row, m->student_id[e] - x->vocab.begin);
+            xdi_xtoken_add(x, x->student, first + j,
+                           (double)m->column_weight[e] * exp(z / x->d.temperature - x->lse[row]));
+        }
+    }
+}
+
+/* Cells [first, first + k) of the teacher += log_softmax over J of its row. */
+static void xdi_projected_add_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row,
+                                      int64_t first) {
+    const xd_rows *y = &term->teacher->logits;
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t j = 0; j < term->k; j++) {
+        const double z = xdi_loss_load(y, row, x->ids[j]) / x->d.temperature;
+        if (!(z <= max)) max = z; /* a NaN stays */
+    }
+    for (int64_t j = 0; j < term->k; j++)
+        sum += exp(xdi_loss_load(y, row, x->ids[j]) / x->d.temperature - max);
+    const double lse = max + log(sum);
+    for (int64_t j = 0; j < term->k; j++)
+        xdi_xtoken_add(x, x->teacher, first + j, xdi_loss_load(y, row, x->ids[j]) / x->d.temperature - lse);
+}
+
+/* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
+static xd_result xdi_projected_sums(xdi_xtoken *x, xdi_projected_tile *tile) {
+    const xdi_xtoken_term *term = tile->term;
+    const int64_t count = (tile->end - tile->first) * term->k;
+    xdi_xtoken_zero(x, x->student, count);
+    xdi_xtoken_zero(x, x->teacher, count);
+    tile->row_count = 0;
+    for (int64_t i = tile->b * x->held; i < (tile->b + 1) * x->held; i++) {
+        const int64_t place = xdi_projected_place(tile, term->teacher->student_chunks, i);
+        if (place < 0) continue;
+        x->rows[tile->row_count++] = i;
+        xdi_projected_add_student(x, term, i, place * term->k);
+    }
+    for (int64_t i = tile->b * term->held; i < (tile->b + 1) * term->held; i++) {
+        const int64_t place = xdi_projected_place(tile, term->teacher->teacher_chunks, i);
+        if (place >= 0) xdi_projected_add_teacher(x, term, i, place * term->k);
+    }
+    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
+    return xdi_xtoken_join(x, x->teacher, count, x->d.sequence_comm, NULL);
+}
+
+/* Subtracts ln sum e^a: the target becomes a distribution. */
+static void xdi_projected_normalise(double *a, int64_t k) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t j = 0; j < k; j++)
+        if (!(a[j] <= max)) max = a[j];
+    for (int64_t j = 0; j < k; j++) sum += exp(a[j] - max);
+    const double lse = max + log(sum);
+    for (int64_t j = 0; j < k; j++) a[j] -= lse;
+}
+
+/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+ *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z */
+static double xdi_projected_divergence(double *q, const double *a, int64_t k, bool reverse) {
+    double z = XDI_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
+    for (int64_t j = 0; j < k; j++) z += q[j];
+    for (int64_t j = 0; j < k; j++) {
+        const double r = q[j] / z, s = log(r + XDI_XTOKEN_EPSILON), target = exp(a[j]);
+        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
+        if (reverse)
+            value += exp(s) * (s - a[j]);
+        else if (target != 0.0)
+            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
+        q[j] = ds / (r + XDI_XTOKEN_EPSILON);
+        dot += q[j] * r;
+    }
+    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
+    return value;
+}
+
+static int64_t xdi_projected_argmax(const double *x, int64_t k) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < k; j++)
+        if (x[j] > x[best]) best = j;
+    return best;
+}
+
+/* One chunk of the tile: its sums become means, its loss is added, and q becomes d loss / d y of each of its
+ * positions, y = p M. Zero where nothing counts. */
+static void xdi_projected_chunk(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b, int64_t c, double *q,
+                                double *a) {
+    const int64_t at = b * term->teacher->chunks + c;
+    const double student = (double)term->student_sizes[at] + XDI_XTOKEN_EPSILON;
+    const double teacher = (double)term->teacher_sizes[at] + XDI_XTOKEN_EPSILON;
+    const double weight = xdi_xtoken_weight(x, term, b, c);
+    for (int64_t j = 0; j < term->k; j++) q[j] /= student;
+    for (int64_t j = 0; j < term->k; j++) a[j] /= teacher;
+    if (!x->d.compat) xdi_projected_normalise(a, term->k);
+    const bool agree = xdi_projected_argmax(q, term->k) == xdi_projected_argmax(a, term->k);
+    const double value = xdi_projected_divergence(q, a, term->k, x->d.reverse);
+    const bool good = isfinite(value) != 0;
+    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, at, value);
+    if (x->owner) {
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, agree ? 1.0 : 0.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    }
+    const double factor = good ? weight * xdi_xtoken_factor(x, term) / student : 0.0;
+    for (int64_t j = 0; j < term->k; j++) q[j] = factor != 0.0 ? q[j] * factor : 0.0;
+}
+
+/* The largest |dy|: delta is summed in units of it, for fixed point. 0 where nothing counts. */
+static double xdi_projected_unit(const double *dy, int64_t k) {
+    double most = 0.0;
+    for (int64_t j = 0; j < k; j++)
+        if (fabs(dy[j]) > most) most = fabs(dy[j]);
+    return most;
+}
+
+/* Cell i += sum_v p_v h_v of this shard, h = M dy, in units of dy. */
+static void xdi_projected_delta(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t i,
+                                const double *dy) {
+    const xd_projection *m = term->teacher->projection;
+    const double unit = xdi_projected_unit(dy, term->k);
+    const int64_t row = x->rows[i];
+    for (int64_t j = 0; j < term->k; j++) {
+        if (dy[j] == 0.0) continue;
+        const xdi_projection_span span = xdi_projection_column(m, x->ids[j], x->vocab.begin, x->vocab.end);
+        for (int64_t e = span.begin; e < span.end; e++) {
+            const double z = xdi_loss_load(&x->d.student, row, m->student_id[e] - x->vocab.begin);
+            xdi_xtoken_add(x, x->row_delta, i,
+                           (double)m->column_weight[e] * (dy[j] / unit) *
+                               exp(z / x->d.temperature - x->lse[row]));
+        }
+    }
+}
+
+/* u = h / tau of this shard. */
+static void xdi_projected_scatter(xdi_xtoken *x, const xdi_xtoken_term *term, const double *dy) {
+    const xd_projection *m = term->teacher->projection;
+    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
+    for (int64_t j = 0; j < term->k; j++) {
+        const xdi_projection_span span = xdi_projection_column(m, x->ids[j], x->vocab.begin, x->vocab.end);
+        for (int64_t e = span.begin; e < span.end; e++)
+            x->u[m->student_id[e] - x->vocab.begin] += (double)m->column_weight[e] * dy[j] / x->d.temperature;
+    }
+}
+
+/* dz = p (h - delta) / tau for the rows of the tile. A run of one chunk's rows makes h once. */
+static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_projected_tile *tile) {
+    const xdi_xtoken_term *term = tile->term;
+    const int64_t *chunks = term->teacher->student_chunks;
+    int64_t last = -1;
+    xdi_xtoken_zero(x, x->row_delta, tile->row_count);
+    for (int64_t i = 0; i < tile->row_count; i++)
+        xdi_projected_delta(x, term, i, x->student + (chunks[x->rows[i]] - tile->first) * term->k);
+    XDI_TRY(xdi_xtoken_join(x, x->row_delta, tile->row_count, x->vocab.tp, NULL));
+    for (int64_t i = 0; i < tile->row_count; i++) {
+        const int64_t place = chunks[x->rows[i]] - tile->first;
+        const double *dy = x->student + place * term->k, unit = xdi_projected_unit(dy, term->k);
+        if (unit == 0.0) continue;
+        if (place != last) xdi_projected_scatter(x, term, dy);
+        last = place;
+        xdi_xtoken_write(x, x->rows[i], x->u, true, x->row_delta[i] * unit / x->d.temperature);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_projected_run_tile(xdi_xtoken *x, xdi_xtoken_term *term, xdi_projected_tile *tile) {
+    XDI_TRY(xdi_projected_sums(x, tile));
+    for (int64_t c = tile->first; c < tile->end; c++) {
+        const int64_t at = (c - tile->first) * term->k;
+        if (xdi_xtoken_looks(x, term, tile->b, c))
+            xdi_projected_chunk(x, term, tile->b, c, x->student + at, x->teacher + at);
+    }
+    return x->write ? xdi_projected_gradient(x, tile) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const int64_t chunks = term->teacher->chunks;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        if (b == 0 || !x->d.compat) XDI_TRY(xdi_xtoken_choose(x, term, b));
+        for (int64_t first = 0; first < chunks; first += term->tile) {
+            const int64_t end = first + term->tile < chunks ? first + term->tile : chunks;
+            xdi_projected_tile tile = { x, term, b, first, end, 0 };
+            XDI_TRY(xdi_projected_run_tile(x, term, &tile));
+        }
+    }
+    return XD_OK;
+}
+
+/* >>distill/xtoken_gold.c */
+
+#include <math.h>
+#include <string.h>
+
+/* What a shard tells the others of a chunk: its likeliest pair, and behind that its sorted tail. */
+enum { XDI_GOLD_BEST, XDI_GOLD_PAIR, XDI_GOLD_TAIL };
+
+/* ---- the largest of a list ---- */
+
+static bool xdi_gold_before(const xdi_xtoken_item *a, const xdi_xtoken_item *b) {
+    return a->value > b->value || (a->value == b->value && a->id < b->id);
+}
+
+static void xdi_gold_sift(xdi_xtoken_item *heap, int64_t at, int64_t count) {
+    const xdi_xtoken_item item = heap[at];
+    for (int64_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
+        if (child + 1 < count && xdi_gold_before(&heap[child + 1], &heap[child])) child++;
+        if (!xdi_gold_before(&heap[child], &item)) break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = item;
+}
+
+/* The k first of the list, in order from its end: items[count - 1 - i] is number i. */
+static void xdi_gold_select(xdi_xtoken_item *items, int64_t count, int64_t k) {
+    for (int64_t at = count / 2; at-- > 0;) xdi_gold_sift(items, at, count);
+    for (int64_t i = 0; i < k; i++) {
+        const int64_t last = count - 1 - i;
+        const xdi_xtoken_item largest = items[0];
+        items[0] = items[last];
+        xdi_gold_sift(items, 0, last);
+        items[last] = largest;
+    }
+}
+
+/* ---- one chunk ---- */
+
+/* Chunk c of sequence b, with its tail's length on this shard and as compared. */
+typedef struct xdi_gold_chunk {
+    int64_t b, c;
+    int64_t mine, student_count,
+        teacher_count; /* tail entries of this shard; lists in x->items, teacher_items */
+    int64_t tail;
+    double kl, l1;
+    bool agree;
+} xdi_gold_chunk;
+
+static void xdi_gold_add_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row) {
+    const xd_rows *y = &term->teacher->logits;
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t u = 0; u < term->vocabulary; u++) {
+        const double z = xdi_loss_load(y, row, u) / x->d.temperature;
+        if (!(z <= max)) max = z;
+    }
+    for (int64_t u = 0; u < term->vocabulary; u++)
+        sum += exp(xdi_loss_load(y, row, u) / x->d.temperature - max);
+    const double lse = max + log(sum);
+    for (int64_t u = 0; u < term->vocabulary; u++)
+        xdi_xtoken_add(x, x->teacher, u, xdi_loss_load(y, row, u) / x->d.temperature - lse);
+}
+
+/* alpha of this shard's ids in x->student, beta of all the teacher's in x->teacher. */
+static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t at = chunk->b * t->chunks + chunk->c;
+    xdi_xtoken_zero(x, x->student, x->columns);
+    xdi_xtoken_zero(x, x->teacher, term->vocabulary);
+    for (int64_t i = chunk->b * x->held; i < (chunk->b + 1) * x->held; i++)
+        for (int64_t v = 0; v < x->columns && t->student_chunks[i] == chunk->c; v++)
+            xdi_xtoken_add(x, x->student, v,
+                           xdi_loss_load(&x->d.student, i, v) / x->d.temperature - x->lse[i]);
+    for (int64_t i = chunk->b * term->held; i < (chunk->b + 1) * term->held; i++)
+        if (t->teacher_chunks[i] == chunk->c) xdi_gold_add_teacher(x, term, i);
+    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, x->d.sequence_comm, NULL));
+    XDI_TRY(xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL));
+    for (int64_t v = 0; v < x->columns; v++)
+        x->student[v] /= (double)term->student_sizes[at] + XDI_XTOKEN_EPSILON;
+    for (int64_t u = 0; u < term->vocabulary; u++)
+        x->teacher[u] /= (double)term->teacher_sizes[at] + XDI_XTOKEN_EPSILON;
+    return XD_OK;
+}
+
+/* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
+static void xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl) {
+    double best = -INFINITY, pair = -1.0;
+    xdi_xtoken_zero(x, kl, 1);
+    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
+    for (int64_t i = 0; i < map->pairs; i++) {
+        const int64_t v = map->student[i] - x->vocab.begin;
+        if (v < 0 || v >= x->columns) continue;
+        const double alpha = x->student[v], beta = x->teacher[map->teacher[i]];
+        const double p = exp(x->d.reverse ? alpha : beta);
+        if (p != 0.0) xdi_xtoken_add(x, kl, 0, p * (x->d.reverse ? alpha - beta : beta - alpha));
+        if (p != 0.0) x->u[v] = x->d.reverse ? p * (alpha - beta + 1.0) : -p;
+        if (pair >= 0.0 && !(alpha > best)) continue;
+        best = alpha;
+        pair = (double)i;
+    }
+    x->tails[XDI_GOLD_BEST] = best;
+    x->tails[XDI_GOLD_PAIR] = pair;
+}
+
+/* The tails: this shard's ids and the teacher's without a partner, the largest first; a shorter list of
+ * this shard ends in -1, which is less than any probability. */
+static void xdi_gold_tails(xdi_xtoken *x, const xd_exact_map *map, xdi_gold_chunk *chunk) {
+    chunk->student_count = chunk->teacher_count = 0;
+    for (int64_t i = 0; i < map->student_rest_count; i++) {
+        const int64_t v = map->student_rest[i] - x->vocab.begin;
+        if (v < 0 || v >= x->columns) continue;
+        x->items[chunk->student_count].value = exp(x->student[v]);
+        x->items[chunk->student_count++].id = v;
+    }
+    for (int64_t i = 0; i < map->teacher_rest_count; i++) {
+        x->teacher_items[chunk->teacher_count].value = exp(x->teacher[map->teacher_rest[i]]);
+        x->teacher_items[chunk->teacher_count++].id = map->teacher_rest[i];
+    }
+    chunk->mine = chunk->student_count < chunk->tail ? chunk->student_count : chunk->tail;
+    xdi_gold_select(x->items, chunk->student_count, chunk->mine);
+    xdi_gold_select(x->teacher_items, chunk->teacher_count, chunk->tail);
+    for (int64_t i = 0; i < chunk->tail; i++)
+        x->tails[XDI_GOLD_TAIL + i] = i < chunk->mine ? x->items[chunk->student_count - 1 - i].value : -1.0;
+}
+
+/* Finds the likeliest pair of all shards, and whether the teacher has the same. */
+static void xdi_gold_merge_pairs(xdi_xtoken *x, const xd_exact_map *map, const double *all, int64_t stride,
+                                 xdi_gold_chunk *chunk) {
+    double best = -INFINITY, pair = -1.0;
+    int64_t teacher = 0;
+    for (int r = 0; r < x->vocab.ranks; r++) {
+        const double *one = all + r * stride;
+        if (one[XDI_GOLD_PAIR] < 0.0 || (pair >= 0.0 && one[XDI_GOLD_BEST] < best)) continue;
+        if (one[XDI_GOLD_BEST] == best && pair >= 0.0 && one[XDI_GOLD_PAIR] > pair) continue;
+        best = one[XDI_GOLD_BEST];
+        pair = one[XDI_GOLD_PAIR];
+    }
+    for (int64_t i = 1; i < map->pairs; i++)
+        if (x->teacher[map->teacher[i]] > x->teacher[map->teacher[teacher]]) teacher = i;
+    chunk->agree = map->pairs > 0 && pair == (double)teacher;
+}
+
+/* Walks the sorted tails of all shards as one list; u gets the derivative by alpha where an entry is ours.
+ * Of equal entries the lowest shard's is first. x->rows holds the place in each shard's list. */
+static void xdi_gold_merge_tails(xdi_xtoken *x, const double *all, int64_t stride, xdi_gold_chunk *chunk) {
+    int64_t *place = x->rows;
+    memset(place, 0, (size_t)x->vocab.ranks * sizeof *place);
+    chunk->l1 = 0.0;
+    for (int64_t i = 0; i < chunk->tail; i++) {
+        int owner = 0;
+        double largest = -2.0;
+        for (int r = 0; r < x->vocab.ranks; r++) {
+            const double value = place[r] < chunk->tail ? all[r * stride + XDI_GOLD_TAIL + place[r]] : -2.0;
+            if (!(value <= largest)) {
+                largest = value;
+                owner = r;
+            }
+        }
+        const double y = x->teacher_items[chunk->teacher_count - 1 - i].value;
+        const int64_t mine = place[owner]++;
+        chunk->l1 += fabs(largest - y);
+        if (owner != x->vocab.rank || mine >= chunk->mine) continue;
+        const double sign = largest > y ? 1.0 : largest < y ? -1.0 : 0.0;
+        x->u[x->items[chunk->student_count - 1 - mine].id] = sign * largest;
+    }
+}
+
+/* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
+static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
+                                   double factor) {
+    double *sum = x->row_sums; /* one cell */
+    xdi_xtoken_zero(x, sum, 1);
+    for (int64_t v = 0; v < x->columns; v++) xdi_xtoken_add(x, sum, 0, x->u[v]);
+    for (int64_t v = 0; v < x->columns; v++) x->u[v] *= factor / x->d.temperature;
+    XDI_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
+    sum[0] *= factor / x->d.temperature;
+    for (int64_t i = chunk->b * x->held; i < (chunk->b + 1) * x->held; i++)
+        if (term->teacher->student_chunks[i] == chunk->c) xdi_xtoken_write(x, i, x->u, false, sum[0]);
+    return XD_OK;
+}
+
+static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
+    const int64_t at = chunk->b * term->teacher->chunks + chunk->c;
+    const double weight = xdi_xtoken_weight(x, term, chunk->b, chunk->c), value = chunk->kl + chunk->l1;
+    if (x->owner) {
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE,
+                       isfinite(value) ? weight * chunk->kl : 0.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, isfinite(value) ? weight * chunk->l1 : 0.0);
+        if (!isfinite(value)) xdi_xtoken_found(x, at, value);
+    }
+    if (!x->write || !isfinite(value)) return XD_OK;
+    return xdi_gold_gradient(x, term, chunk,
+                             weight * xdi_xtoken_factor(x, term) /
+                                 ((double)term->student_sizes[at] + XDI_XTOKEN_EPSILON));
+}
+
+static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
+    const xd_exact_map *map = term->teacher->map;
+    const int64_t stride = XDI_GOLD_TAIL + chunk->tail;
+    const double *all = x->tails;
+    double *kl = x->row_sums; /* one cell */
+    XDI_TRY(xdi_gold_means(x, term, chunk));
+    xdi_gold_pairs(x, map, kl);
+    XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
+    chunk->kl = kl[0];
+    xdi_gold_tails(x, map, chunk);
+    if (x->vocab.tp) {
+        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, stride, XD_DTYPE_F64));
+        all = x->all_tails;
+    }
+    xdi_gold_merge_pairs(x, map, all, stride, chunk);
+    xdi_gold_merge_tails(x, all, stride, chunk);
+    return xdi_gold_finish(x, term, chunk);
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map) {
+    const int64_t rest =
+        map->student_rest_count < map->teacher_rest_count ? map->student_rest_count : map->teacher_rest_count;
+    return rest < d->tail ? rest : d->tail;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t c = 0; c < term->teacher->chunks; c++) {
+            xdi_gold_chunk chunk;
+            memset(&chunk, 0, sizeof chunk);
+            chunk.b = b;
+            chunk.c = c;
+            chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
+            if (xdi_xtoken_looks(x, term, b, c)) XDI_TRY(xdi_gold_run(x, term, &chunk));
+        }
+    return XD_OK;
+}
+
+/* >>distill/xtoken_same.c */
+
+#include <math.h>
+#include <string.h>
+
+/* The teacher's logit, or the weighted mean of all teachers' where their logits are averaged. */
+static double xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row, int64_t id) {
+    if (x->d.mode != XD_XTOKEN_AVERAGED_LOGITS) return xdi_loss_load(&term->teacher->logits, row, id);
+    double sum = 0.0, weights = 0.0;
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        sum += x->terms[i].weight * xdi_loss_load(&x->terms[i].teacher->logits, row, id);
+        weights += x->terms[i].weight;
+    }
+    return sum / weights;
+}
+
+static int64_t xdi_same_id(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t j) {
+    return term->k == x->vocab.size ? j : x->ids[j];
+}
+
+/* Log-softmax in place. */
+static void xdi_same_log_softmax(double *x, int64_t k) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t j = 0; j < k; j++)
+        if (!(x[j] <= max)) max = x[j];
+    for (int64_t j = 0; j < k; j++) sum += exp(x[j] - max);
+    const double lse = max + log(sum);
+    for (int64_t j = 0; j < k; j++) x[j] -= lse;
+}
+
+/* The student's columns J of rows [first, end), from the ranks that own them. */
+static xd_result xdi_same_gather(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t end) {
+    const int64_t count = (end - first) * term->k;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t id = xdi_same_id(x, term, i % term->k);
+        const bool mine = id >= x->vocab.begin && id < x->vocab.end;
+        x->student[i] =
+            mine ? xdi_loss_load(&x->d.student, first + i / term->k, id - x->vocab.begin) / x->d.temperature
+                 : -INFINITY;
+    }
+    if (!x->vocab.tp) return XD_OK;
+    return xd_all_reduce(x->vocab.tp, x->student, x->student, count, XD_DTYPE_F64, XD_MAX);
+}
+
+/* One position: KL over J, and in s its derivative by the logits over tau. */
+static double xdi_same_divergence(double *s, const double *t, int64_t k, bool reverse) {
+    double value = 0.0;
+    for (int64_t j = 0; j < k; j++) {
+        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
+        if (p != 0.0) value += p * difference;
+    }
+    for (int64_t j = 0; j < k; j++) {
+        const double p = exp(s[j]);
+        if (!reverse)
+            s[j] = p - exp(t[j]);
+        else
+            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
+    }
+    return value;
+}
+
+static void xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
+    const double weight = x->row_weight[row], factor = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
+    int64_t best[2] = { 0, 0 };
+    for (int64_t j = 0; j < term->k; j++) {
+        x->teacher[j] = xdi_same_teacher(x, term, row, xdi_same_id(x, term, j)) / x->d.temperature;
+        if (s[j] > s[best[0]]) best[0] = j;
+        if (x->teacher[j] > x->teacher[best[1]]) best[1] = j;
+    }
+    xdi_same_log_softmax(s, term->k);
+    xdi_same_log_softmax(x->teacher, term->k);
+    const double value = xdi_same_divergence(s, x->teacher, term->k, x->d.reverse);
+    const bool good = isfinite(value) != 0;
+    if (!good) xdi_xtoken_found(x, row, value);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, best[0] == best[1] ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
+    if (!good || !x->write) return;
+    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
+    for (int64_t j = 0; j < term->k; j++) {
+        const int64_t id = xdi_same_id(x, term, j);
+        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = factor * s[j];
+    }
+    xdi_xtoken_write(x, row, x->u, false, 0.0);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XDI_TRY(xdi_xtoken_choose(x, term, b));
+        const int64_t last = (b + 1) * x->held;
+        for (int64_t first = b * x->held; first < last; first += term->tile) {
+            const int64_t end = first + term->tile < last ? first + term->tile : last;
+            XDI_TRY(xdi_same_gather(x, term, first, end));
+            for (int64_t row = first; row < end; row++)
+                if (x->row_weight[row] != 0.0)
+                    xdi_same_row(x, term, row, x->student + (row - first) * term->k);
+        }
+    }
+    return XD_OK;
+}
+
+/* >>distill/xtoken_score.c */
+
+#include <math.h>
+
+/* Moments of one row at temperature 1, over the whole width of the model as the reference has it. */
+typedef struct xdi_score_row {
+    double lse, largest, entropy;
+} xdi_score_row;
+
+static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
+    xdi_score_row out = { 0.0, -INFINITY, 0.0 };
+    double sum = 0.0;
+    for (int64_t u = 0; u < y->cols; u++)
+        if (!(xdi_loss_load(y, row, u) <= out.largest)) out.largest = xdi_loss_load(y, row, u);
+    for (int64_t u = 0; u < y->cols; u++) sum += exp(xdi_loss_load(y, row, u) - out.largest);
+    out.lse = out.largest + log(sum);
+    for (int64_t u = 0; u < y->cols; u++) {
+        const double p = exp(xdi_loss_load(y, row, u) - out.lse);
+        out.entropy -= p * log(p + XDI_XTOKEN_EPSILON);
+    }
+    return out;
+}
+
+/* The weight of a row for this score, 0 where it has no say. */
+static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
+                               int64_t row) {
+    if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
+    if (!t->labels) return x->row_weight[row]; /* one tokenizer: the student's */
+    if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
+        return 0.0;
+    return t->label_weight ? (double)t->label_weight[row] : 1.0;
+}
+
+XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                      int64_t cell) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t *labels = t->labels ? t->labels : x->d.labels;
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const double weight = xdi_score_weight(x, t, score, row);
+        if (weight == 0.0) continue;
+        const xdi_score_row moments = xdi_score_of(&t->logits, row);
+        double value = -moments.entropy;
+        if (score == XD_XTOKEN_SCORE_CE) value = xdi_loss_load(&t->logits, row, labels[row]) - moments.lse;
+        if (score == XD_XTOKEN_SCORE_MAX_PROB) value = exp(moments.largest - moments.lse);
+        xdi_xtoken_add(x, x->sums, cell, weight * value);
+        xdi_xtoken_add(x, x->sums, cell + 1, weight);
+    }
+}
+
+/* ln V_i / ln min_j V_j. */
+static void xdi_score_lengths(xdi_xtoken *x) {
+    int64_t least = x->terms[0].vocabulary;
+    for (int i = 1; i < x->d.teacher_count; i++)
+        if (x->terms[i].vocabulary < least) least = x->terms[i].vocabulary;
+    for (int i = 0; i < x->d.teacher_count; i++)
+        x->terms[i].length =
+            x->d.normalise_by_vocabulary ? log((double)x->terms[i].vocabulary) / log((double)least) : 1.0;
+}
+
+static void xdi_score_softmax(xdi_xtoken *x, const double *score) {
+    double max = -INFINITY, sum = 0.0;
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        x->terms[i].weight = x->d.alpha * score[2 * i] * x->terms[i].length;
+        if (x->terms[i].weight > max) max = x->terms[i].weight;
+    }
+    for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = exp(x->terms[i].weight - max);
+    for (int i = 0; i < x->d.teacher_count; i++) x->terms[i].weight /= sum;
+}
+
+XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
+    int best = 0;
+    xdi_score_lengths(x);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        if (scores[2 * i] > scores[2 * best]) best = i;
+        x->terms[i].active = true;
+    }
+    if (x->d.score != XD_XTOKEN_SCORE_NONE) xdi_score_softmax(x, scores);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        if (x->d.mode == XD_XTOKEN_AVERAGED_LOGITS) x->terms[i].active = i == 0;
+        if (x->d.mode != XD_XTOKEN_SELECT) continue;
+        x->terms[i].active = i == best;
+        x->terms[i].weight = i == best ? 1.0 : 0.0;
+    }
+    if (x->d.mode == XD_XTOKEN_SELECT) x->selected = best;
+}
+
+/* >>distill/xtoken_route.c */
+
+/* The shard's part of the window; false when there is none. */
+static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end, xd_teacher_shard *out) {
+    *out = *s;
+    if (out->position_begin < begin) out->position_begin = begin;
+    if (out->position_end > end) out->position_end = end;
+    return out->position_begin < out->position_end && out->vocabulary_begin < out->vocabulary_end;
+}
+
+static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
+                                 int64_t end, int64_t vocabulary) {
+    XDI_REQUIRE(ctx, begin <= end && vocabulary >= 0, XD_ERROR_ARGUMENT,
+                "a window of positions [%lld, %lld) by %lld columns", (long long)begin, (long long)end,
+                (long long)vocabulary);
+    for (int64_t i = 0; i < count; i++) {
+        const xd_teacher_shard *s = &shards[i];
+        XDI_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
+                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
+                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
+                    (long long)s->vocabulary_end);
+        XDI_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= vocabulary, XD_ERROR_ARGUMENT,
+                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
+                    (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)vocabulary);
+    }
+    return XD_OK;
+}
+
+static bool xdi_route_overlap(const xd_teacher_shard *a, const xd_teacher_shard *b) {
+    return a->position_begin < b->position_end && b->position_begin < a->position_end &&
+           a->vocabulary_begin < b->vocabulary_end && b->vocabulary_begin < a->vocabulary_end;
+}
+
+/* Disjoint rectangles whose areas add up to the window's cover it. */
+static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
+                                 int64_t end, int64_t vocabulary) {
+    int64_t area = 0;
+    for (int64_t i = 0; i < count; i++) {
+        xd_teacher_shard mine, other;
+        if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
+        area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
+        for (int64_t j = 0; j < i; j++)
+            XDI_REQUIRE(ctx,
+                        !xdi_route_cut(&shards[j], begin, end, &other) || !xdi_route_overlap(&mine, &other),
+                        XD_ERROR_SHAPE, "shards %lld and %lld overlap", (long long)j, (long long)i);
+    }
+    XDI_REQUIRE(ctx, area == (end - begin) * vocabulary, XD_ERROR_SHAPE,
+                "shards hold %lld of the window's %lld logits", (long long)area,
+                (long long)((end - begin) * vocabulary));
+    return XD_OK;
+}
+
+XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, int64_t count, int64_t begin,
+                                  int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
+                                  int64_t *piece_count) {
+    int64_t n = 0;
+    XDI_TRY(xdi_route_check(ctx, shards, count, begin, end, vocabulary));
+    XDI_TRY(xdi_route_cover(ctx, shards, count, begin, end, vocabulary));
+    for (int64_t i = 0; i < count; i++) {
+        xd_teacher_shard part;
+        if (!xdi_route_cut(&shards[i], begin, end, &part)) continue;
+        pieces[n].shard = i;
+        pieces[n].from_position = part.position_begin - shards[i].position_begin;
+        pieces[n].from_column = 0;
+        pieces[n].to_position = part.position_begin - begin;
+        pieces[n].to_column = part.vocabulary_begin;
+        pieces[n].positions = part.position_end - part.position_begin;
+        pieces[n++].columns = part.vocabulary_end - part.vocabulary_begin;
+    }
+    *piece_count = n;
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
+                                      int64_t column, const xd_teacher_piece *piece) {
+    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "the %s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XDI_REQUIRE(ctx,
+                position >= 0 && column >= 0 && piece->positions >= 0 && piece->columns >= 0 &&
+                    position + piece->positions <= rows->rows && column + piece->columns <= rows->cols,
+                XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
+                (long long)position, (long long)(position + piece->positions), (long long)column,
+                (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
+    return XD_OK;
+}
+
+XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
+                                       xd_rows window) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "pieces of a teacher are copied on the CPU only");
+    XDI_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
+    XDI_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
+    for (int64_t t = 0; t < piece->positions; t++)
+        for (int64_t v = 0; v < piece->columns; v++)
+            xdi_loss_store(&window, piece->to_position + t, piece->to_column + v,
+                           xdi_loss_load(&shard, piece->from_position + t, piece->from_column + v));
+    return XD_OK;
+}
+
 
 #ifndef XD_NO_TOKENIZERS
 /* >>distill/tokenizer_internal */
@@ -19618,6 +22289,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 
 enum {
     XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
     XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
 };
@@ -19698,6 +22370,7 @@ struct xd_tokenizer {
     xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters, by raw bytes */
     uint32_t piece_slots;    /* of each, a power of two */
     xdi_merge *merges;       /* hash table */
+    uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
     bool ignore_merges; /* a piece that is a token stays whole */
@@ -19756,14 +22429,19 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 
 /* The token whose text this is, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
-/* The merge of a pair, NULL when there is none. */
+static inline uint32_t xdi_merge_hash(uint64_t pair) {
+    return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
+}
+
+/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table tells.
+ */
 static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint32_t slot = (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20) & (t->merge_slots - 1);
-    while (t->merges[slot].pair != pair) {
+    uint32_t slot = xdi_merge_hash(pair);
+    const uint32_t bit = slot & (XDI_TOKENIZER_BITS * t->merge_slots - 1);
+    if (!(t->merge_bits[bit >> 6] >> (bit & 63u) & 1u)) return NULL;
+    for (slot &= t->merge_slots - 1; t->merges[slot].pair != pair; slot = (slot + 1) & (t->merge_slots - 1))
         if (t->merges[slot].pair == UINT64_MAX) return NULL;
-        slot = (slot + 1) & (t->merge_slots - 1);
-    }
     return &t->merges[slot];
 }
 
@@ -22069,6 +24747,7 @@ enum {
     XDI_TOKENIZER_LONGEST = 1 << 16, /* bytes of one token */
     XDI_TOKENIZER_DERIVED = 1024,    /* ... whose merges are derived, which takes time by the square */
     XDI_TOKENIZER_ADDED = 512,       /* ... that is looked for at each place of a text */
+    XDI_TOKENIZER_MERGES = 1 << 23,  /* the largest files have half a million */
     XDI_TOKENIZER_PROBES = 4096      /* of a hash table; only a hostile file needs more */
 };
 
@@ -22162,7 +24841,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     for (int i = 0; i < 128; i++) t->ascii_id[i] = -1;
     t->unicode = xdi_unicode_create(ctx);
     t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
-    t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + 1);
+    t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
     t->pieces = (xdi_slot *)xd_allocate(ctx, t->piece_slots * sizeof *t->pieces);
     if (t->unicode && t->tokens && t->blob && t->pieces) {
         *out = t;
@@ -22186,10 +24865,12 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t->pieces);
     xd_release(t->ctx, t->raws);
     xd_release(t->ctx, t->merges);
+    xd_release(t->ctx, t->merge_bits);
     xd_release(t->ctx, t);
 }
 
-/* The blob was sized by a loader's count; should the count be wrong, the text is cut, never the memory. */
+/* The blob was sized by a loader's count. Should the count be wrong, a text is cut, but no memory is touched
+ * that is not the blob's: behind it is room for a whole token. */
 XD_PRIVATE uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
     const size_t at = t->blob_bytes, left = t->blob_capacity - at;
     XD_ASSERT(length <= left);
@@ -22242,7 +24923,7 @@ XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kin
 
 static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge) {
     const uint64_t pair = merge->pair;
-    uint32_t slot = (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
+    uint32_t slot = xdi_merge_hash(pair);
     for (int i = 0; i < XDI_TOKENIZER_PROBES; i++, slot++) {
         xdi_merge *at = &t->merges[slot & (t->merge_slots - 1)];
         if (at->pair != UINT64_MAX && at->pair != pair) continue;
@@ -22258,6 +24939,8 @@ static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge
 static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
     xdi_merge *old = t->merges;
     const uint32_t old_slots = t->merge_slots, slots = old_slots ? 2 * old_slots : 1024;
+    XDI_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
+                (int)XDI_TOKENIZER_MERGES);
     xdi_merge *merges = (xdi_merge *)xd_allocate(t->ctx, slots * sizeof *merges);
     XDI_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
     for (uint32_t i = 0; i < slots; i++) merges[i].pair = UINT64_MAX;
@@ -22516,6 +25199,17 @@ static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     }
 }
 
+static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
+    const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
+    t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
+    XDI_REQUIRE(t->ctx, t->merge_bits, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)t->merge_count);
+    for (uint32_t i = 0; i < t->merge_slots; i++) {
+        const size_t bit = xdi_merge_hash(t->merges[i].pair) & (bits - 1);
+        if (t->merges[i].pair != UINT64_MAX) t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+    }
+    return XD_OK;
+}
+
 /* The table by raw bytes; where the symbols are bytes it would be the one by text. Of two tokens with the
  * same bytes the NORMAL one goes in. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
@@ -22577,6 +25271,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     XDI_TRY(xdi_tokenizer_normalize_added(t));
     for (int i = 0; i < 2; i++) XDI_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
+    XDI_TRY(xdi_tokenizer_fill_bits(t));
     XDI_TRY(xdi_tokenizer_fill_raws(t));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;
@@ -24160,6 +26855,7 @@ static const xdi_ranks_preset xdi_ranks_presets[] = {
 
 enum {
     XDI_RANKS_PRESETS = (int)(sizeof xdi_ranks_presets / sizeof xdi_ranks_presets[0]),
+    XDI_TEKKEN_SPECIALS = 1 << 16,
     XDI_RANKS_NAME = 48 /* bytes of the longest name of a preset's special tokens */
 };
 
@@ -24250,38 +26946,56 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     }
 }
 
+/* What a file needs: ids, bytes of all tokens, bytes of the longest line. */
+typedef struct xdi_ranks_size {
+    int64_t ids;
+    size_t blob, longest;
+} xdi_ranks_size;
+
+static xd_result xdi_ranks_measure(xd_ctx *ctx, const char *text, size_t bytes, xdi_ranks_size *size) {
+    const char *at = text, *base64 = NULL;
+    int64_t line = 1, rank = 0;
+    size_t length = 0;
+    bool found;
+    memset(size, 0, sizeof *size);
+    for (;;) {
+        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        if (!found) return XD_OK;
+        if (rank >= size->ids) size->ids = rank + 1;
+        if (length > size->longest) size->longest = length;
+        size->blob += length;
+    }
+}
+
+static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
+                                const xd_tokenizer_desc *desc, const xdi_ranks_preset *preset,
+                                uint8_t *buffer) {
+    t->byte_level = t->ignore_merges = true;
+    XDI_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
+    XDI_TRY(xdi_ranks_add_preset(t, preset));
+    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    if (preset->nfc) XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
+    t->normalizer_count = t->rewrite_count;
+    const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
+    return xdi_ranks_finish(t, pattern, strlen(pattern));
+}
+
 XD_PRIVATE xd_result xdi_tokenizer_from_ranks(xd_ctx *ctx, const char *text, size_t bytes,
                                               const xd_tokenizer_desc *desc, xd_tokenizer **out) {
-    const char *at = text, *base64 = NULL;
-    int64_t line = 1, rank = 0, size = 0;
-    size_t length = 0, longest = 0, blob = 0;
-    bool found = true;
+    xdi_ranks_size size;
+    xd_tokenizer *t = NULL;
     XDI_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
                 "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
     const xdi_ranks_preset *preset = &xdi_ranks_presets[desc->preset];
-    const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
-    while (found) {
-        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
-        if (!found) break;
-        if (rank >= size) size = rank + 1;
-        if (length > longest) longest = length;
-        blob += length;
-    }
-    XDI_REQUIRE(ctx, pattern, XD_ERROR_ARGUMENT, "a rank file needs a preset or a pattern");
-    xdi_ranks_measure_preset(preset, &size, &blob);
-    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
-    xd_tokenizer *t = NULL;
-    XDI_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
-    t->byte_level = t->ignore_merges = true;
-    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, longest + 4);
-    xd_result result = buffer ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
-    if (result == XD_OK) result = xdi_ranks_add_lines(t, text, bytes, buffer);
-    if (result == XD_OK) result = xdi_ranks_add_preset(t, preset);
-    if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
-    if (result == XD_OK && preset->nfc)
-        result = xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0);
-    t->normalizer_count = t->rewrite_count;
-    if (result == XD_OK) result = xdi_ranks_finish(t, pattern, strlen(pattern));
+    XDI_TRY(xdi_ranks_measure(ctx, text, bytes, &size));
+    XDI_REQUIRE(ctx, desc->pattern || preset->pattern, XD_ERROR_ARGUMENT,
+                "a rank file needs a preset or a pattern");
+    xdi_ranks_measure_preset(preset, &size.ids, &size.blob);
+    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size.ids, &size.blob));
+    XDI_TRY(xdi_tokenizer_begin(ctx, size.ids, size.blob, &t));
+    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, size.longest + 4);
+    const xd_result result = buffer ? xdi_ranks_fill(t, text, bytes, desc, preset, buffer)
+                                    : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
     xd_release(ctx, buffer);
     if (result == XD_OK)
         *out = t;
@@ -24308,9 +27022,12 @@ static xd_result xdi_tekken_measure(xdi_tekken *k, const xd_json *root, const xd
     k->pattern = xd_json_string(xd_json_find(config, "pattern"), &k->pattern_bytes);
     const bool good = k->pattern && xd_json_int64(xd_json_find(config, "default_vocab_size"), &k->size) &&
                       xd_json_int64(xd_json_find(config, "default_num_special_tokens"), &k->special_count);
-    XDI_REQUIRE(
-        k->ctx, good && k->special_count >= 0 && k->special_count < k->size && k->size <= XDI_TOKENIZER_IDS,
-        XD_ERROR_FORMAT, "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens");
+    XDI_REQUIRE(k->ctx,
+                good && k->special_count >= 0 && k->special_count < k->size &&
+                    k->special_count <= XDI_TEKKEN_SPECIALS && k->size <= XDI_TOKENIZER_IDS,
+                XD_ERROR_FORMAT,
+                "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens, or they "
+                "are out of range");
     for (const xd_json *item = xd_json_first(k->vocab); item; item = xd_json_next(item)) {
         size_t length = 0;
         (void)xd_json_string(xd_json_find(item, "token_bytes"), &length);
@@ -24689,6 +27406,359 @@ XD_PRIVATE xd_result xdi_tokenizer_from_sentencepiece(xd_ctx *ctx, const uint8_t
         *out = t;
     else
         xd_tokenizer_destroy(t);
+    return result;
+}
+
+/* >>distill/projection_build.c */
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    XDI_BUILD_STUDENT = 0,
+    XDI_BUILD_TEACHER = 1,
+    XDI_BUILD_MOST_PIECES = 32,
+    XDI_BUILD_MOST_NAME = 512, /* bytes of a special token's name that is looked for */
+    XDI_BUILD_GUARD = 1        /* a byte that no text has and no token begins with */
+};
+
+typedef struct xdi_build {
+    xd_ctx *ctx;
+    const xd_tokenizer *tokenizer[2];
+    xd_tokenizer_info info[2];
+    xd_encoder *encoder[2]; /* the student's for the reverse pass only */
+    char *text;             /* room for a guard and the longest token */
+    xd_votes *votes;
+    xd_projection_options options;
+    xd_projection_report report; /* the doubles are sums until xdi_build_finish */
+    int64_t mapped; /* tokens that are exact or went through their pieces */
+    double bytes;   /* of all tokens that are text */
+} xdi_build;
+
+/* A token's bytes in the other tokenizer's pieces. */
+typedef struct xdi_build_pieces {
+    const int32_t *ids;
+    const xd_token_span *spans;
+    int64_t count;
+    int64_t origin; /* where the bytes begin in the spans */
+} xdi_build_pieces;
+
+/* ---- the other tokenizer's view of a token ---- */
+
+static bool xdi_build_is_text(xd_token token) {
+    return token.length > 0 && token.kind != XD_TOKEN_KIND_NONE && token.kind != XD_TOKEN_KIND_SPECIAL &&
+           token.kind != XD_TOKEN_KIND_UNKNOWN;
+}
+
+/* The teacher's token that is the same as a student's; -1 when there is none. */
+static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
+    char name[XDI_BUILD_MOST_NAME];
+    if (token.length == 0) return -1;
+    const int32_t id =
+        xdi_build_is_text(token) ? xd_tokenizer_find(teacher, token.bytes, token.length) : -1;
+    if (id >= 0 || (token.kind != XD_TOKEN_KIND_SPECIAL && token.kind != XD_TOKEN_KIND_ADDED)) return id;
+    if (token.length >= sizeof name || memchr(token.bytes, 0, token.length)) return -1;
+    memcpy(name, token.bytes, token.length);
+    name[token.length] = '\0';
+    return xd_tokenizer_find_special(teacher, name);
+}
+
+/* Pieces behind a guard, so that what a tokenizer puts before a text is put before the guard. False when a piece
+ * reaches over both. */
+static bool xdi_build_behind_guard(const xd_encoding *e, xdi_build_pieces *out) {
+    int64_t first = 0;
+    while (first < e->count && e->spans[first].begin < 1) {
+        if (e->spans[first].end > 1) return false;
+        first++;
+    }
+    out->ids = e->ids + first;
+    out->spans = e->spans + first;
+    out->count = e->count - first;
+    out->origin = 1;
+    return true;
+}
+
+static xd_result xdi_build_encode(xdi_build *b, int by, xd_token token, xdi_build_pieces *out) {
+    xd_encoding e;
+    b->text[0] = (char)XDI_BUILD_GUARD;
+    memcpy(b->text + 1, token.bytes, token.length);
+    if (b->info[by].adds_prefix) {
+        XDI_TRY(xd_encode(b->encoder[by], b->text, token.length + 1, NULL, &e));
+        if (xdi_build_behind_guard(&e, out)) return XD_OK;
+    }
+    XDI_TRY(xd_encode(b->encoder[by], b->text + 1, token.length, NULL, &e));
+    out->ids = e.ids;
+    out->spans = e.spans;
+    out->count = e.count;
+    out->origin = 0;
+    return XD_OK;
+}
+
+/* ---- votes ---- */
+
+/* The first pieces that can be voted for, and how many of the token's bytes they have. */
+static int64_t xdi_build_keep(const xdi_build *b, int by, const xdi_build_pieces *pieces, int32_t *ids,
+                              int64_t *bytes) {
+    int64_t n = 0, end = pieces->origin;
+    *bytes = 0;
+    for (int64_t i = 0; i < pieces->count && n < b->options.most_pieces; i++) {
+        const xd_token_span span = pieces->spans[i];
+        const int64_t begin = span.begin > end ? span.begin : end;
+        if (pieces->ids[i] == b->info[by].unknown) continue;
+        ids[n++] = pieces->ids[i];
+        if (span.end <= begin) continue; /* a piece of a character that was counted already */
+        *bytes += span.end - begin;
+        end = span.end;
+    }
+    return n;
+}
+
+static xd_result xdi_build_vote_pieces(xdi_build *b, int32_t id, xd_token token, bool reverse) {
+    const int by = reverse ? XDI_BUILD_STUDENT : XDI_BUILD_TEACHER;
+    double weights[XDI_BUILD_MOST_PIECES];
+    int32_t ids[XDI_BUILD_MOST_PIECES];
+    int64_t bytes = 0;
+    xdi_build_pieces pieces;
+    XDI_TRY(xdi_build_encode(b, by, token, &pieces));
+    const int64_t n = xdi_build_keep(b, by, &pieces, ids, &bytes);
+    xd_piece_weights(n, weights);
+    for (int64_t i = 0; i < n; i++)
+        XDI_TRY(xd_votes_add(b->votes, reverse ? ids[i] : id, reverse ? id : ids[i], weights[i]));
+    if (reverse) return XD_OK;
+    b->report.cut += pieces.count > b->options.most_pieces;
+    b->report.mean_pieces += (double)pieces.count;
+    b->mapped++;
+    b->report.lost_bytes += (double)((int64_t)token.length - bytes);
+    return XD_OK;
+}
+
+/* Every student token: the same token, or its pieces. */
+static xd_result xdi_build_forward(xdi_build *b) {
+    for (int32_t id = 0; id < b->info[XDI_BUILD_STUDENT].size; id++) {
+        const xd_token token = xd_tokenizer_token(b->tokenizer[XDI_BUILD_STUDENT], id);
+        const int32_t equal =
+            b->options.disable_exact ? -1 : xdi_build_equal(b->tokenizer[XDI_BUILD_TEACHER], token);
+        b->report.tokens += token.kind != XD_TOKEN_KIND_NONE;
+        if (xdi_build_is_text(token)) b->bytes += (double)token.length;
+        if (equal >= 0) {
+            XDI_TRY(xd_votes_set_exact(b->votes, id, equal));
+            b->report.exact++;
+            b->report.mean_pieces += 1.0;
+            b->mapped++;
+        } else if (xdi_build_is_text(token)) {
+            XDI_TRY(xdi_build_vote_pieces(b, id, token, false));
+        }
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_build_reverse(xdi_build *b) {
+    for (int32_t id = 0; id < b->info[XDI_BUILD_TEACHER].size; id++) {
+        const xd_token token = xd_tokenizer_token(b->tokenizer[XDI_BUILD_TEACHER], id);
+        if (xdi_build_is_text(token)) XDI_TRY(xdi_build_vote_pieces(b, id, token, true));
+    }
+    return XD_OK;
+}
+
+/* ---- special tokens that look alike ---- */
+
+/* Names of the special tokens, by id; the other ids have none. */
+static void xdi_build_names(const xd_tokenizer *tokenizer, int64_t size, xd_text *names) {
+    for (int64_t id = 0; id < size; id++) {
+        const xd_token token = xd_tokenizer_token(tokenizer, (int32_t)id);
+        const bool named = token.kind == XD_TOKEN_KIND_SPECIAL || token.kind == XD_TOKEN_KIND_ADDED;
+        names[id].data = (const char *)token.bytes;
+        names[id].size = named ? (int64_t)token.length : 0;
+    }
+}
+
+static xd_result xdi_build_special(xdi_build *b) {
+    const int64_t students = b->info[XDI_BUILD_STUDENT].size, teachers = b->info[XDI_BUILD_TEACHER].size;
+    xd_special_pair *pairs = NULL;
+    int64_t count = 0;
+    xd_special_desc desc;
+    xd_text *names = (xd_text *)xd_allocate(b->ctx, (size_t)(students + teachers) * sizeof *names);
+    XDI_REQUIRE(b->ctx, names, XD_ERROR_MEMORY, "no room for %lld names", (long long)(students + teachers));
+    xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
+    xdi_build_names(b->tokenizer[XDI_BUILD_TEACHER], teachers, names + students);
+    memset(&desc, 0, sizeof desc);
+    desc.student = names;
+    desc.student_count = students;
+    desc.teacher = names + students;
+    desc.teacher_count = teachers;
+    desc.threshold = b->options.special_threshold;
+    desc.most_pairs = b->options.k;
+    xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
+    for (int64_t i = 0; i < count && result == XD_OK; i++)
+        result = xd_votes_add(b->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity);
+    xd_release(b->ctx, pairs);
+    xd_release(b->ctx, names);
+    return result;
+}
+
+/* ---- the whole ---- */
+
+static size_t xdi_build_longest(const xd_tokenizer *tokenizer, int32_t size) {
+    size_t longest = 0;
+    for (int32_t id = 0; id < size; id++) {
+        const size_t length = xd_tokenizer_token(tokenizer, id).length;
+        if (length > longest) longest = length;
+    }
+    return longest;
+}
+
+static xd_result xdi_build_begin(xdi_build *b) {
+    size_t room = 0;
+    for (int i = 0; i < 2; i++) {
+        const size_t longest = xdi_build_longest(b->tokenizer[i], b->info[i].size);
+        if (longest > room) room = longest;
+    }
+    b->text = (char *)xd_allocate(b->ctx, room + 1);
+    XDI_REQUIRE(b->ctx, b->text, XD_ERROR_MEMORY, "no room for a token of %zu bytes", room);
+    XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
+    if (b->options.reverse)
+        XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
+    return xd_votes_create(b->ctx, b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size, &b->votes);
+}
+
+static void xdi_build_end(xdi_build *b) {
+    xd_votes_destroy(b->votes);
+    xd_encoder_destroy(b->encoder[XDI_BUILD_STUDENT]);
+    xd_encoder_destroy(b->encoder[XDI_BUILD_TEACHER]);
+    xd_release(b->ctx, b->text);
+    b->votes = NULL;
+    b->encoder[XDI_BUILD_STUDENT] = b->encoder[XDI_BUILD_TEACHER] = NULL;
+    b->text = NULL;
+}
+
+/* Share of one row's votes for ids that its list does not have. */
+static double xdi_build_row_loss(const xd_vote *cells, int64_t count, const int32_t *ids, int64_t k) {
+    double all = 0.0, lost = 0.0;
+    for (int64_t c = 0; c < count; c++) {
+        bool kept = false;
+        for (int64_t i = 0; i < k && !kept; i++) kept = ids[i] == cells[c].teacher_id;
+        all += cells[c].weight;
+        if (!kept) lost += cells[c].weight;
+    }
+    return all > 0.0 ? lost / all : 0.0;
+}
+
+/* Divides the sums of the report. */
+static xd_result xdi_build_finish(xdi_build *b, const xd_projection_rows *rows) {
+    xd_projection_report *r = &b->report;
+    const xd_vote *cells = NULL;
+    int64_t count = 0, at = 0;
+    double lost = 0.0;
+    XDI_TRY(xd_votes_read(b->votes, &cells, &count));
+    for (int64_t s = 0; s < rows->rows; s++) {
+        const int64_t begin = at;
+        while (at < count && cells[at].student_id == s) at++;
+        r->covered += at > begin;
+        lost += xdi_build_row_loss(cells + begin, at - begin, rows->ids + s * rows->k, rows->k);
+    }
+    r->lost_mass = r->covered ? lost / (double)r->covered : 0.0;
+    r->mean_pieces = b->mapped ? r->mean_pieces / (double)b->mapped : 0.0;
+    r->lost_bytes = b->bytes > 0.0 ? r->lost_bytes / b->bytes : 0.0;
+    return XD_OK;
+}
+
+static xd_result xdi_build_rows(xdi_build *b, xd_projection_rows *rows) {
+    xd_projection_rows_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.k = b->options.k;
+    XDI_TRY(xdi_build_begin(b));
+    XDI_TRY(xdi_build_forward(b));
+    if (b->options.reverse) XDI_TRY(xdi_build_reverse(b));
+    if (b->options.special_pairs) XDI_TRY(xdi_build_special(b));
+    XDI_TRY(xd_projection_rows_from_votes(b->votes, &desc, rows));
+    return xdi_build_finish(b, rows);
+}
+
+static xd_projection_origin xdi_build_origin(const xd_tokenizer *student, const xd_tokenizer *teacher,
+                                             const xd_projection_options *options) {
+    xd_projection_origin origin;
+    origin.student_hash = xd_tokenizer_describe(student).hash;
+    origin.teacher_hash = xd_tokenizer_describe(teacher).hash;
+    origin.options = *options;
+    return origin;
+}
+
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
+                                     const xd_projection_options *options, xd_projection *out,
+                                     xd_projection_report *report, xd_projection_origin *origin) {
+    xd_projection_options zero;
+    xd_projection_rows rows;
+    xdi_build b;
+    memset(&zero, 0, sizeof zero);
+    memset(&rows, 0, sizeof rows);
+    memset(&b, 0, sizeof b);
+    b.ctx = ctx;
+    b.options = xd_projection_options_resolve(options ? options : &zero);
+    XDI_TRY(xdi_projection_check_options(ctx, &b.options));
+    b.tokenizer[XDI_BUILD_STUDENT] = student;
+    b.tokenizer[XDI_BUILD_TEACHER] = teacher;
+    for (int i = 0; i < 2; i++) b.info[i] = xd_tokenizer_describe(b.tokenizer[i]);
+    xd_result result = xdi_build_rows(&b, &rows);
+    xdi_build_end(&b); /* the votes make room for the matrix */
+    if (result == XD_OK)
+        result = xd_projection_from_rows(ctx, &rows, b.info[XDI_BUILD_STUDENT].size,
+                                         b.info[XDI_BUILD_TEACHER].size, out);
+    xd_projection_rows_free(ctx, &rows);
+    if (result != XD_OK) return result;
+    b.report.entries = out->entries;
+    if (report) *report = b.report;
+    if (origin) *origin = xdi_build_origin(student, teacher, &b.options);
+    return XD_OK;
+}
+
+/* ---- the cache ---- */
+
+/* Asked before reading, so that an empty cache is no failure in the log. */
+static bool xdi_build_is_file(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    intptr_t file;
+    if (files->open(files->user, path, XD_FILE_READ, &file) != 0) return false;
+    files->close(files->user, file);
+    return true;
+}
+
+static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_tokenizer *student,
+                                  const xd_tokenizer *teacher, const xd_projection_origin *origin,
+                                  xd_projection *out, bool *built) {
+    xd_projection made;
+    if (xdi_build_is_file(ctx, path)) {
+        const xd_result read = xd_projection_load(ctx, path, origin, out, NULL);
+        if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
+    }
+    XDI_TRY(xd_projection_build(ctx, student, teacher, &origin->options, &made, NULL, NULL));
+    const xd_result written = xd_projection_save(ctx, path, &made, origin);
+    if (written == XD_OK) {
+        *out = made;
+        *built = true;
+    } else {
+        xd_projection_free(ctx, &made);
+    }
+    return written;
+}
+
+XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_tokenizer *student,
+                                      const xd_tokenizer *teacher, const xd_projection_options *options,
+                                      xd_projection *out, bool *built) {
+    xd_projection_options resolved;
+    char name[XD_PROJECTION_NAME_BYTES];
+    bool fresh = false;
+    memset(&resolved, 0, sizeof resolved);
+    resolved = xd_projection_options_resolve(options ? options : &resolved);
+    XDI_TRY(xdi_projection_check_options(ctx, &resolved));
+    const xd_projection_origin origin = xdi_build_origin(student, teacher, &resolved);
+    xd_projection_cache_name(&origin, name);
+    const size_t room = strlen(directory) + sizeof name + 1;
+    char *path = (char *)xd_allocate(ctx, room);
+    XDI_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
+    snprintf(path, room, "%s/%s", directory, name);
+    const xd_result result = xdi_build_cached(ctx, path, student, teacher, &origin, out, &fresh);
+    xd_release(ctx, path);
+    if (result == XD_OK && built) *built = fresh;
     return result;
 }
 
@@ -25916,4 +28986,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 34ab7672278ec46a0ae6836a0ba8827d955cedb215b60afab055ad9a686bd5e8 */
+/* xdistill sha256 5954ec8eb4604f81f347207f0a45d7cc40e9e01bd2b9f97e0a5fc0f8fa03769d */

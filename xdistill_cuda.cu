@@ -8,7 +8,8 @@
                   copies to the host: results stay on the device until xd_read.
    NUMERICS       Elementwise operations (AdamW, SGD, averages, casts, scaling) and sums over ranks have the bits of the
                   CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
-                  (INVARIANT) have the CPU's bits as well.
+                  (INVARIANT) have the CPU's bits as well. Losses form their terms in f32 and add them in double, so
+                  they agree with the CPU's to a few 1e-6; in INVARIANT mode no split changes a bit of the GPU's.
    CONTENTS       search for ">>": what every kernel stands on, then the operations, then the table. */
 
 /* Generated from src/xdistill_cuda.cu by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
@@ -528,8 +529,8 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
     cudaPointerAttributes attributes;
     xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
     if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError(); /* memory that CUDA knows nothing of */
-        return false;
+        cudaGetLastError(); /* a broken device: its next call reports it */
+        return true;
     }
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
 }
@@ -2006,24 +2007,29 @@ struct xdi_cuda_largest_join {
     }
 };
 
+/* Adds eight elements to what a thread has seen of a row. */
+static __device__ inline void xdi_cuda_see(const xdi_cuda_eight &x, int64_t column, int64_t columns,
+                                           xdi_cuda_largest *best) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        if (column + i >= columns) continue;
+        const float value = isnan(x.at[i]) ? -INFINITY : x.at[i]; /* so that arg is a column in any case */
+        if (!(x.at[i] < INFINITY)) best->broken = 1;
+        if (value > best->max || best->arg == INT64_MAX) {
+            best->max = value;
+            best->arg = column + i;
+        }
+    }
+}
+
 /* Over the row's first `columns`, on every thread of the team: xdi_loss_row_max. */
 template <int TEAM>
 static __device__ inline xdi_cuda_largest xdi_cuda_row_largest(const xd_rows &x, int64_t row,
                                                                int64_t columns) {
     const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
     xdi_cuda_largest best = none;
-    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
-        const xdi_cuda_eight chunk = xdi_cuda_read_any(x, row, c, columns);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            if (c + i >= columns) continue;
-            if (!(chunk.at[i] < INFINITY)) best.broken = 1;
-            if (chunk.at[i] > best.max || best.arg == INT64_MAX) {
-                best.max = chunk.at[i];
-                best.arg = c + i;
-            }
-        }
-    }
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM)
+        xdi_cuda_see(xdi_cuda_read_any(x, row, c, columns), c, columns, &best);
     return xdi_cuda_team_reduce<TEAM>(best, none, xdi_cuda_largest_join());
 }
 
@@ -2837,12 +2843,14 @@ static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args 
     })
 }
 
-/* ---- fused: grid (rows / teams), block 256; two reads and one write of a row, three reads for JSD ----
+/* >>cuda/loss_fused.cu */
+
+/* A loss row by row: references and sums come in one read of the rows, by running sums; where one shard is the whole
+ * row, its scalars and its gradient follow at once, while the row is in the cache. Two reads and one write of a row,
+ * three reads for JSD. Grid (rows / teams), block 256.
  *
- * References and sums come in one sweep. Each thread sums relative to the largest elements that it has seen; when a
- * larger one comes, its sums are brought to that one. They begin with the largest of the team's first columns, so that
- * this is rare. Where one shard is the whole row, its scalars and its gradient follow at once, while the row is in the
- * cache. */
+ * Each thread sums relative to the largest elements that it has seen; when a larger one comes, its sums are brought to
+ * that one. They begin with the largest of the team's first columns, so that this is rare. */
 
 /* What a thread has seen. The sums are relative to the references in `row`. */
 struct xdi_cuda_loss_sweep {
@@ -2879,30 +2887,16 @@ static __device__ inline void xdi_cuda_loss_move(xdi_cuda_loss_sweep *t, double 
     t->row.at_arg = at_arg;
 }
 
-/* Adds eight elements to what a thread has seen of a row. */
-static __device__ inline void xdi_cuda_loss_see(const xdi_cuda_eight &x, int64_t column, int64_t columns,
-                                                xdi_cuda_largest *best) {
-    XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-        if (column + i >= columns) continue;
-        if (!(x.at[i] < INFINITY)) best->broken = 1;
-        if (x.at[i] > best->max || best->arg == INT64_MAX) {
-            best->max = x.at[i];
-            best->arg = column + i;
-        }
-    }
-}
-
 template <typename X, typename Y>
 static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, const X *student,
                                                         const Y *teacher, int64_t c, xdi_cuda_loss_sweep *t) {
     const int64_t columns = a.end - a.begin;
     const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
     xdi_cuda_eight y = {};
-    xdi_cuda_loss_see(x, c, columns, &t->student);
+    xdi_cuda_see(x, c, columns, &t->student);
     if (t->row.soft) {
         y = xdi_cuda_read(teacher, c, columns);
-        xdi_cuda_loss_see(y, c, columns, &t->teacher);
+        xdi_cuda_see(y, c, columns, &t->teacher);
     }
     const bool higher = t->student.max > t->row.max;
     if (higher || t->teacher.max > t->row.teacher_max)
@@ -2931,8 +2925,8 @@ static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int
     t.student = t.teacher = none;
     const Y *teacher = t.row.soft ? xdi_cuda_row<Y>(a.teacher, r) : NULL;
     if (first < columns) {
-        xdi_cuda_loss_see(xdi_cuda_read(student, first, columns), first, columns, &t.student);
-        if (t.row.soft) xdi_cuda_loss_see(xdi_cuda_read(teacher, first, columns), first, columns, &t.teacher);
+        xdi_cuda_see(xdi_cuda_read(student, first, columns), first, columns, &t.student);
+        if (t.row.soft) xdi_cuda_see(xdi_cuda_read(teacher, first, columns), first, columns, &t.teacher);
     }
     t.student = xdi_cuda_team_reduce<TEAM>(t.student, none, xdi_cuda_largest_join());
     if (t.row.soft) t.teacher = xdi_cuda_team_reduce<TEAM>(t.teacher, none, xdi_cuda_largest_join());
@@ -3007,7 +3001,7 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
     })
 }
 
-/* ---- loading ---- */
+/* ---- loading, of loss.cu too ---- */
 
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
@@ -4562,4 +4556,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 727685199b348cf87c411bf290c83d9684687b3c33eaf3c9723f5fd50eea1b75 */
+/* xdistill sha256 0d0ac8519f882f95ad002be932809324f4551f0e8c729aeb66aab763316cbe26 */

@@ -38,7 +38,8 @@
  *   mpi   an intra-communicator; the library works on a duplicate of its own and never touches this one again
  *   out   destroy it with xd_comm_destroy before MPI_Finalize
  *
- * Collective over mpi; waits at most init_timeout_seconds. Memory: the larger of 1 MiB and 64 KiB a rank,
+ * The context's CPU level becomes the lowest of all processes. Collective over mpi; waits at most
+ * init_timeout_seconds. Memory: the larger of 1 MiB and 64 KiB a rank,
  * once for all groups that are split from the world.
  *
  * After a failure: peers that wait for a rank that has called xd_comm_abort get PEER, those that wait for one
@@ -89,6 +90,7 @@ typedef struct xdi_mpi_world {
     int culprit;       /* world rank */
     bool in_flight;    /* MPI may still look at memory of ours */
     int32_t notice[2]; /* failure and culprit, on their way to the others */
+    int levels[2];     /* CPU level: this rank's, the lowest */
     char *staging;     /* pieces of a sum: one node of every rank's forest after another, a tile of each */
     int64_t staging_bytes;
 } xdi_mpi_world;
@@ -650,20 +652,35 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     return XD_OK;
 }
 
-/* The duplicate, made in the background so that a rank that never comes is noticed. */
-static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
+/* Waits for a request that was started with `code`, so that a rank that never comes is noticed. */
+static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const char *what) {
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
-    MPI_Request request = MPI_REQUEST_NULL;
-    int done = 0, code = MPI_Comm_idup(mpi, out, &request);
+    int done = 0;
     while (code == MPI_SUCCESS) {
-        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (code == MPI_SUCCESS && done) break;
         XDI_REQUIRE(ctx, xd_now(ctx) < deadline, XD_ERROR_TIMEOUT,
                     "some rank of the communicator did not call xd_comm_mpi before the deadline");
         sched_yield();
     }
-    XDI_REQUIRE(ctx, code == MPI_SUCCESS, XD_ERROR_PEER, "MPI could not duplicate the communicator: code %d",
-                code);
+    XDI_REQUIRE(ctx, code == MPI_SUCCESS, XD_ERROR_PEER, "MPI could not %s: code %d", what, code);
+    return XD_OK;
+}
+
+/* Processes may run on different processors; losses have the bits of a CPU level, so all take the lowest. */
+static xd_result xdi_mpi_agree_level(xd_ctx *ctx, xdi_mpi_world *world) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    world->levels[0] = (int)xd_ctx_settings(ctx)->cpu;
+    const int code = MPI_Iallreduce(&world->levels[0], &world->levels[1], 1, MPI_INT, MPI_MIN, world->comm, &request);
+    XDI_TRY(xdi_mpi_join(ctx, code, &request, "agree on a CPU level"));
+    xd_ctx_set_cpu(ctx, (xd_cpu_level)world->levels[1]);
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_duplicate(xd_ctx *ctx, MPI_Comm mpi, MPI_Comm *out) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Comm_idup(mpi, out, &request);
+    XDI_TRY(xdi_mpi_join(ctx, code, &request, "duplicate the communicator"));
     MPI_Comm_set_errhandler(*out, MPI_ERRORS_RETURN);
     return XD_OK;
 }
@@ -678,6 +695,7 @@ static xd_result xdi_mpi_create_world(xd_ctx *ctx, MPI_Comm mpi, int size, xdi_m
     XDI_REQUIRE(ctx, world->staging, XD_ERROR_MEMORY, "no room for %lld bytes of staging",
                 (long long)world->staging_bytes);
     world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm);
+    if (world->failure == XD_OK) world->failure = xdi_mpi_agree_level(ctx, world);
     if (world->failure != XD_OK) world->in_flight = true; /* MPI may still write the handle */
     XDI_TRY(world->failure);
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);

@@ -6,8 +6,9 @@
 
    PURPOSE         Your trainer keeps its own model and its own loop. This header brings what a distributed
                    distillation needs around them: meshes, sharded tensors, losses over a vocabulary and a sequence
-                   that are split over ranks, AdamW, EMA, safetensors files. Ranks are threads of one process, or
-                   processes through a companion header (xdistill_mpi.h).
+                   that are split over ranks, within one tokenizer or across two, AdamW, EMA, safetensors files.
+                   Ranks are threads of one process, or processes through a companion header (xdistill_mpi.h).
+                   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
    BUILD OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XD_NO_TOKENIZERS (leaves out the tokenizers and their Unicode
                    tables); all else is a run-time field of a desc struct.
@@ -32,6 +33,7 @@
 #include "base/philox.h"
 #include "base/publish.h"
 #include "base/json.h"
+#include "base/crc.h"
 
 #include "kernel/table.h"
 #include "kernel/copy.h"
@@ -75,8 +77,14 @@
 #include "distill/canonical.h"
 #include "distill/uld.h"
 #include "distill/projection.h"
+#include "distill/projection_file.h"
+#include "distill/chunks.h"
+#include "distill/project.h"
+#include "distill/xtoken.h"
+#include "distill/xtoken_route.h"
 #ifndef XD_NO_TOKENIZERS
 #include "distill/tokenizer.h"
+#include "distill/projection_build.h"
 #endif
 
 #include "io/safetensors.h"
@@ -102,6 +110,7 @@
 #include "base/philox.c"
 #include "base/publish.c"
 #include "base/json.c"
+#include "base/crc.c"
 
 #include "kernel/internal.h"
 #include "kernel/simd.h"
@@ -168,6 +177,17 @@
 #include "distill/special_pairs.c"
 #include "distill/projection_rows.c"
 #include "distill/projection.c"
+#include "distill/projection_file.c"
+#include "distill/xtoken_internal.h"
+#include "distill/chunks.c"
+#include "distill/project.c"
+#include "distill/xtoken_check.c"
+#include "distill/xtoken.c"
+#include "distill/xtoken_projected.c"
+#include "distill/xtoken_gold.c"
+#include "distill/xtoken_same.c"
+#include "distill/xtoken_score.c"
+#include "distill/xtoken_route.c"
 
 #ifndef XD_NO_TOKENIZERS
 #include "distill/tokenizer_internal.h"
@@ -180,6 +200,7 @@
 #include "distill/tokenizer_json.c"
 #include "distill/tokenizer_ranks.c"
 #include "distill/tokenizer_sentencepiece.c"
+#include "distill/projection_build.c"
 #endif
 
 #include "io/internal.h"

@@ -1,5 +1,4 @@
-/* test_nn.c - the small transformer of examples/nn: matrix product, gradients, and every split equal to one
- * rank. */
+/* test_nn.c - the small transformer of examples/nn: gradients, and every split equal to one rank. */
 #include "xd_test.h"
 
 #include <pthread.h>
@@ -19,64 +18,6 @@ static float noise(uint64_t stream, uint64_t index) {
 
 static float *floats(int64_t count) {
     return (float *)calloc((size_t)count + 1, sizeof(float));
-}
-
-/* max |a - b| over max |a|. */
-static double distance(int64_t count, const float *a, const float *b) {
-    double most = 0.0, scale = 1e-30;
-    for (int64_t i = 0; i < count; i++) {
-        const double d = fabs((double)a[i] - (double)b[i]);
-        if (!(d <= most)) most = d;
-        if (fabs((double)a[i]) > scale) scale = fabs((double)a[i]);
-    }
-    return most / scale;
-}
-
-/* ---- matrix product ---- */
-
-static void check_product(nn_cpu_level level, int m, int n, int k, bool turn_a, bool turn_b,
-                          bool accumulate) {
-    float *a = floats((int64_t)m * k), *b = floats((int64_t)k * n);
-    float *out = floats((int64_t)m * (n + 3)), *expected = floats((int64_t)m * (n + 3));
-    for (int i = 0; i < m * k; i++) a[i] = noise(1, (uint64_t)i);
-    for (int i = 0; i < k * n; i++) b[i] = noise(2, (uint64_t)i);
-    for (int i = 0; i < m * (n + 3); i++) out[i] = expected[i] = noise(3, (uint64_t)i);
-    const nn_view left = turn_a ? nn_transpose(nn_dense(a, k, m)) : nn_dense(a, m, k);
-    const nn_view right = turn_b ? nn_transpose(nn_dense(b, n, k)) : nn_dense(b, k, n);
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < n; j++) {
-            double sum = accumulate ? (double)expected[i * (n + 3) + j] : 0.0;
-            for (int p = 0; p < k; p++)
-                sum += (double)left.data[i * left.row_stride + p * left.col_stride] *
-                       (double)right.data[p * right.row_stride + j * right.col_stride];
-            expected[i * (n + 3) + j] = (float)sum;
-        }
-    nn_matmul_at(level, left, right, out, n + 3, accumulate);
-    CHECK_NEAR(distance((int64_t)m * (n + 3), expected, out), 0.0,
-               2e-6); /* the gap columns stay what they were */
-    free(a), free(b), free(out), free(expected);
-}
-
-XD_TEST(matmul_agrees_with_three_loops_over_odd_sizes_on_every_kernel) {
-    const int sizes[][3] = { { 1, 1, 1 },   { 3, 5, 7 },    { 8, 32, 16 },  { 17, 33, 65 },
-                             { 1, 600, 9 }, { 65, 1, 300 }, { 9, 40, 513 }, { 2, 3, 0 } };
-    for (int level = 0; level <= (int)nn_cpu_best(); level++)
-        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
-            for (int form = 0; form < 8; form++)
-                check_product((nn_cpu_level)level, sizes[s][0], sizes[s][1], sizes[s][2], form & 1, form & 2,
-                              form & 4);
-}
-
-XD_TEST(matmul_gives_a_row_the_same_bits_whatever_rows_are_beside_it) {
-    float *a = floats(37 * 300), *b = floats(300 * 50), *all = floats(37 * 50), *one = floats(50);
-    for (int i = 0; i < 37 * 300; i++) a[i] = noise(1, (uint64_t)i);
-    for (int i = 0; i < 300 * 50; i++) b[i] = noise(2, (uint64_t)i);
-    nn_matmul(nn_dense(a, 37, 300), nn_dense(b, 300, 50), all, 50, false);
-    for (int r = 0; r < 37; r++) {
-        nn_matmul(nn_dense(a + r * 300, 1, 300), nn_dense(b, 300, 50), one, 50, false);
-        CHECK(memcmp(one, all + r * 50, 50 * sizeof *one) == 0);
-    }
-    free(a), free(b), free(all), free(one);
 }
 
 /* ---- a tiny model ---- */

@@ -89,6 +89,7 @@ typedef struct xdi_threads {
     uint64_t round;
     int rest;            /* waits to come that give up the core at once */
     bool on_device;      /* the collective in progress moves memory of a device */
+    void *stream;        /* where it does so */
     const void **pieces; /* [size], scratch */
     xd_leaves *leaves;   /* [size], scratch */
 } xdi_threads;
@@ -175,6 +176,16 @@ static void xdi_threads_drain(const xdi_threads *t) {
             sched_yield();
 }
 
+/* Before this rank says that it touches nothing any more, its device must have stopped doing so. Only a broken world
+ * makes a host wait for a device. */
+static void xdi_threads_settle(const xdi_threads *t) {
+    if (!t->on_device || !__atomic_load_n(&t->slot->busy, __ATOMIC_SEQ_CST)) return;
+    xd_launch launch = xd_ctx_launch(t->base.ctx);
+    launch.stream = t->stream;
+    xd_ctx_kernels(t->base.ctx).memory.synchronize(&launch);
+    __atomic_store_n(&t->slot->busy, 0u, __ATOMIC_SEQ_CST);
+}
+
 /* "2" or "2,3": the world ranks that have not entered the round in which this rank waits; "" when that is
  * nobody. */
 static void xdi_threads_missing(const xdi_threads *t, char *text, size_t size) {
@@ -192,6 +203,7 @@ static xd_result xdi_threads_report(const xdi_threads *t, bool waiting) {
     const xd_result cause = (xd_result)(failure >> 32);
     const int culprit = (int)(failure & 0xffffffffu) - 1, me = t->group->world_ranks[t->base.rank];
     char missing[160];
+    xdi_threads_settle(t);
     xdi_threads_drain(t);
     if (cause == XD_ERROR_TIMEOUT && culprit == me)
         return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, culprit,
@@ -307,6 +319,15 @@ static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c)
     return memory.event_record(&launch, slot->ready);
 }
 
+/* A failure of this rank's device in the middle of a collective: peers cannot go on without its part. */
+static xd_result xdi_threads_lost(const xdi_threads *t, xd_result result) {
+    if (result == XD_OK) return result;
+    xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
+    xdi_threads_settle(t);
+    xdi_threads_drain(t);
+    return result;
+}
+
 /* Copies between this rank's memory and a peer's. */
 static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c, void *to, const void *from,
                                    size_t bytes) {
@@ -343,7 +364,7 @@ static xd_result xdi_threads_control(xd_transport *transport, const xd_control *
     if (xdi_threads_failure(t->group->world)) return xdi_threads_report(t, false);
     xdi_threads_page *page = &t->slot->page[(t->round + 1) & 1];
     page->control = *mine;
-    if (next) XDI_TRY(xdi_threads_publish(t, page, next));
+    if (next) XDI_TRY(xdi_threads_lost(t, xdi_threads_publish(t, page, next)));
     XDI_TRY(xdi_threads_round(t, deadline));
     for (int r = 0; r < t->base.size; r++) all[r] = xdi_threads_page_of(t, r)->control;
     return XD_OK;
@@ -457,6 +478,16 @@ static xd_result xdi_threads_follow(const xdi_threads *t, const xd_collective *c
     return XD_OK;
 }
 
+/* This rank counts as busy until its stream waits for everybody: what it has launched may run any time. */
+static xd_result xdi_threads_execute_device(xdi_threads *t, const xd_collective *c, double deadline) {
+    t->stream = xdi_threads_launch(t, c).stream;
+    XDI_TRY(xdi_threads_lost(t, xdi_threads_move_device(t, c)));
+    XDI_TRY(xdi_threads_round(t, deadline));
+    XDI_TRY(xdi_threads_lost(t, xdi_threads_follow(t, c)));
+    xdi_threads_exit(t);
+    return XD_OK;
+}
+
 static xd_result xdi_threads_pair(xdi_threads *t, const xd_collective *c, double deadline);
 
 static xd_result xdi_threads_execute(xd_transport *transport, const xd_collective *c, double deadline) {
@@ -471,11 +502,11 @@ static xd_result xdi_threads_execute(xd_transport *transport, const xd_collectiv
     }
     if (is_short) return xdi_threads_move(t, c, true);
     if (!xdi_threads_enter(t)) return xdi_threads_report(t, true);
-    const xd_result moved = t->on_device ? xdi_threads_move_device(t, c) : xdi_threads_move(t, c, false);
+    if (t->on_device) return xdi_threads_execute_device(t, c, deadline);
+    const xd_result moved = xdi_threads_move(t, c, false);
     xdi_threads_exit(t);
     XDI_TRY(moved);
-    XDI_TRY(xdi_threads_round(t, deadline));
-    return t->on_device ? xdi_threads_follow(t, c) : XD_OK;
+    return xdi_threads_round(t, deadline);
 }
 
 /* ---- two ranks ---- */
@@ -503,7 +534,7 @@ static xd_result xdi_threads_send(xdi_threads *t, xdi_threads_mail *mail, const 
     mail->count = c->count;
     mail->dtype = c->dtype;
     mail->on_device = xdi_threads_sees_device(t, c);
-    if (mail->on_device) XDI_TRY(xdi_threads_ready(t, c));
+    if (mail->on_device) XDI_TRY(xdi_threads_lost(t, xdi_threads_ready(t, c)));
     const uint64_t number = mail->posted + 1; /* nobody else writes it */
     __atomic_store_n(&mail->posted, number, __ATOMIC_RELEASE);
     XDI_TRY(xdi_threads_wait(t, &mail->done, number, c->root, deadline));
@@ -534,7 +565,7 @@ static xd_result xdi_threads_receive(xdi_threads *t, xdi_threads_mail *mail, con
     mail->wanted = c->count;
     mail->wanted_dtype = c->dtype;
     xd_result verdict = xdi_threads_judge(t, mail, c->root, t->base.rank);
-    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_take(t, mail, c);
+    if (verdict == XD_OK && c->count > 0) verdict = xdi_threads_lost(t, xdi_threads_take(t, mail, c));
     __atomic_store_n(&mail->done, number, __ATOMIC_RELEASE);
     xdi_threads_exit(t);
     return verdict;

@@ -66,8 +66,8 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
     cudaPointerAttributes attributes;
     xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
     if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError(); /* memory that CUDA knows nothing of */
-        return false;
+        cudaGetLastError(); /* a broken device: its next call reports it */
+        return true;
     }
     return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
 }

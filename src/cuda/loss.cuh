@@ -180,24 +180,29 @@ struct xdi_cuda_largest_join {
     }
 };
 
+/* Adds eight elements to what a thread has seen of a row. */
+static __device__ inline void xdi_cuda_see(const xdi_cuda_eight &x, int64_t column, int64_t columns,
+                                           xdi_cuda_largest *best) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        if (column + i >= columns) continue;
+        const float value = isnan(x.at[i]) ? -INFINITY : x.at[i]; /* so that arg is a column in any case */
+        if (!(x.at[i] < INFINITY)) best->broken = 1;
+        if (value > best->max || best->arg == INT64_MAX) {
+            best->max = value;
+            best->arg = column + i;
+        }
+    }
+}
+
 /* Over the row's first `columns`, on every thread of the team: xdi_loss_row_max. */
 template <int TEAM>
 static __device__ inline xdi_cuda_largest xdi_cuda_row_largest(const xd_rows &x, int64_t row,
                                                                int64_t columns) {
     const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
     xdi_cuda_largest best = none;
-    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
-        const xdi_cuda_eight chunk = xdi_cuda_read_any(x, row, c, columns);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            if (c + i >= columns) continue;
-            if (!(chunk.at[i] < INFINITY)) best.broken = 1;
-            if (chunk.at[i] > best.max || best.arg == INT64_MAX) {
-                best.max = chunk.at[i];
-                best.arg = c + i;
-            }
-        }
-    }
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM)
+        xdi_cuda_see(xdi_cuda_read_any(x, row, c, columns), c, columns, &best);
     return xdi_cuda_team_reduce<TEAM>(best, none, xdi_cuda_largest_join());
 }
 

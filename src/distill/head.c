@@ -91,9 +91,9 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
 
 /* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
 static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
-    static char somewhere;
+    static const char somewhere = 0; /* never read */
     xd_loss_desc d = h->loss;
-    d.student.data = &somewhere;
+    d.student.data = (void *)&somewhere;
     d.student.dtype = XD_DTYPE_F32;
     d.student.rows = h->student.hidden.rows;
     d.student.cols = h->student.weight.rows;
@@ -110,7 +110,7 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
     p->rows = desc->student.hidden.rows;
     p->columns = desc->student.weight.rows;
     p->width = desc->student.hidden.cols;
-    p->chunk = desc->chunk_rows ? desc->chunk_rows : XDI_HEAD_CHUNK;
+    p->chunk = desc->chunk_rows ? desc->chunk_rows : (int64_t)XDI_HEAD_CHUNK;
     if (p->chunk > p->rows && p->rows > 0) p->chunk = p->rows;
     p->loss.d = xdi_loss_defaults(&d);
     p->loss.reduction = xdi_loss_reduction(&p->loss.d);
@@ -220,7 +220,7 @@ static xd_matrix xdi_head_gradient(const xdi_head_plan *p, int64_t rows, int64_t
 static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p, int64_t rows) {
     xd_leaf_stack_reset(p->leaves);
     for (int64_t c = 0; c < p->columns; c += XD_HEAD_TILE) {
-        const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : XD_HEAD_TILE;
+        const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : (int64_t)XD_HEAD_TILE;
         const xd_rows weight = xdi_head_rows(&p->d->student.weight, c, n);
         XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
                                   p->tile, false));

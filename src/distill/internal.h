@@ -4,6 +4,8 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "distill/loss.h"
+#include "distill/projection.h"
+#include "distill/projection_file.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
@@ -19,6 +21,9 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 /* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
  * does. */
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
+
+/* projection_file.c: are the options, defaults filled in, in range? */
+XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *options);
 
 /* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
  * several ranks for those of all shards. */
@@ -49,6 +54,9 @@ XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, d
                                          xd_row_args *args);
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
+
+/* votes.c: the context and the sizes of both vocabularies. */
+XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
 
 /* compat.c: the generalised JSD of one entry from its logarithms, and A = d loss / d ln student. */
 XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope);

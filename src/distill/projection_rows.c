@@ -102,17 +102,18 @@ static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out) {
     const xd_vote *cells = NULL;
-    int64_t count = 0, at = 0;
+    int64_t student_size, teacher_size, count = 0, at = 0;
+    xd_ctx *ctx = xdi_votes_describe(votes, &student_size, &teacher_size);
     xd_projection_rows rows;
-    XDI_REQUIRE(votes->ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
+    XDI_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                 "the scale trick exists in compat rows only");
     XDI_TRY(xd_votes_read(votes, &cells, &count));
-    XDI_TRY(xdi_mapping_create(votes->ctx, votes->student_size, desc->k ? desc->k : 32, &rows));
+    XDI_TRY(xdi_mapping_create(ctx, student_size, desc->k ? desc->k : 32, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;
-        xdi_mapping_from_cells(cells + begin, at - begin, desc, votes->teacher_size, &best);
+        xdi_mapping_from_cells(cells + begin, at - begin, desc, teacher_size, &best);
     }
     *out = rows;
     return XD_OK;

@@ -4,6 +4,7 @@ enum {
     XDI_TOKENIZER_LONGEST = 1 << 16, /* bytes of one token */
     XDI_TOKENIZER_DERIVED = 1024,    /* ... whose merges are derived, which takes time by the square */
     XDI_TOKENIZER_ADDED = 512,       /* ... that is looked for at each place of a text */
+    XDI_TOKENIZER_MERGES = 1 << 23,  /* the largest files have half a million */
     XDI_TOKENIZER_PROBES = 4096      /* of a hash table; only a hostile file needs more */
 };
 
@@ -97,7 +98,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     for (int i = 0; i < 128; i++) t->ascii_id[i] = -1;
     t->unicode = xdi_unicode_create(ctx);
     t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
-    t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + 1);
+    t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
     t->pieces = (xdi_slot *)xd_allocate(ctx, t->piece_slots * sizeof *t->pieces);
     if (t->unicode && t->tokens && t->blob && t->pieces) {
         *out = t;
@@ -121,10 +122,12 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t->pieces);
     xd_release(t->ctx, t->raws);
     xd_release(t->ctx, t->merges);
+    xd_release(t->ctx, t->merge_bits);
     xd_release(t->ctx, t);
 }
 
-/* The blob was sized by a loader's count; should the count be wrong, the text is cut, never the memory. */
+/* The blob was sized by a loader's count. Should the count be wrong, a text is cut, but no memory is touched
+ * that is not the blob's: behind it is room for a whole token. */
 XD_PRIVATE uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
     const size_t at = t->blob_bytes, left = t->blob_capacity - at;
     XD_ASSERT(length <= left);
@@ -177,7 +180,7 @@ XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kin
 
 static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge) {
     const uint64_t pair = merge->pair;
-    uint32_t slot = (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
+    uint32_t slot = xdi_merge_hash(pair);
     for (int i = 0; i < XDI_TOKENIZER_PROBES; i++, slot++) {
         xdi_merge *at = &t->merges[slot & (t->merge_slots - 1)];
         if (at->pair != UINT64_MAX && at->pair != pair) continue;
@@ -193,6 +196,8 @@ static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge
 static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
     xdi_merge *old = t->merges;
     const uint32_t old_slots = t->merge_slots, slots = old_slots ? 2 * old_slots : 1024;
+    XDI_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
+                (int)XDI_TOKENIZER_MERGES);
     xdi_merge *merges = (xdi_merge *)xd_allocate(t->ctx, slots * sizeof *merges);
     XDI_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
     for (uint32_t i = 0; i < slots; i++) merges[i].pair = UINT64_MAX;
@@ -451,6 +456,17 @@ static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     }
 }
 
+static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
+    const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
+    t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
+    XDI_REQUIRE(t->ctx, t->merge_bits, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)t->merge_count);
+    for (uint32_t i = 0; i < t->merge_slots; i++) {
+        const size_t bit = xdi_merge_hash(t->merges[i].pair) & (bits - 1);
+        if (t->merges[i].pair != UINT64_MAX) t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+    }
+    return XD_OK;
+}
+
 /* The table by raw bytes; where the symbols are bytes it would be the one by text. Of two tokens with the
  * same bytes the NORMAL one goes in. */
 static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
@@ -512,6 +528,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     XDI_TRY(xdi_tokenizer_normalize_added(t));
     for (int i = 0; i < 2; i++) XDI_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
+    XDI_TRY(xdi_tokenizer_fill_bits(t));
     XDI_TRY(xdi_tokenizer_fill_raws(t));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;

@@ -94,6 +94,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 
 enum {
     XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
     XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
 };
@@ -174,6 +175,7 @@ struct xd_tokenizer {
     xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters, by raw bytes */
     uint32_t piece_slots;    /* of each, a power of two */
     xdi_merge *merges;       /* hash table */
+    uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
     bool ignore_merges; /* a piece that is a token stays whole */
@@ -232,14 +234,19 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 
 /* The token whose text this is, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
-/* The merge of a pair, NULL when there is none. */
+static inline uint32_t xdi_merge_hash(uint64_t pair) {
+    return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
+}
+
+/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table tells.
+ */
 static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint32_t slot = (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20) & (t->merge_slots - 1);
-    while (t->merges[slot].pair != pair) {
+    uint32_t slot = xdi_merge_hash(pair);
+    const uint32_t bit = slot & (XDI_TOKENIZER_BITS * t->merge_slots - 1);
+    if (!(t->merge_bits[bit >> 6] >> (bit & 63u) & 1u)) return NULL;
+    for (slot &= t->merge_slots - 1; t->merges[slot].pair != pair; slot = (slot + 1) & (t->merge_slots - 1))
         if (t->merges[slot].pair == UINT64_MAX) return NULL;
-        slot = (slot + 1) & (t->merge_slots - 1);
-    }
     return &t->merges[slot];
 }
 

@@ -112,6 +112,7 @@ static const xdi_ranks_preset xdi_ranks_presets[] = {
 
 enum {
     XDI_RANKS_PRESETS = (int)(sizeof xdi_ranks_presets / sizeof xdi_ranks_presets[0]),
+    XDI_TEKKEN_SPECIALS = 1 << 16,
     XDI_RANKS_NAME = 48 /* bytes of the longest name of a preset's special tokens */
 };
 
@@ -202,38 +203,56 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
     }
 }
 
+/* What a file needs: ids, bytes of all tokens, bytes of the longest line. */
+typedef struct xdi_ranks_size {
+    int64_t ids;
+    size_t blob, longest;
+} xdi_ranks_size;
+
+static xd_result xdi_ranks_measure(xd_ctx *ctx, const char *text, size_t bytes, xdi_ranks_size *size) {
+    const char *at = text, *base64 = NULL;
+    int64_t line = 1, rank = 0;
+    size_t length = 0;
+    bool found;
+    memset(size, 0, sizeof *size);
+    for (;;) {
+        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
+        if (!found) return XD_OK;
+        if (rank >= size->ids) size->ids = rank + 1;
+        if (length > size->longest) size->longest = length;
+        size->blob += length;
+    }
+}
+
+static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
+                                const xd_tokenizer_desc *desc, const xdi_ranks_preset *preset,
+                                uint8_t *buffer) {
+    t->byte_level = t->ignore_merges = true;
+    XDI_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
+    XDI_TRY(xdi_ranks_add_preset(t, preset));
+    XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    if (preset->nfc) XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
+    t->normalizer_count = t->rewrite_count;
+    const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
+    return xdi_ranks_finish(t, pattern, strlen(pattern));
+}
+
 XD_PRIVATE xd_result xdi_tokenizer_from_ranks(xd_ctx *ctx, const char *text, size_t bytes,
                                               const xd_tokenizer_desc *desc, xd_tokenizer **out) {
-    const char *at = text, *base64 = NULL;
-    int64_t line = 1, rank = 0, size = 0;
-    size_t length = 0, longest = 0, blob = 0;
-    bool found = true;
+    xdi_ranks_size size;
+    xd_tokenizer *t = NULL;
     XDI_REQUIRE(ctx, desc->preset >= 0 && (int)desc->preset < XDI_RANKS_PRESETS, XD_ERROR_ARGUMENT,
                 "tokenizer preset %d; there are 0 to %d", (int)desc->preset, XDI_RANKS_PRESETS - 1);
     const xdi_ranks_preset *preset = &xdi_ranks_presets[desc->preset];
-    const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
-    while (found) {
-        XDI_TRY(xdi_ranks_next(ctx, &at, text + bytes, &line, &base64, &length, &rank, &found));
-        if (!found) break;
-        if (rank >= size) size = rank + 1;
-        if (length > longest) longest = length;
-        blob += length;
-    }
-    XDI_REQUIRE(ctx, pattern, XD_ERROR_ARGUMENT, "a rank file needs a preset or a pattern");
-    xdi_ranks_measure_preset(preset, &size, &blob);
-    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size, &blob));
-    xd_tokenizer *t = NULL;
-    XDI_TRY(xdi_tokenizer_begin(ctx, size, blob, &t));
-    t->byte_level = t->ignore_merges = true;
-    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, longest + 4);
-    xd_result result = buffer ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
-    if (result == XD_OK) result = xdi_ranks_add_lines(t, text, bytes, buffer);
-    if (result == XD_OK) result = xdi_ranks_add_preset(t, preset);
-    if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
-    if (result == XD_OK && preset->nfc)
-        result = xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0);
-    t->normalizer_count = t->rewrite_count;
-    if (result == XD_OK) result = xdi_ranks_finish(t, pattern, strlen(pattern));
+    XDI_TRY(xdi_ranks_measure(ctx, text, bytes, &size));
+    XDI_REQUIRE(ctx, desc->pattern || preset->pattern, XD_ERROR_ARGUMENT,
+                "a rank file needs a preset or a pattern");
+    xdi_ranks_measure_preset(preset, &size.ids, &size.blob);
+    XDI_TRY(xdi_tokenizer_measure_specials(ctx, desc, &size.ids, &size.blob));
+    XDI_TRY(xdi_tokenizer_begin(ctx, size.ids, size.blob, &t));
+    uint8_t *buffer = (uint8_t *)xd_allocate(ctx, size.longest + 4);
+    const xd_result result = buffer ? xdi_ranks_fill(t, text, bytes, desc, preset, buffer)
+                                    : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a line");
     xd_release(ctx, buffer);
     if (result == XD_OK)
         *out = t;
@@ -260,9 +279,12 @@ static xd_result xdi_tekken_measure(xdi_tekken *k, const xd_json *root, const xd
     k->pattern = xd_json_string(xd_json_find(config, "pattern"), &k->pattern_bytes);
     const bool good = k->pattern && xd_json_int64(xd_json_find(config, "default_vocab_size"), &k->size) &&
                       xd_json_int64(xd_json_find(config, "default_num_special_tokens"), &k->special_count);
-    XDI_REQUIRE(
-        k->ctx, good && k->special_count >= 0 && k->special_count < k->size && k->size <= XDI_TOKENIZER_IDS,
-        XD_ERROR_FORMAT, "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens");
+    XDI_REQUIRE(k->ctx,
+                good && k->special_count >= 0 && k->special_count < k->size &&
+                    k->special_count <= XDI_TEKKEN_SPECIALS && k->size <= XDI_TOKENIZER_IDS,
+                XD_ERROR_FORMAT,
+                "Tekken: config lacks pattern, default_vocab_size or default_num_special_tokens, or they "
+                "are out of range");
     for (const xd_json *item = xd_json_first(k->vocab); item; item = xd_json_next(item)) {
         size_t length = 0;
         (void)xd_json_string(xd_json_find(item, "token_bytes"), &length);

@@ -29,6 +29,12 @@ XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teac
     return XD_OK;
 }
 
+XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size) {
+    *student_size = votes->student_size;
+    *teacher_size = votes->teacher_size;
+    return votes->ctx;
+}
+
 XD_API void xd_votes_destroy(xd_votes *votes) {
     if (!votes) return;
     xd_release(votes->ctx, votes->cells);

@@ -22,9 +22,10 @@ typedef struct xd_cuda_desc {
  *   ctx    work is ordered on its stream (xd_ctx_desc.stream, xd_ctx_set_stream); has no GPU yet
  *   desc   read during the call; NULL -> defaults
  *
- * Local. Waits for the device, as does xd_cuda_destroy; between the two, operations allocate no device
- * memory, wait for nothing and copy nothing to the host (only xd_read does), so a step can be captured into a
- * graph; what it points to on the device must then stay where it is. The thread's current device is the same
+ * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
+ * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
+ * step can be captured into a graph; what it points to on the device must then stay where it is. Softmax pieces
+ * and selections allocate device memory in each call. The thread's current device is the same
  * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
  * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when
  * this build has no code for the GPU). */

@@ -1,6 +1,7 @@
 #ifndef XDI_KERNEL_MATMUL_H
 #define XDI_KERNEL_MATMUL_H
 
+#include "base/cpu.h"
 #include "kernel/table.h"
 
 /* A borrowed matrix, read only: element (r, c) is data[r * row_stride + c * col_stride], so the transposed
@@ -33,7 +34,7 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
 
 /* The matrix product of a context's kernel table, one thread: the ranks are the parallelism.
  *
- *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned to 64; NULL -> taken from the context's allocator
+ *   workspace  XD_MATMUL_WORKSPACE_BYTES, aligned for floats; NULL -> taken from the context's allocator
  *
  * An element's sum runs over k in blocks of 256 terms, in an order that depends on k alone: a row of the
  * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
@@ -41,5 +42,9 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
  * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
  * INVARIANT. Local. Errors: ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
+
+/* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The
+ * machine has the level (xd_cpu_best). Pure. */
+XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace);
 
 #endif

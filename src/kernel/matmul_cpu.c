@@ -26,7 +26,7 @@ enum {
 
 /* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
  * itself, gcc must be asked. */
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
 #define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
 #else
 #define XDI_MATMUL_UNROLL
@@ -399,6 +399,11 @@ static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
                 "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
                 xd_dtype_name(p->b.dtype));
     return XD_OK;
+}
+
+XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace) {
+    const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(level, args->bf16);
+    xdi_matmul_run(&kernel, args, workspace);
 }
 
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {

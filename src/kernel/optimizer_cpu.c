@@ -129,10 +129,6 @@ static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_nar
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
                                                   xdi_plain_add,   xdi_plain_power_sum, false };
 
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void) {
-    return &xdi_plain_spans;
-}
-
 /* ---- walks over arrays ---- */
 
 static bool xdi_span_takes(xd_dtype dtype) {

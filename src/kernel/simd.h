@@ -23,8 +23,17 @@
 #define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
 #define XDI_SIMD_INLINE_512 \
     static inline __attribute__((always_inline, target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
-#define XDI_SIMD_256 static __attribute__((target("avx2,fma")))
-#define XDI_SIMD_512 static __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+/* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
+#if defined(__clang__)
+#define XDI_SIMD_AS_WRITTEN
+#else
+#define XDI_SIMD_AS_WRITTEN __attribute__((optimize("fp-contract=off")))
+#endif
+#define XDI_SIMD_128 XDI_SIMD_AS_WRITTEN static
+#define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma")))
+#define XDI_SIMD_512 \
+    XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 
 /* 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from
  * a table where the width has a permutation for one, times a short polynomial in f is the power. An entry i

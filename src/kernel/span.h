@@ -68,9 +68,6 @@ XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op);
 XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
                                  int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op);
 
-/* optimizer_cpu.c: the plain spans, which the faster ones also finish their last few elements with. */
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
-
 /* optimizer_cpu.c: ends an expression. A product that is added to something later would be fused with the
  * addition under -ffp-contract=fast, which changes bits. */
 XD_PRIVATE float xdi_span_rounded(float product);
@@ -90,7 +87,19 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
 
-/* A function and its spans make an entry, six entries the table xdi_<level>_optimizer. */
+/* span_<level>.c, for plain optimizer_cpu.c: the spans of a level, and its table of entries. The faster ones finish
+ * their last few elements with the plain spans. */
+#define XDI_SPAN_LEVEL(level)                                              \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void);     \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void);
+XDI_SPAN_LEVEL(plain)
+XDI_SPAN_LEVEL(portable)
+#if defined(XDI_X86)
+XDI_SPAN_LEVEL(avx2)
+XDI_SPAN_LEVEL(avx512)
+#endif
+
+/* A function and its spans make an entry, six entries the table of a level. */
 #define XDI_SPAN_ENTRIES(level, spans)                                                               \
     static xd_result xdi_##level##_entry_adam(const xd_launch *launch, const xd_update_args *args) { \
         return xdi_update_run(launch, args, &(spans), (spans).adam);                                 \
@@ -115,6 +124,12 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
     static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
         xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
         xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
-    };
+    };                                                                                               \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
+        return &(spans);                                                                             \
+    }                                                                                                \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void) {                     \
+        return &xdi_##level##_optimizer;                                                             \
+    }
 
 #endif

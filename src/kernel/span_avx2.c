@@ -1,4 +1,5 @@
 #if defined(XDI_X86)
+#    include <float.h>
 #    include <immintrin.h>
 
 /* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every

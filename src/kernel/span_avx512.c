@@ -1,12 +1,20 @@
 #if defined(XDI_X86)
+#    include <float.h>
 #    include <immintrin.h>
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
 
 /* Spans of sixteen lanes. What is left over at the end goes the same way under a mask. */
 
 #    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 
 XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
-    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)(((uint32_t)1 << left) - 1u);
 }
 
 /* See xdi_span_rounded. */
@@ -211,4 +219,8 @@ static const xdi_span_kernels xdi_avx512_spans = {
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
 #endif

@@ -255,7 +255,7 @@ static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold,
     return count;
 }
 
-XDI_TILES(xdi_v4, XDI_SIMD_INLINE, static)
+XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 
 #if defined(XDI_X86)
 

@@ -6,8 +6,9 @@
 #include "train/ema.h"
 #include "train/param.h"
 
-/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen. NULL
- * is fine. On a device the host cannot know: always false, and the kernels see the status of the launch below. */
+/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen.
+ * NULL is fine. On a device the host cannot know: always false, and the kernels see the status of the
+ * launch below. */
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
 /* optimizer.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
@@ -22,15 +23,15 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 /* optimizer.c: true for parameters that a step changes: neither frozen nor a buffer, and with a gradient. */
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
-/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this very list,
- * so that a step over the list can take the average along. Fills what args say about averages. */
+/* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this
+ * very list, so that a step over the list can take the average along. Fills what args say about averages. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, xd_update_args *args);
 
 /* ema.c: what xd_ema_update would refuse. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
-/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow follows the
- * last of its parameters' steps. Then the update after the step must pass it over. */
+/* ema.c: lets the update of parameter `index` of the list take its shadow along, if it can: a tied shadow
+ * follows the last of its parameters' steps. Then the update after the step must pass it over. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */

@@ -53,11 +53,12 @@ build_emulated() {
     done
 }
 
-# The examples are users of the generated files, so they run where those are tested.
+# The examples use the generated files, so they run where those are tested. They hold the library, whose warnings are
+# looked for elsewhere.
 run_examples() {
     for source in examples/*.cu; do
         name=$(basename "$source" .cu)
-        $cxx $EMU_HOST -O1 $warn -x c++ -c "$source" -o "$out/$name.o" &&
+        $cxx $EMU_HOST -O1 -w -x c++ -c "$source" -o "$out/$name.o" &&
             $cxx "$out/$name.o" "$out/unit.o" "$build/emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" &&
             "$out/$name" || { fail "  $source failed"; continue; }
         passed=$((passed + 1))

@@ -250,4 +250,34 @@ XD_TEST(redistributions_on_device_memory_give_the_bits_of_the_host) {
     run_worlds(&host, &gpu, run_redistribution);
 }
 
+#if defined(XD_EMU)
+/* The n-th CUDA call of rank 1 fails inside a collective: it says so, its peers learn of it, nobody hangs. */
+static xd_result run_failure(xd_comm *comm, void *argument) {
+    World *world = (World *)argument;
+    Member m(comm, world);
+    Buffer data(&m, elements(XD_DTYPE_F32, 100, &m.random, false));
+    const int64_t n = world->reduction == XD_REDUCTION_FAST ? 10 : 4; /* the launch; the event before it */
+    CHECK(xd_all_reduce(comm, data.at(), data.at(), 100, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    if (xd_comm_rank(comm) == 1) emu_fail_call(n);
+    const xd_result result = xd_all_reduce(comm, data.at(), data.at(), 100, XD_DTYPE_F32, XD_SUM);
+    emu_fail_call(0);
+    CHECK(result == (xd_comm_rank(comm) == 1 ? XD_ERROR_DEVICE : XD_ERROR_PEER));
+    CHECK(cudaStreamSynchronize(m.stream) == cudaSuccess);
+    return XD_OK;
+}
+
+XD_TEST(a_rank_whose_device_fails_takes_its_peers_out_of_the_collective) {
+    for (int form = 0; form < 2; form++) {
+        xd_ctx_desc desc = {};
+        World world = {};
+        desc.timeout_seconds = 300.0;
+        desc.reduction = world.reduction = form ? XD_REDUCTION_FAST : XD_REDUCTION_DETERMINISTIC;
+        world.on_device = true;
+        CHECK(xd_run_threads(RANKS, &desc, run_failure, &world, nullptr) == XD_OK);
+    }
+    emu_reset_errors();
+    emu_take_reports(nullptr, 0);
+}
+#endif
+
 XD_CUDA_TEST_MAIN()

@@ -1,107 +1,6 @@
 /* Losses on a GPU against the plain CPU kernels: values, gradients and findings over many shapes; splits of the
  * vocabulary; nothing allocated, waited for or read during a step. */
-#include "cuda_test.h"
-
-/* ---- one block of memory that exists on both sides ---- */
-
-struct Board {
-    std::vector<unsigned char> bytes;
-
-    size_t add(const void *from, size_t size, size_t skew = 0) {
-        const size_t at = (bytes.size() + 63) / 64 * 64 + skew;
-        bytes.resize(at + size + 64);
-        if (from) memcpy(bytes.data() + at, from, size);
-        return at;
-    }
-    template <typename T> size_t add(const std::vector<T> &from, size_t skew = 0) {
-        return add(from.data(), from.size() * sizeof(T), skew);
-    }
-};
-
-template <typename T> static T *place(void *base, size_t offset) {
-    return (T *)(void *)((unsigned char *)base + offset);
-}
-
-/* The CPU's context beside the GPU's. */
-struct Pair {
-    Gpu gpu;
-    xd_ctx *cpu = nullptr;
-    explicit Pair(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC) : gpu(reduction) {
-        xd_ctx_desc desc = {};
-        desc.reduction = reduction;
-        desc.cpu = XD_CPU_PLAIN;
-        CHECK(xd_ctx_create(&desc, &cpu) == XD_OK);
-    }
-    ~Pair() {
-        xd_ctx_destroy(cpu);
-    }
-
-    /* Runs a call over the board on both sides; `sealed`: it may not allocate, wait or read. */
-    template <typename Call>
-    std::vector<unsigned char> run(Board *board, int64_t size, bool sealed, Call call) {
-        Device device(board->bytes);
-        xd_vocab *vocab = nullptr;
-        CHECK(xd_vocab_create(cpu, nullptr, 0, size, size, &vocab) == XD_OK);
-        call(cpu, vocab, board->bytes.data());
-        xd_vocab_destroy(vocab);
-        CHECK(xd_vocab_create(gpu.ctx, nullptr, 0, size, size, &vocab) == XD_OK);
-        if (sealed) seal();
-        call(gpu.ctx, vocab, device.at<void>());
-        if (sealed) unseal();
-        gpu.wait();
-        xd_vocab_destroy(vocab);
-        return device.host<unsigned char>();
-    }
-};
-
-/* max|a - b| <= tolerance * max(|b|, floor), NaN equal to NaN. Gradients are relative to the whole tensor. */
-template <typename T>
-static void check_near(const T *a, const T *b, int64_t n, double tolerance, double floor = 1e-30) {
-    double largest = floor, worst = 0.0;
-    bool same_nan = true;
-    for (int64_t i = 0; i < n; i++) {
-        if (isfinite((double)b[i])) largest = fmax(largest, fabs((double)b[i]));
-        if (isnan((double)a[i]) != isnan((double)b[i])) same_nan = false;
-        if (isfinite((double)a[i]) && isfinite((double)b[i]))
-            worst = fmax(worst, fabs((double)a[i] - (double)b[i]));
-        if (isinf((double)a[i]) != isinf((double)b[i])) same_nan = false;
-    }
-    CHECK(same_nan);
-    CHECK_NEAR(worst / largest, 0.0, tolerance);
-}
-
-static std::vector<float> widened(const void *data, xd_dtype dtype, int64_t count) {
-    std::vector<float> out((size_t)count);
-    for (int64_t i = 0; i < count; i++) out[(size_t)i] = (float)xd_load_f64(data, dtype, i);
-    return out;
-}
-
-static double tolerance_of(xd_dtype dtype) {
-    return dtype == XD_DTYPE_BF16 ? 0.0040 : 3e-6; /* one step of bf16 is 2^-8 of the value */
-}
-
-/* ---- logits ---- */
-
-struct Shape {
-    int64_t rows, cols, padding, skew; /* skew: elements before the first row */
-    xd_dtype student, teacher, gradient;
-
-    int64_t stride() const {
-        return cols + padding;
-    }
-};
-
-static std::vector<unsigned char> logits(xd_dtype dtype, const Shape &s, Random *random) {
-    std::vector<unsigned char> out((size_t)(s.rows * s.stride()) * xd_dtype_size(dtype));
-    for (int64_t i = 0; i < s.rows * s.stride(); i++)
-        xd_store_f64(out.data(), dtype, i, 6.0 * (double)random->unit());
-    return out;
-}
-
-static xd_rows rows_at(void *base, size_t offset, xd_dtype dtype, const Shape &s) {
-    xd_rows r = { (unsigned char *)base + offset, dtype, s.rows, s.cols, s.stride() };
-    return r;
-}
+#include "cuda_loss_test.h"
 
 /* ---- full losses ---- */
 
@@ -124,6 +23,8 @@ static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char
     if (s.rows > 2) xd_store_f64(teacher->data(), s.teacher, 2 * s.stride() + s.cols - 1, HUGE_VAL);
     for (int64_t i = 0; i < s.cols && s.rows > 3; i++)
         xd_store_f64(student->data(), s.student, 3 * s.stride() + i, -HUGE_VAL);
+    for (int64_t i = 0; i < s.cols && s.rows > 8; i++)
+        xd_store_f64(student->data(), s.student, 8 * s.stride() + i, NAN);
 }
 
 static void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) {
@@ -232,7 +133,8 @@ XD_TEST(every_loss_is_that_of_the_cpu_in_both_modes) {
                                      (variant & 1) != 0,
                                      kind == 1 };
                 if (c.hard == 0.0 && c.soft == 0.0) continue;
-                LossCase masked = c; /* smoothing gives masked columns an infinite loss: both sides say so */
+                LossCase masked = c; /* smoothing gives masked columns an infinite loss:
+                                both sides say so */
                 compare_losses(&pair, masked, (uint64_t)(100 + 8 * kind + variant));
             }
     }
@@ -256,7 +158,8 @@ XD_TEST(long_rows_are_a_whole_block_of_work) {
         }
 }
 
-/* Losses of two rows that are nearly certain of one id; teacher and student agree on it. */
+/* Losses of two rows that are nearly certain of one id; teacher and student
+ * agree on it. */
 XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {
     static const xd_divergence kinds[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD };
     const Pair pair;
@@ -351,7 +254,8 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
 /* How partials are made: two sweeps, two with integer sums, one sweep. */
 enum Sums { PLAIN, FIXED, FUSED };
 
-/* One row set on the device, cut into shards, through all entries; returns row scalars, then the gradient. */
+/* One row set on the device, cut into shards, through all entries; returns row
+ * scalars, then the gradient. */
 static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
                                             const std::vector<int64_t> &offsets, xd_divergence divergence,
                                             Sums how) {
@@ -458,218 +362,106 @@ XD_TEST(splits_of_the_vocabulary_change_no_bit_in_invariant_mode_and_little_othe
             }
 }
 
-/* ---- top-k ---- */
+/* ---- ranks that share a vocabulary ---- */
 
-struct TopkCase {
-    Shape shape;
-    int64_t k;
-    xd_topk_mode mode;
+enum { TP_ROWS = 4, TP_COLS = 45 };
+
+/* A world of ranks with a shard each; what rank 0 found of the whole, and
+ * everyone's columns of the gradient. */
+struct TpWorld {
+    bool on_device;
     xd_divergence divergence;
-    int teacher; /* 0: log-probabilities, 1: its logits, 2: its logits at the student's own ids */
-    bool bad;
+    std::vector<float> student, teacher, gradient;
+    xd_loss_values values;
 };
 
-static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
-    Random random(seed);
-    const Shape &s = c.shape;
-    const size_t entries = (size_t)(s.rows * c.k);
-    Board board;
-    const size_t x = board.add(logits(s.student, s, &random)), y = board.add(logits(s.teacher, s, &random));
-    const size_t g = board.add(
-        std::vector<unsigned char>((size_t)(s.rows * s.stride()) * xd_dtype_size(s.gradient), 0x5a));
-    std::vector<int64_t> ids(entries);
-    std::vector<float> values(entries);
-    for (int64_t r = 0; r < s.rows; r++)
-        for (int64_t j = 0; j < c.k; j++) {
-            ids[(size_t)(r * c.k + j)] =
-                (r * 11 + j * 7) % s.cols; /* 7 and the width have no factor in common */
-            values[(size_t)(r * c.k + j)] = -1.5f - 0.3f * (float)j;
-        }
-    if (c.bad) {
-        ids[0] = s.cols;                                                             /* outside */
-        ids[(size_t)c.k] = ids[(size_t)c.k + 1];                                     /* twice */
-        values[(size_t)(2 * c.k)] = -INFINITY;                                       /* absent */
-        ids[(size_t)(2 * c.k)] = 5 * s.cols;                                         /* and so not read */
-        for (int64_t j = 0; j < c.k; j++) values[(size_t)(3 * c.k + j)] = -INFINITY; /* no entry at all */
+template <typename T> static Device copy_if(bool on_device, const std::vector<T> &from) {
+    return on_device ? Device(from) : Device();
+}
+
+static xd_result tp_rank(xd_comm *world, void *argument) {
+    TpWorld *w = (TpWorld *)argument;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_cuda *cuda = nullptr;
+    xd_vocab *vocab = nullptr;
+    cudaStream_t stream = nullptr;
+    if (w->on_device) {
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        xd_ctx_set_stream(ctx, stream);
+        CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
     }
-    const size_t i = board.add(ids), v = board.add(values);
-    const xd_status none = {};
-    const size_t status = board.add(&none, sizeof none), out = board.add(nullptr, sizeof(xd_loss_values));
-    const size_t row_loss = board.add(nullptr, 3 * (size_t)s.rows * sizeof(float));
-    const size_t logs = board.add(nullptr, entries * sizeof(double));
-    const size_t work_bytes = 4096 + entries * 256 + (size_t)s.rows * 1024,
-                 work = board.add(nullptr, work_bytes);
-    const std::vector<unsigned char> after =
-        pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
-            xd_topk_desc d = {};
-            d.student = rows_at(at, x, s.student, s);
-            d.gradient = rows_at(at, g, s.gradient, s);
-            d.gradient.cols = s.stride();
-            d.vocab = vocab;
-            d.k = c.k;
-            d.mode = c.mode;
-            d.divergence = c.divergence;
-            d.temperature = c.teacher ? 1.6 : 1.0;
-            if (c.teacher) d.teacher = rows_at(at, y, s.teacher, s);
-            if (!c.teacher) d.values = place<float>(at, v);
-            if (c.teacher < 2) d.ids = place<int64_t>(at, i);
-            d.status = place<xd_status>(at, status);
-            d.row_loss = place<float>(at, row_loss);
-            d.student_mass = d.row_loss + s.rows;
-            d.teacher_mass = d.student_mass + s.rows;
-            d.student_log_probs = place<double>(at, logs);
-            d.workspace = place<void>(at, work);
-            d.workspace_bytes = work_bytes;
-            CHECK(xd_topk_kl_loss(ctx, &d, place<xd_loss_values>(at, out)) == XD_OK);
-        });
-    const unsigned char *a = after.data(), *b = board.bytes.data();
-    const int64_t count = s.rows * s.stride();
-    check_near(widened(a + g, s.gradient, count).data(), widened(b + g, s.gradient, count).data(), count,
-               tolerance_of(s.gradient));
-    check_near((const float *)(const void *)(a + row_loss), (const float *)(const void *)(b + row_loss),
-               3 * s.rows, 5e-6);
-    check_near((const double *)(const void *)(a + logs), (const double *)(const void *)(b + logs),
-               (int64_t)entries, 1e-6);
-    check_near(&((const xd_loss_values *)(const void *)(a + out))->loss,
-               &((const xd_loss_values *)(const void *)(b + out))->loss, 3, 5e-6);
-    CHECK(memcmp(a + status, b + status, sizeof none) == 0);
-}
-
-XD_TEST(top_k_losses_are_those_of_the_cpu) {
-    static const xd_divergence kinds[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD, XD_KL_MIXED };
-    for (int mode = 0; mode < 2; mode++) {
-        Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
-        for (int form = 0; form < 4; form++)
-            for (int kind = 0; kind < 4; kind++)
-                for (int teacher = 0; teacher < 3; teacher++) {
-                    if (form == (int)XD_TOPK_ZERO_OUTSIDE && kinds[kind] == XD_JSD) continue;
-                    const TopkCase c = { { 5, 45, kind, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
-                                         teacher == 1 ? 35 : 4,
-                                         (xd_topk_mode)form,
-                                         kinds[kind],
-                                         teacher,
-                                         teacher == 0 && kind == 1 };
-                    compare_topk(&pair, c, (uint64_t)(500 + 16 * form + 4 * kind + teacher));
-                }
-        const TopkCase wide = { { 2, 3000, 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_BF16 },
-                                40,
-                                XD_TOPK_TAIL,
-                                XD_KL_FORWARD,
-                                2,
-                                false };
-        compare_topk(&pair, wide, 9);
+    CHECK(xd_vocab_create_even(ctx, world, TP_COLS, &vocab) == XD_OK);
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const int64_t columns = info.end - info.begin;
+    std::vector<float> x, y;
+    for (int64_t i = 0; i < TP_ROWS * TP_COLS; i++) {
+        if (i % TP_COLS < info.begin || i % TP_COLS >= info.end) continue;
+        x.push_back(w->student[(size_t)i]);
+        y.push_back(w->teacher[(size_t)i]);
     }
-}
-
-/* ---- selection and softmax ---- */
-
-XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
-    Pair pair;
-    static const int64_t widths[] = { 1, 2, 7, 8, 33, 70, 2500 };
-    for (int64_t cols : widths)
-        for (int64_t k = 1; k <= cols; k = k * 3 + 1) {
-            Random random((uint64_t)(cols * 31 + k));
-            const Shape s = { 3,           cols, 3, 0, cols % 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16, XD_DTYPE_F32,
-                              XD_DTYPE_F32 };
-            std::vector<unsigned char> data = logits(s.student, s, &random);
-            for (int64_t i = 0; i < s.rows * s.stride(); i++) { /* many equals; odd values */
-                if (random.below(2))
-                    xd_store_f64(data.data(), s.student, i, (double)(random.below(5) - 2) * 0.0625);
-                if (random.below(9) == 0)
-                    xd_store_f64(data.data(), s.student, i, random.below(2) ? -HUGE_VAL : NAN);
-                if (random.below(9) == 0)
-                    xd_store_f64(data.data(), s.student, i, random.below(2) ? -0.0 : HUGE_VAL);
-            }
-            Board board;
-            const size_t x = board.add(data), values = board.add(nullptr, (size_t)(s.rows * k) * 8);
-            const size_t ids = board.add(nullptr, (size_t)(s.rows * k) * 8),
-                         columns = board.add(nullptr, (size_t)k * 8);
-            const size_t importance = board.add(nullptr, (size_t)cols * sizeof(float));
-            const std::vector<unsigned char> after =
-                pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
-                    const xd_rows rows = rows_at(at, x, s.student, s);
-                    CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<double>(at, values),
-                                        place<int64_t>(at, ids)) == XD_OK);
-                    CHECK(xd_select_columns(ctx, vocab, rows, nullptr, nullptr, k,
-                                            place<int64_t>(at, columns),
-                                            place<float>(at, importance)) == XD_OK);
-                });
-            CHECK_SAME(after, board.bytes);
+    {
+        std::vector<int64_t> labels = { 3, 44, XD_IGNORE_INDEX, 20 };
+        xd_loss_values values;
+        xd_status status = {};
+        const Device dx = copy_if(w->on_device, x), dy = copy_if(w->on_device, y);
+        const Device dl = copy_if(w->on_device, labels),
+                     ds = copy_if(w->on_device, std::vector<xd_status>(1));
+        const Device dv = copy_if(w->on_device, std::vector<xd_loss_values>(1));
+        xd_loss_desc d = {};
+        d.student = { w->on_device ? dx.at<void>() : (void *)x.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
+        d.teacher = { w->on_device ? dy.at<void>() : (void *)y.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
+        d.gradient = d.student;
+        d.labels = w->on_device ? dl.at<int64_t>() : labels.data();
+        d.status = w->on_device ? ds.at<xd_status>() : &status;
+        d.vocab = vocab;
+        d.divergence = w->divergence;
+        d.temperature = 1.5;
+        CHECK(xd_loss(ctx, &d, w->on_device ? dv.at<xd_loss_values>() : &values) == XD_OK);
+        if (w->on_device) {
+            CHECK(xd_read(ctx, &values, dv.at<void>(), sizeof values) == XD_OK);
+            CHECK(xd_read_status(ctx, d.status) == XD_OK);
+            CHECK(xd_read(ctx, x.data(), dx.at<void>(), x.size() * sizeof(float)) == XD_OK);
         }
-}
-
-XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {
-    const Gpu gpu;
-    const int64_t k = 3, shards = 3, rows = 2;
-    xd_select_args a = {};
-    std::vector<int64_t> all((size_t)(shards * rows * k * 2)), best_ids((size_t)(rows * k));
-    std::vector<double> best((size_t)(rows * k));
-    const double values[18] = { 5, 4, 4, 2, 2, 1, 4, 4, 1, 2, -HUGE_VAL, -HUGE_VAL, 5, 0, -1, 3, 2, 2 };
-    const int64_t ids[18] = { 2, 0, 1, 0, 3, 1, 10, 12, 11, 10, -1, -1, 20, 21, 22, 22, 20, 21 };
-    for (int64_t i = 0; i < shards; i++) /* values are [shard][row][k] */
-        for (int64_t j = 0; j < rows * k; j++) {
-            memcpy(&all[(size_t)(i * rows * k * 2 + j)], &values[i * rows * k + j], 8);
-            all[(size_t)(i * rows * k * 2 + rows * k + j)] = ids[i * rows * k + j];
-        }
-    Device d_all(all), d_best(best), d_ids(best_ids);
-    a.logits.rows = rows;
-    a.k = k;
-    a.all = d_all.at<int64_t>();
-    a.all_stride = 2 * rows * k;
-    a.shards = (int)shards;
-    a.values = d_best.at<double>();
-    a.ids = d_ids.at<int64_t>();
-    const xd_launch launch = gpu.launch();
-    CHECK(gpu.kernels().loss.select_merge(&launch, &a) == XD_OK);
-    gpu.wait();
-    static const int64_t expected[6] = { 2, 20, 0, 22, 0, 3 };
-    const std::vector<int64_t> got = d_ids.host<int64_t>();
-    for (size_t i = 0; i < 6; i++) CHECK_EQ_INT(got[i], expected[i]);
-}
-
-XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
-    Pair pair;
-    static const int64_t widths[] = { 1, 8, 29, 70, 2300 };
-    for (int64_t cols : widths) {
-        Random random((uint64_t)cols);
-        const Shape s = { 5, cols, 2, 1, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
-        const size_t n = (size_t)(s.rows * s.stride()) * sizeof(float);
-        std::vector<unsigned char> data = logits(XD_DTYPE_F32, s, &random);
-        if (cols > 8) xd_store_f64(data.data(), XD_DTYPE_F32, s.stride() + 2, NAN);
-        if (cols > 8) xd_store_f64(data.data(), XD_DTYPE_F32, 4, -HUGE_VAL);
-        const std::vector<int64_t> labels = { 0, cols - 1, -1, cols, 0 };
-        const std::vector<float> weight = { 1.0f, -2.0f, 1.0f, 1.0f, 0.0f };
-        Board board;
-        const size_t x = board.add(data, 4), w = board.add(logits(XD_DTYPE_F32, s, &random), 4);
-        const size_t out = board.add(nullptr, 3 * n, 4), l = board.add(labels), u = board.add(weight);
-        const size_t scalars = board.add(nullptr, 64 * sizeof(double)), argmax = board.add(nullptr, 64);
-        const std::vector<unsigned char> after =
-            pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
-                const xd_rows logits_rows = rows_at(at, x, XD_DTYPE_F32, s);
-                xd_rows to[3] = { logits_rows, logits_rows, logits_rows };
-                for (size_t i = 0; i < 3; i++) to[i] = rows_at(at, out + i * n, XD_DTYPE_F32, s);
-                double *d = place<double>(at, scalars);
-                const int64_t *ids = place<int64_t>(at, l);
-                const xd_positions p = { s.rows, ids, 0, nullptr, nullptr };
-                CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
-                CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
-                CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
-                                              to[1]) == XD_OK);
-                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, ids, d + 10) == XD_OK);
-                CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, ids, place<float>(at, u),
-                                                   to[2]) == XD_OK);
-                CHECK(xd_gather_columns(ctx, vocab, logits_rows, ids, 1, 1, d + 20) == XD_OK);
-                CHECK(xd_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
-            });
-        const unsigned char *a = after.data(), *b = board.bytes.data();
-        for (size_t i = 0; i < 3; i++)
-            check_near((const float *)(const void *)(a + out + i * n),
-                       (const float *)(const void *)(b + out + i * n), s.rows * s.stride(), 3e-6,
-                       1.0); /* of the weights: with one column nothing is left */
-        check_near((const double *)(const void *)(a + scalars), (const double *)(const void *)(b + scalars),
-                   64, 1e-6);
-        CHECK(memcmp(a + argmax, b + argmax, 4 * sizeof(int64_t)) == 0);
+        for (int64_t i = 0; i < TP_ROWS * columns; i++)
+            w->gradient[(size_t)(i / columns * TP_COLS + info.begin + i % columns)] = x[(size_t)i];
+        if (xd_comm_rank(world) == 0) w->values = values;
+        CHECK(xd_barrier(world) == XD_OK); /* nobody frees what a peer may read */
     }
+    xd_vocab_destroy(vocab);
+    xd_cuda_destroy(cuda);
+    if (stream) cudaStreamDestroy(stream);
+    return XD_OK;
+}
+
+static TpWorld tp_run(int ranks, bool on_device, xd_divergence divergence, xd_reduction reduction) {
+    Random random(21);
+    xd_ctx_desc desc = {};
+    TpWorld w = { on_device, divergence, {}, {}, std::vector<float>(TP_ROWS * TP_COLS), {} };
+    for (int i = 0; i < TP_ROWS * TP_COLS; i++) {
+        w.student.push_back(5.0f * random.unit());
+        w.teacher.push_back(5.0f * random.unit());
+    }
+    desc.reduction = reduction;
+    desc.cpu = XD_CPU_PLAIN;
+    CHECK(xd_run_threads(ranks, &desc, tp_rank, &w, nullptr) == XD_OK);
+    return w;
+}
+
+XD_TEST(ranks_that_share_a_vocabulary_find_what_one_cpu_finds) {
+    static const xd_reduction modes[] = { XD_REDUCTION_DETERMINISTIC, XD_REDUCTION_INVARIANT };
+    for (const xd_reduction mode : modes)
+        for (int kind = 0; kind < 3; kind++) {
+            const TpWorld cpu = tp_run(1, false, (xd_divergence)kind, mode);
+            const TpWorld one = tp_run(1, true, (xd_divergence)kind, mode);
+            const TpWorld two = tp_run(3, true, (xd_divergence)kind, mode);
+            check_near(&one.values.loss, &cpu.values.loss, 3, 3e-6);
+            check_near(&two.values.loss, &cpu.values.loss, 3, 3e-6);
+            check_near(one.gradient.data(), cpu.gradient.data(), TP_ROWS * TP_COLS, 3e-6);
+            check_near(two.gradient.data(), cpu.gradient.data(), TP_ROWS * TP_COLS, 3e-6);
+            if (mode != XD_REDUCTION_INVARIANT) continue;
+            CHECK(memcmp(&one.values, &two.values, sizeof one.values) == 0);
+            CHECK_SAME(one.gradient, two.gradient);
+        }
 }
 
 /* ---- rows ---- */

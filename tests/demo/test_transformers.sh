@@ -12,7 +12,7 @@ run=build/transformers-run
 
 ready() { HF_HUB_OFFLINE=1 "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null; }
 
-pip() { timeout 1200 "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
+pip() { timeout 400 "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
 
 install() {
     rm -rf "$venv"

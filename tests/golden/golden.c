@@ -47,14 +47,14 @@ static const struct {
     { "classic", golden_kinds_uld },
     { "classic", golden_kinds_classic },
     { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_projection_parts },
-    { "xtoken-parts", golden_kinds_xtoken_parts },
+    { "xtoken-parts", golden_kinds_chunks }, { "xtoken-parts", golden_kinds_xtoken_parts },
+    { "xtoken", golden_kinds_xtoken },
     { "align", golden_kinds_align },         { "align", golden_kinds_projection },
 };
 
 /* Areas that belong to later parts of the library. */
 static const char *const golden_areas_not_built[][2] = {
     { "dmd", "not built: DMD losses and schedules" },
-    { "xtoken", "not built: cross-tokenizer losses" },
 };
 
 xd_ctx *golden_ctx(const golden_case *c) {

@@ -340,31 +340,6 @@ static void soft_ce_run(golden_case *c) {
     golden_gradient(c, "grad.student_logits", p.gradient, p.rows * p.width);
 }
 
-/* ---- what the cross-tokenizer part will answer ---- */
-
-/* Part of the origin, and the reason to skip. */
-static const char *const parts_later[][2] = {
-    { "chunk_log_prob_sums", "not built: chunk averages" },
-    { "_sum_kd", "not built: sharded distillation across vocabularies" },
-    { "project_student_to_teacher_vocab", "not built: vocabulary projection" },
-    { "collect_overlapping_teacher_shards", "not built: teacher routing" },
-    { "valid_chunk_mask", "not built: chunk masks" },
-};
-
-static const char *later_reason(const golden_case *c) {
-    for (size_t i = 0; i < sizeof parts_later / sizeof parts_later[0]; i++)
-        if (golden_origin_has(c, parts_later[i][0])) return parts_later[i][1];
-    return NULL;
-}
-
-static bool later_claims(const golden_case *c) {
-    return later_reason(c) != NULL;
-}
-
-static void later_run(golden_case *c) {
-    golden_skip(c, later_reason(c));
-}
-
 const golden_kind golden_kinds_xtoken_parts[] = {
     { "softmax", softmax_claims, softmax_run },
     { "vocabulary top-k", topk_claims, topk_run },
@@ -374,6 +349,5 @@ const golden_kind golden_kinds_xtoken_parts[] = {
     { "Megatron cross entropy", megatron_claims, megatron_run },
     { "soft-target cross entropy", soft_ce_claims, soft_ce_run },
     { "top-k distillation", topk_distill_claims, topk_distill_run },
-    { "later", later_claims, later_run },
     { NULL, NULL, NULL }
 };

@@ -240,6 +240,16 @@ XD_TEST(groups_split_by_color_and_key_and_split_again) {
     leave(world);
 }
 
+XD_TEST(processes_take_the_lowest_cpu_level_among_them) {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    const xd_ctx_desc desc = { .cpu = rank == ODD ? XD_CPU_PLAIN : XD_CPU_BEST };
+    xd_comm *world = join(&desc);
+    CHECK_EQ_INT(xd_ctx_settings(xd_comm_ctx(world))->cpu, XD_CPU_PLAIN);
+    CHECK_EQ_INT(xd_barrier(world), XD_OK);
+    leave(world);
+}
+
 XD_TEST(a_group_may_outlive_the_handle_of_its_world) {
     xd_comm *world = join(NULL), *all = NULL;
     xd_ctx *ctx = xd_comm_ctx(world);

@@ -157,7 +157,7 @@ def generated(rng):
 
 
 def documents(paths, megabytes):
-    """Documents of at most 4,096 characters, half of them generated, U+FFFD for what is not UTF-8."""
+    """(documents of at most 4,096 characters, how many of them are real): U+FFFD stands for what is not UTF-8."""
     rng, texts, size = random.Random(7), [], 0
     files = [f for p in paths for f in ([p] if p.is_file() else sorted(p.rglob("*")))
              if f.is_file() and f.suffix in (".py", ".c", ".h", ".txt", ".md", ".json", ".rst", ".js", ".po")]
@@ -167,10 +167,11 @@ def documents(paths, megabytes):
         text = file.read_bytes()[:4000000].decode(errors="replace")
         texts += [text[i:i + 4096] for i in range(0, len(text), 4096)]
         size += len(text.encode())
+    real = len(texts)
     while size < megabytes * 1000000:
         texts.append(generated(rng))
         size += len(texts[-1].encode())
-    return texts
+    return texts, real
 
 
 # ---- the packages ----
@@ -231,21 +232,23 @@ def tiles(encoding, length):
     return at == length
 
 
-def compare(library, path, kind, preset, texts, rng):
+def compare(library, path, kind, preset, texts, real, rng):
     reference, left_out = oracle(kind, path, preset)
     if left_out:
         print("    %d characters left out: the package's Unicode is older" % len(left_out))
         texts = ["".join(c for c in text if c not in left_out) for text in texts]
-    ours, differing, holes, ours_time, their_time, size = Ours(library, path, preset), 0, 0, 0.0, 0.0, 0
-    for text in texts:
+    ours, differing, holes = Ours(library, path, preset), 0, 0
+    seconds = {True: [0.0, 0.0, 0], False: [0.0, 0.0, 0]}  # of real text, and of generated: ours, theirs, bytes
+    for number, text in enumerate(texts):
         data = text.encode()
-        size += len(data)
+        sums = seconds[number < real]
+        sums[2] += len(data)
         start = time.process_time()
         mine = ours.encode(data, special=kind == "json")
         middle = time.process_time()
         theirs = reference(text)
-        their_time += time.process_time() - middle
-        ours_time += middle - start
+        sums[1] += time.process_time() - middle
+        sums[0] += middle - start
         if mine.ids[:mine.count] != theirs:
             differing += 1
             if differing <= 3:
@@ -258,10 +261,12 @@ def compare(library, path, kind, preset, texts, rng):
         encoding = ours.encode(data)
         lost += kind in ("ranks", "tekken") and preset != QWEN and ours.decode(encoding, 4096) != data
     ours.close()
-    print("    %d of %d documents (%.1f MB) differ, %d with holes in the spans, %d of 200 random texts lost bytes" %
-          (differing, len(texts), size / 1e6, holes, lost))
-    print("    %.1f MB/s, the package %.1f MB/s, ratio %.1f" %
-          (size / ours_time / 1e6, size / their_time / 1e6, their_time / ours_time))
+    print("    %d of %d documents differ, %d with holes in the spans, %d of 200 random texts lost bytes" %
+          (differing, len(texts), holes, lost))
+    for what, (mine, other, size) in zip(("real text", "generated"), seconds.values()):
+        if size:
+            print("    %s, %.1f MB: %.1f MB/s, the package %.1f MB/s, ratio %.1f" %
+                  (what, size / 1e6, size / mine / 1e6, size / other / 1e6, other / mine))
     return differing == 0 and holes == 0 and lost == 0
 
 
@@ -279,7 +284,7 @@ def main():
         print("0 passed, 0 failed, 1 skipped")
         return 0
     files = [p for p in options.folder.rglob("*") if p.is_file()] + [ROOT / "data/teacher/tokenizer.json"]
-    texts = documents(options.text, options.mb)
+    texts, real = documents(options.text, options.mb)
     with tempfile.TemporaryDirectory() as folder:
         library = build_library(folder, options.cc)
         for name, ending, kind, preset in FILES:
@@ -290,7 +295,7 @@ def main():
             try:
                 if not path:
                     raise Skip("no file %s" % ending)
-                good = compare(library, path, kind, preset, texts, random.Random(1))
+                good = compare(library, path, kind, preset, texts, real, random.Random(1))
                 passed, failed = passed + good, failed + (not good)
             except Skip as reason:
                 print("    skipped: %s" % reason)

@@ -1,0 +1,30 @@
+#ifndef XDI_DISTILL_PROJECT_H
+#define XDI_DISTILL_PROJECT_H
+
+#include "distill/projection.h"
+#include "distill/vocab.h"
+
+/* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
+ * columns.
+ *
+ *   probs    [T, V/tp] f32 or bf16; this rank's columns
+ *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
+ *   out      [T, k], the same on every rank of the vocabulary
+ *
+ * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order.
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * column outside M, or out of order); UNSUPPORTED on a GPU and, over several ranks, in INVARIANT mode. */
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+
+/* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
+ * over the vocabulary in its checks only. Errors as xd_project.
+ *
+ *   weight    [T, k]
+ *   gradient  [T, V/tp]
+ * / */
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                     const double *weight, const int64_t *columns, int64_t k,
+                                     xd_rows gradient);
+
+#endif

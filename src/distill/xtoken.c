@@ -1,0 +1,554 @@
+#include <math.h>
+#include <string.h>
+
+/* Cells of x->sums that are summed over comm. Before the passes they are tokens, denominators and scores;
+ * after each, these, and those of the teachers. */
+enum {
+    XDI_XTOKEN_CE,
+    XDI_XTOKEN_TOKENS,
+    XDI_XTOKEN_RIGHT,
+    XDI_XTOKEN_LABEL,
+    XDI_XTOKEN_NOT_FINITE,
+    XDI_XTOKEN_FIRST
+};
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XDI_XTOKEN_MINUS_INFINITY (-2097152.0)
+#define XDI_XTOKEN_NAN ((int64_t)1 << 57)
+
+/* ---- small parts that the kinds share ---- */
+
+XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count) {
+    memset(cells, 0, (size_t)count * (x->fixed ? sizeof(xd_fixed) : sizeof *cells));
+}
+
+XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
+    if (!x->fixed) {
+        cells[i] += term;
+        return;
+    }
+    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
+    const double low = XDI_XTOKEN_MINUS_INFINITY;
+    if (cell->high >= XDI_XTOKEN_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
+    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_XTOKEN_NAN;
+}
+
+/* Fixed point becomes doubles, from the front: a double is half as wide. */
+static void xdi_xtoken_settle(double *cells, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        xd_fixed cell;
+        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
+        double value = xd_fixed_value(cell);
+        if (cell.high >= XDI_XTOKEN_NAN / 2)
+            value = (double)NAN;
+        else if (value < XDI_XTOKEN_MINUS_INFINITY / 2.0)
+            value = -INFINITY;
+        memcpy(&cells[i], &value, sizeof value);
+    }
+}
+
+static xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
+    if (!comm || xd_comm_size(comm) == 1 || count == 0) return XD_OK;
+    if (x->fixed) return xd_all_reduce(comm, cells, cells, 2 * count, XD_DTYPE_I64, XD_SUM);
+    return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
+                                     xd_comm *second) {
+    XDI_TRY(xdi_xtoken_reduce(x, first, cells, count));
+    XDI_TRY(xdi_xtoken_reduce(x, second, cells, count));
+    if (x->fixed) xdi_xtoken_settle(cells, count);
+    return XD_OK;
+}
+
+static double xdi_xtoken_sample(const xdi_xtoken *x, int64_t b) {
+    return x->d.sample_weight ? (double)x->d.sample_weight[b] : 1.0;
+}
+
+/* Tokens on both sides, not masked, and exact where that is asked for. */
+static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t at = b * t->chunks + c;
+    const bool exact = x->d.exact_only && !(x->d.compat && t->kind == XD_XTOKEN_GOLD);
+    uint8_t valid;
+    xd_valid_chunks(&term->student_sizes[at], &term->teacher_sizes[at],
+                    t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1, &valid);
+    return valid != 0;
+}
+
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    return xdi_xtoken_sample(x, b) != 0.0 && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const bool all = x->d.compat && term->teacher->kind == XD_XTOKEN_PROJECTED;
+    return (all || xdi_xtoken_sample(x, b) != 0.0) && xdi_xtoken_exists(x, term, b, c);
+}
+
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    if (!xdi_xtoken_counts(x, term, b, c)) return 0.0;
+    return x->d.compat && term->teacher->kind == XD_XTOKEN_GOLD ? 1.0 : xdi_xtoken_sample(x, b);
+}
+
+/* tau^2 / D, 0 where nothing counts. */
+static double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return term->denominator > 0.0 ? x->d.temperature * x->d.temperature / term->denominator : 0.0;
+}
+
+/* omega_i, with the factor of its vocabulary; averaged logits are one teacher of weight 1. */
+static double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    if (!term->active) return 0.0;
+    return x->d.mode == XD_XTOKEN_AVERAGED_LOGITS ? 1.0 : term->weight * term->length;
+}
+
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term);
+}
+
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
+    if (x->found.not_finite++ > 0 || x->found.label_out_of_range > 0) return;
+    x->found.first_row = row;
+    x->found.first_value = value;
+}
+
+XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift) {
+    const bool first = x->written[row] == 0;
+    const int64_t label = first && x->ce_factor[row] != 0.0 ? x->d.labels[row] - x->vocab.begin : -1;
+    const double ce = first ? x->ce_factor[row] * x->ce_weight : 0.0;
+    const bool needs_p = times_p || shift != 0.0;
+    x->written[row] = 1;
+    for (int64_t v = 0; v < x->columns; v++) {
+        const double z = xdi_loss_load(&x->d.student, row, v);
+        const double p = needs_p ? exp(z / x->d.temperature - x->lse[row]) : 0.0;
+        double g = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
+        if (ce != 0.0) g += ce * (exp(z - x->lse_one[row]) - (v == label ? 1.0 : 0.0));
+        if (u) g += (times_p ? p * u[v] : u[v]) - p * shift;
+        xdi_loss_store(&x->d.gradient, row, v, g);
+    }
+    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
+        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+}
+
+/* ---- columns ---- */
+
+/* Which of the teacher's rows of sequence b count; true when all of them have a say. */
+static bool xdi_xtoken_voters(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    const xd_xtoken_teacher *t = term->teacher;
+    if (x->d.compat) return true;
+    for (int64_t i = 0; i < term->held; i++) {
+        const int64_t row = b * term->held + i;
+        if (t->kind == XD_XTOKEN_SAME)
+            x->mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
+        else
+            x->mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
+                                   xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
+    }
+    return false;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    const bool all = xdi_xtoken_voters(x, term, b);
+    const xd_rows *y = &term->teacher->logits;
+    const int64_t size = term->teacher->kind == XD_XTOKEN_SAME ? x->vocab.size : term->vocabulary;
+    xd_vocab *columns = NULL;
+    xd_rows rows = *y;
+    if (!all) {
+        const int64_t skip = b * term->held * (y->stride ? y->stride : y->cols);
+        rows.rows = term->held;
+        if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
+    }
+    xd_result result = xd_vocab_create(x->ctx, NULL, 0, size, size, &columns);
+    result = xdi_vocab_agree(x->d.sequence_comm, NULL, result);
+    if (result == XD_OK)
+        result = xd_select_columns(x->ctx, columns, rows, all ? NULL : x->mask, x->d.sequence_comm, term->k,
+                                   x->ids, NULL);
+    xd_vocab_destroy(columns);
+    return xdi_vocab_agree(x->vocab.tp, NULL, result);
+}
+
+/* ---- workspace ---- */
+
+/* Widths of the blocks that teachers use in turn: the largest of each. */
+typedef struct xdi_xtoken_sizes {
+    int64_t ids, mask, student, teacher, tail, items, teacher_items;
+} xdi_xtoken_sizes;
+
+static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
+                                    const xd_vocab_info *info, xdi_xtoken_sizes *s) {
+    const int64_t k = xdi_xtoken_columns(d, t, info->size), tile = xdi_xtoken_tile(d, k);
+    const int64_t columns = info->end - info->begin, size = xdi_xtoken_vocabulary(t);
+    if (t->kind == XD_XTOKEN_GOLD) {
+        s->student = xdi_xtoken_most(s->student, columns);
+        s->teacher = xdi_xtoken_most(s->teacher, size);
+        s->tail = xdi_xtoken_most(s->tail, 2 + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
+        s->items = xdi_xtoken_most(s->items, columns);
+        s->teacher_items = xdi_xtoken_most(s->teacher_items, size);
+        return;
+    }
+    s->ids = xdi_xtoken_most(s->ids, k);
+    s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
+    s->student = xdi_xtoken_most(s->student, tile * k);
+    s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
+}
+
+/* A block of count elements; NULL in a planning run. */
+static void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
+    size_t offset = 0, bytes = 0;
+    *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
+    return *fits && arena->base ? arena->base + offset : NULL;
+}
+
+static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
+    const int64_t rows = x->d.student.rows, held = xdi_xtoken_most(x->held, x->vocab.ranks);
+    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
+    x->log_probs = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
+    x->rows = (int64_t *)xdi_xtoken_take(arena, held, sizeof(int64_t), fits);
+    x->row_delta = (double *)xdi_xtoken_take(arena, held, sizeof(xd_fixed), fits);
+    x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
+}
+
+/* Every block from the arena; with a planning arena this is the size query. False when it does not fit. */
+static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
+    const xd_xtoken_desc *d = &x->d;
+    const int64_t teachers = d->teacher_count;
+    xdi_xtoken_sizes s;
+    bool fits = true;
+    memset(&s, 0, sizeof s);
+    xdi_xtoken_layout_rows(x, arena, &fits);
+    x->u = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
+    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
+                                        sizeof(xd_fixed), &fits);
+    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, &fits);
+    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
+    for (int i = 0; i < d->teacher_count; i++) {
+        const int64_t chunks =
+            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
+        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), &fits);
+        xdi_xtoken_size_teacher(d, &d->teachers[i], &x->vocab, &s);
+        if (!terms || !sizes) continue;
+        terms[i].student_sizes = sizes;
+        terms[i].teacher_sizes = sizes + chunks;
+    }
+    x->terms = terms;
+    x->ids = (int64_t *)xdi_xtoken_take(arena, s.ids, sizeof(int64_t), &fits);
+    x->mask = (uint8_t *)xdi_xtoken_take(arena, s.mask, 1, &fits);
+    x->student = (double *)xdi_xtoken_take(arena, s.student, sizeof(xd_fixed), &fits);
+    x->teacher = (double *)xdi_xtoken_take(arena, s.teacher, sizeof(xd_fixed), &fits);
+    x->tails = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
+    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s.tail : 0,
+                                             sizeof(double), &fits);
+    x->items = (xdi_xtoken_item *)xdi_xtoken_take(arena, s.items, sizeof(xdi_xtoken_item), &fits);
+    x->teacher_items =
+        (xdi_xtoken_item *)xdi_xtoken_take(arena, s.teacher_items, sizeof(xdi_xtoken_item), &fits);
+    return fits;
+}
+
+static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d) {
+    memset(x, 0, sizeof *x);
+    x->ctx = ctx;
+    x->d = *d;
+    x->vocab = xd_vocab_describe(d->vocab);
+    x->held = d->student.rows / d->sequences;
+    x->columns = x->vocab.end - x->vocab.begin;
+    x->selected = -1;
+    x->kd_weight = d->kd_weight;
+    x->ce_weight = d->ce_weight;
+    x->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    x->owner = !d->sequence_comm || xd_comm_rank(d->sequence_comm) == 0;
+}
+
+static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
+    const xd_xtoken_teacher *t = &x->d.teachers[index];
+    xdi_xtoken_term *term = &x->terms[index];
+    term->teacher = t;
+    term->held = t->logits.rows / x->d.sequences;
+    term->vocabulary = xdi_xtoken_vocabulary(t);
+    term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
+    term->tile = xdi_xtoken_tile(&x->d, term->k);
+    term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
+    term->weight = t->weight == 0.0 ? 1.0 : t->weight;
+}
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x, void **owned) {
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    XDI_TRY(xdi_xtoken_validate(ctx, &d));
+    xdi_xtoken_open(x, ctx, &d);
+    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = xd_allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
+    return XD_OK;
+}
+
+/* ---- rows ---- */
+
+/* Does the row count, and how much? A label outside the vocabulary is found here. */
+static double xdi_xtoken_row_weight(xdi_xtoken *x, int64_t row) {
+    const double weight = x->d.row_weight ? (double)x->d.row_weight[row] : 1.0;
+    if (!x->d.labels) return weight;
+    const int64_t label = x->d.labels[row];
+    if (label == x->d.ignore_index || weight == 0.0) return 0.0;
+    if (label >= 0 && label < x->vocab.size) return weight;
+    if (x->found.label_out_of_range++ == 0 && x->found.not_finite == 0) {
+        x->found.first_row = row;
+        x->found.first_value = (double)label;
+    }
+    return 0.0;
+}
+
+/* log-sum-exp of every row. In INVARIANT mode relative to the whole row's maximum, so that the terms are
+ * those of one rank. */
+static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, int64_t *argmax) {
+    const xd_rows *z = &x->d.student;
+    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, argmax));
+    if (!x->fixed) return XD_OK;
+    for (int64_t row = 0; row < z->rows; row++) {
+        lse[row] = -INFINITY;
+        for (int64_t v = 0; v < x->columns; v++)
+            if (!(xdi_loss_load(z, row, v) / temperature <= lse[row]))
+                lse[row] = xdi_loss_load(z, row, v) / temperature;
+    }
+    if (x->vocab.tp) XDI_TRY(xd_all_reduce(x->vocab.tp, lse, lse, z->rows, XD_DTYPE_F64, XD_MAX));
+    xdi_xtoken_zero(x, x->row_sums, z->rows);
+    for (int64_t row = 0; row < z->rows; row++)
+        for (int64_t v = 0; v < x->columns; v++)
+            xdi_xtoken_add(x, x->row_sums, row, exp(xdi_loss_load(z, row, v) / temperature - lse[row]));
+    XDI_TRY(xdi_xtoken_join(x, x->row_sums, z->rows, x->vocab.tp, NULL));
+    for (int64_t row = 0; row < z->rows; row++) lse[row] += log(x->row_sums[row]);
+    return XD_OK;
+}
+
+/* Statistics of the student's rows: which count, and the log-probabilities of their labels. */
+static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
+    const xd_xtoken_desc *d = &x->d;
+    XDI_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
+    if (d->labels) {
+        XDI_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
+        XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
+    }
+    for (int64_t row = 0; row < d->student.rows; row++) {
+        const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
+        x->ce_factor[row] = 0.0;
+        if (!d->labels || weight == 0.0) continue;
+        x->log_probs[row] -= x->lse_one[row];
+        if (isfinite(x->log_probs[row]))
+            x->ce_factor[row] = weight;
+        else
+            xdi_xtoken_found(x, row, x->log_probs[row]);
+    }
+    return XD_OK;
+}
+
+/* What rows add to the sums. */
+static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const double weight = x->row_weight[row];
+        const bool right = x->d.labels && x->argmax[row] == x->d.labels[row];
+        xdi_xtoken_add(x, x->sums, XDI_XTOKEN_TOKENS, weight);
+        xdi_xtoken_add(x, x->sums, XDI_XTOKEN_RIGHT, right ? weight : 0.0);
+        if (x->ce_factor[row] != 0.0) xdi_xtoken_add(x, x->sums, XDI_XTOKEN_CE, -weight * x->log_probs[row]);
+    }
+}
+
+/* ---- denominators and scores ---- */
+
+/* Chunks of every teacher, over sequence_comm; the ids were checked. */
+static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
+                                   x->d.sequence_comm };
+    const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
+                                   x->d.sequence_comm };
+    if (t->kind == XD_XTOKEN_SAME) return XD_OK;
+    XDI_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
+    return xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes);
+}
+
+/* This rank's part of D in a cell: sample weights of counted chunks, or their number. */
+static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t cell) {
+    if (term->teacher->kind == XD_XTOKEN_SAME || !x->owner) return;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t c = 0; c < term->teacher->chunks; c++)
+            if (xdi_xtoken_counts(x, term, b, c))
+                xdi_xtoken_add(x, x->sums, cell, x->d.compat ? 1.0 : xdi_xtoken_sample(x, b));
+}
+
+static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
+    if (term->teacher->kind == XD_XTOKEN_SAME) return x->token_denominator;
+    if (term->teacher->denominator_value > 0.0) return term->teacher->denominator_value;
+    return x->d.compat && counted < 1.0 ? 1.0 : counted;
+}
+
+/* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
+static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
+    const int n = x->d.teacher_count;
+    const xd_xtoken_score score = x->d.mode == XD_XTOKEN_SELECT ? XD_XTOKEN_SCORE_CE : x->d.score;
+    double all = 0.0;
+    xdi_xtoken_zero(x, x->sums, 1 + 3 * n);
+    for (int64_t row = 0; row < x->d.student.rows; row++) xdi_xtoken_add(x, x->sums, 0, x->row_weight[row]);
+    for (int i = 0; i < n; i++) {
+        XDI_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
+        xdi_xtoken_count(x, &x->terms[i], 1 + i);
+        if (score != XD_XTOKEN_SCORE_NONE) xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i);
+    }
+    XDI_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
+    x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
+    for (int i = 0; i < n; i++) {
+        x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->sums[1 + i]);
+        all += x->sums[1 + i];
+    }
+    if (all == 0.0 && x->sums[0] == 0.0) x->found.nothing_counted = 1;
+    for (int64_t row = 0; row < x->d.student.rows && x->token_denominator > 0.0; row++)
+        x->ce_factor[row] /= x->token_denominator;
+    xdi_xtoken_weigh(x, x->sums + 1 + n);
+    return XD_OK;
+}
+
+/* ---- passes ---- */
+
+static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
+    x->write = write;
+    x->found = x->found_in_rows;
+    memset(x->written, 0, (size_t)x->d.student.rows);
+    xdi_xtoken_zero(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
+    xdi_xtoken_add_rows(x);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        xdi_xtoken_term *term = &x->terms[i];
+        if (!term->active) continue;
+        if (term->teacher->kind == XD_XTOKEN_PROJECTED) XDI_TRY(xdi_xtoken_projected(x, term));
+        if (term->teacher->kind == XD_XTOKEN_GOLD) XDI_TRY(xdi_xtoken_gold(x, term));
+        if (term->teacher->kind == XD_XTOKEN_SAME) XDI_TRY(xdi_xtoken_same(x, term));
+    }
+    for (int64_t row = 0; row < x->d.student.rows && write; row++)
+        if (!x->written[row]) xdi_xtoken_write(x, row, NULL, false, 0.0);
+    return XD_OK;
+}
+
+/* The sums of a pass over all of comm. */
+static xd_result xdi_xtoken_finish(const xdi_xtoken *x) {
+    xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
+    xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
+    return xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                           x->d.comm, NULL);
+}
+
+static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, int index) {
+    const xdi_xtoken_term *term = &x->terms[index];
+    const double *one = x->sums + term->cell;
+    xd_xtoken_teacher_values v;
+    v.kd = (one[XDI_XTOKEN_DIVERGENCE] + one[XDI_XTOKEN_TAIL]) * xdi_xtoken_scale(x, term);
+    v.weight = term->weight;
+    v.divergence = one[XDI_XTOKEN_DIVERGENCE];
+    v.tail = one[XDI_XTOKEN_TAIL];
+    v.denominator = term->denominator;
+    v.agreeing = one[XDI_XTOKEN_AGREEING];
+    v.compared = one[XDI_XTOKEN_COMPARED];
+    return v;
+}
+
+static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
+    xd_xtoken_values v;
+    memset(&v, 0, sizeof v);
+    for (int i = 0; i < x->d.teacher_count; i++)
+        v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
+    v.ce = x->token_denominator > 0.0 ? x->sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
+    v.kd_weight = x->kd_weight;
+    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
+    v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
+    v.right = x->sums[XDI_XTOKEN_RIGHT];
+    v.tokens = x->sums[XDI_XTOKEN_TOKENS];
+    v.token_denominator = x->token_denominator;
+    v.selected = x->selected;
+    return v;
+}
+
+/* Adds what was found to the caller's status, or makes an error of it. */
+static xd_result xdi_xtoken_report(const xdi_xtoken *x) {
+    xd_status found = x->found, *status = x->d.status;
+    found.label_out_of_range = (int64_t)x->sums[XDI_XTOKEN_LABEL];
+    found.not_finite = (int64_t)x->sums[XDI_XTOKEN_NOT_FINITE];
+    if (!status) return xd_status_check(x->ctx, &found);
+    if (status->label_out_of_range == 0 && status->not_finite == 0) {
+        status->first_row = found.first_row;
+        status->first_value = found.first_value;
+    }
+    status->label_out_of_range += found.label_out_of_range;
+    status->not_finite += found.not_finite;
+    status->nothing_counted += found.nothing_counted;
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
+    const bool write = x->d.gradient.data != NULL;
+    xd_xtoken_values values;
+    XDI_TRY(xdi_xtoken_rows(x));
+    XDI_TRY(xdi_xtoken_denominators(x));
+    x->found_in_rows = x->found;
+    if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
+    XDI_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
+    XDI_TRY(xdi_xtoken_finish(x));
+    values = xdi_xtoken_result(x);
+    if (x->d.balance) {
+        x->kd_weight = values.balance;
+        if (write) XDI_TRY(xdi_xtoken_pass(x, true));
+        if (write) XDI_TRY(xdi_xtoken_finish(x));
+        values = xdi_xtoken_result(x);
+    }
+    XDI_TRY(xdi_xtoken_report(x));
+    for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++)
+        x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
+    *out = values;
+    return XD_OK;
+}
+
+/* Are the sizes such that the workspace can be computed? */
+static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
+    if (!d->vocab || !d->teachers || d->student.rows < 0 || d->sequences < 0 || d->sequences > INT32_MAX)
+        return false;
+    if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
+    for (int i = 0; i < d->teacher_count; i++)
+        if (d->teachers[i].chunks < 0 || d->teachers[i].chunks > INT32_MAX || d->teachers[i].logits.rows < 0)
+            return false;
+    return d->teacher_count > 0;
+}
+
+XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
+    xdi_xtoken x;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!xdi_xtoken_is_sized(desc)) return 0;
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
+    xdi_xtoken_open(&x, NULL, &d);
+    return xdi_xtoken_layout(&x, &arena) ? arena.peak : 0;
+}
+
+XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
+    xdi_xtoken x;
+    void *owned = NULL;
+    xd_result result = xdi_xtoken_prepare(ctx, desc, &x, &owned);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
+                             desc->comm ? desc->comm : desc->sequence_comm, result);
+    if (result == XD_OK) result = xdi_xtoken_run(&x, out);
+    xd_release(ctx, owned);
+    return result;
+}

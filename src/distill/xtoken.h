@@ -1,0 +1,150 @@
+#ifndef XDI_DISTILL_XTOKEN_H
+#define XDI_DISTILL_XTOKEN_H
+
+#include "distill/chunks.h"
+#include "distill/projection.h"
+#include "distill/vocab.h"
+
+/* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
+ * cover. For a chunk c of n_s student and n_t teacher positions, temperature tau, and J the teacher columns
+ * that are kept:
+ *
+ *   PROJECTED  q = mean_t softmax(x_t / tau) M, columns J, divided by its sum       (P-KL)
+ *              a = mean_t log_softmax_J(y_t / tau), divided by its sum as probabilities
+ *              d(c) = sum_J e^a (a - log q)                     reverse: sum_J q (log q - a)
+ *   GOLD       alpha, beta = mean_t log_softmax of student and teacher, over their whole vocabularies
+ *              d(c) = sum over pairs (s, u) of the exact map of e^beta_u (beta_u - alpha_s)
+ *                   + sum_i |x_i - y_i|, x and y the largest e^alpha and e^beta of ids without a partner,
+ *                     sorted: min(both counts, tail) of them  (gold; with the relaxed map: H-KL)
+ *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
+ *
+ *   KD_i = tau^2 / D_i sum_c w_c d(c)        loss = kd_weight sum_i omega_i KD_i + ce_weight CE
+ *
+ * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the forms:
+ * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
+ * `compat`. */
+typedef enum xd_xtoken_kind { XD_XTOKEN_PROJECTED = 0, XD_XTOKEN_GOLD, XD_XTOKEN_SAME } xd_xtoken_kind;
+
+/* How several teachers become one KD. */
+typedef enum xd_xtoken_mode {
+    XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
+    /* Teachers of kind SAME with equal widths: one KL over the whole vocabulary from the weighted mean of
+     * their logits. With any other teacher: SUM with static weights. */
+    XD_XTOKEN_AVERAGED_LOGITS,
+    XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy on its own text, weight 1 */
+} xd_xtoken_mode;
+
+/* What dynamic weights are made of; means over the positions of comm, at temperature 1. */
+typedef enum xd_xtoken_score {
+    XD_XTOKEN_SCORE_NONE = 0,
+    XD_XTOKEN_SCORE_CE,      /* minus the teacher's cross entropy */
+    XD_XTOKEN_SCORE_ENTROPY, /* minus its entropy */
+    XD_XTOKEN_SCORE_MAX_PROB /* its largest probability */
+} xd_xtoken_score;
+
+/* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
+ * `vocabulary` are padding. Positions may lie on the ranks of sequence_comm in any way. */
+typedef struct xd_xtoken_teacher {
+    xd_xtoken_kind kind;
+    xd_rows logits;                  /* [B * held, >= vocabulary] f32 or bf16; SAME: rows as the student's */
+    int64_t vocabulary;              /* 0 -> the projection's teacher_size, else all columns */
+    const int64_t *student_chunks;   /* [student rows] shifted ids, see xd_chunk_map; not for SAME */
+    const int64_t *teacher_chunks;   /* [rows of logits] */
+    int64_t chunks;                  /* C */
+    const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
+    const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
+    const xd_projection *projection; /* PROJECTED */
+    const xd_exact_map *map;         /* GOLD */
+    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+                                        SAME: not used, D is token_denominator */
+    double weight;                   /* 0 -> 1 */
+    const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
+    const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
+    const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+} xd_xtoken_teacher;
+
+/* Sums over comm, for one teacher: numerators and denominators of its metrics. */
+typedef struct xd_xtoken_teacher_values {
+    double kd;          /* KD_i, without its weight; 0 for a teacher not selected */
+    double weight;      /* omega_i */
+    double divergence;  /* sum of w_c times the KL part; divided by denominator: kl_common */
+    double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
+    double denominator; /* D_i */
+    double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
+    double compared;    /* ... of these */
+} xd_xtoken_teacher_values;
+
+/* Results of one call; sums over comm, the same bits on every rank. */
+typedef struct xd_xtoken_values {
+    double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce */
+    double kd_weight;    /* what was used */
+    double
+        balance;  /* |ce| / |kd|, 1 when kd is 0: as next step's kd_weight, with ce_weight 1, both terms weigh
+                       the same */
+    double right; /* weight of the counted positions where the student's argmax is the label ... */
+    double tokens; /* ... and of all of them */
+    double token_denominator;
+    int selected; /* SELECT: the teacher; else -1 */
+} xd_xtoken_values;
+
+/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. */
+typedef struct xd_xtoken_desc {
+    xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
+    const xd_vocab *vocab;      /* required; a projection has its size */
+    int64_t sequences;          /* B, the same on all ranks of sequence_comm; 0 -> 1 */
+    xd_comm *sequence_comm;     /* ranks with other positions of the same sequences; NULL -> none */
+    xd_comm *comm;              /* data and sequence axes, sums run over it; NULL -> sequence_comm */
+    const float *sample_weight; /* [B]; 0 -> the sequence does not count; NULL -> 1 */
+    const int64_t *labels;      /* [rows] next tokens; NULL -> no CE */
+    int64_t ignore_index;       /* 0 -> XD_IGNORE_INDEX */
+    const float *row_weight;    /* [rows] of CE and SAME, includes the sample's; NULL -> 1 */
+    double token_denominator;   /* of CE and SAME, for the whole step; 0 -> counted weights of this call */
+    const xd_xtoken_teacher *teachers; /* [teacher_count] required, the same kinds on every rank */
+    int teacher_count;
+    xd_xtoken_mode mode;
+    xd_xtoken_score score;        /* SUM: NONE -> static weights */
+    double alpha;                 /* of dynamic weights; 0 -> 1 */
+    bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
+    double temperature;           /* 0 -> 1 */
+    bool reverse;                 /* KL(student || teacher) */
+    bool exact_only;              /* only chunks whose sides spell the same text */
+    int64_t columns;              /* size of J; 0 -> 8192 */
+    int64_t tail;                 /* GOLD: longest sorted lists; 0 -> 8192 */
+    double kd_weight;             /* 0 -> 1; see xd_xtoken_values.balance */
+    double ce_weight;             /* 0 -> 0.1 */
+    bool balance; /* kd_weight = this call's own balance and ce_weight = 1, for one more pass */
+    /* As NeMo-RL computes on one rank: J for the whole micro-batch from all positions, masked ones too
+     * (default: for each sequence from its counted ones); a not divided by its sum, so that d may be
+     * negative; D counts chunks, at least 1 (default: adds up sample weights), GOLD ignores the size of
+     * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
+     * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
+    bool compat;
+    int64_t tile; /* chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one */
+    xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
+                         separate and f32; data NULL -> values only */
+    xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
+    xd_status *status;                        /* data errors are added here; NULL -> they are returned */
+    void *workspace;                          /* NULL -> taken from the allocator for this call */
+    size_t workspace_bytes;
+} xd_xtoken_desc;
+
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp]
+ * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. 0 for an
+ * invalid desc. Local. */
+XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
+
+/* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
+ * weights and the choice of columns are constants in it.
+ *
+ * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
+ * (PROJECTED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
+ * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
+ * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
+ * and sequences. Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY;
+ * UNSUPPORTED on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is
+ * not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
+ * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything
+ * is zero and status says so. */
+XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
+
+#endif

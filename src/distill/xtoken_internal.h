@@ -1,0 +1,133 @@
+#ifndef XDI_DISTILL_XTOKEN_INTERNAL_H
+#define XDI_DISTILL_XTOKEN_INTERNAL_H
+
+#include "distill/internal.h"
+#include "distill/xtoken.h"
+
+/* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
+typedef struct xdi_projection_span {
+    int64_t begin, end;
+} xdi_projection_span;
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end);
+
+enum { XDI_XTOKEN_TILE_MAX = 65536 };
+
+/* The floor of the reference's divisions and logarithms. */
+#define XDI_XTOKEN_EPSILON 1e-10
+
+/* One teacher during a call. */
+typedef struct xdi_xtoken_term {
+    const xd_xtoken_teacher *teacher;
+    int64_t held;       /* teacher positions of a sequence on this rank */
+    int64_t vocabulary; /* V_t */
+    int64_t k;          /* columns in J */
+    int64_t tile;
+    int64_t *student_sizes, *teacher_sizes; /* [B, C] */
+    double denominator;                     /* D */
+    double weight;                          /* omega */
+    double length;                          /* ln V_i / ln min V, or 1 */
+    bool active;                            /* takes part in KD */
+    int64_t cell;                           /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
+} xdi_xtoken_term;
+
+/* A teacher's cells of x->sums. */
+enum {
+    XDI_XTOKEN_DIVERGENCE,
+    XDI_XTOKEN_TAIL,
+    XDI_XTOKEN_AGREEING,
+    XDI_XTOKEN_COMPARED,
+    XDI_XTOKEN_PER_TEACHER
+};
+
+/* The largest elements of a list first. */
+typedef struct xdi_xtoken_item {
+    double value;
+    int64_t id;
+} xdi_xtoken_item;
+
+/* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
+ * over rows or ranks are "cells": see xdi_xtoken_add. */
+typedef struct xdi_xtoken {
+    xd_ctx *ctx;
+    xd_xtoken_desc d;
+    xd_vocab_info vocab;
+    int64_t held, columns;  /* student positions of a sequence; columns of this shard */
+    double *lse, *lse_one;  /* [rows] log-sum-exp at the temperature and at 1 */
+    int64_t *argmax;        /* [rows] */
+    double *log_probs;      /* [rows] of the labels */
+    double *row_weight;     /* [rows] 0 where not counted */
+    double *ce_factor;      /* [rows] of the cross entropy's gradient */
+    uint8_t *written;       /* [rows] the gradient has this row */
+    double *u;              /* [columns] */
+    xdi_xtoken_term *terms; /* [teacher_count] */
+    double *sums;           /* cells: what is summed over comm */
+    double *row_sums;       /* [rows + 1] cells */
+    double token_denominator;
+    double kd_weight, ce_weight;
+    xd_status found, found_in_rows; /* of this pass, and of the labels alone */
+    int64_t *ids;                   /* [most k] J */
+    uint8_t *mask;                  /* [most teacher rows] who has a say in J */
+    double *student, *teacher;      /* cells of a tile */
+    int64_t *rows;                  /* [held, at least ranks] rows of a tile */
+    double *row_delta;              /* [held] cells */
+    double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
+    xdi_xtoken_item *items, *teacher_items; /* GOLD: ids without a partner */
+    int selected;
+    bool fixed; /* INVARIANT: cells are xd_fixed */
+    bool write; /* this pass writes the gradient */
+    bool owner; /* this rank speaks for what all ranks of sequence_comm know */
+} xdi_xtoken;
+
+/* xtoken_check.c: the desc with every default filled in, V_t and the size of J of a teacher, and the
+ * checks. */
+XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
+XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
+XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k);
+XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
+
+/* ---- xtoken.c ---- */
+
+/* Cells are doubles or, in INVARIANT mode, xd_fixed in the same memory, which has room for either. They are
+ * zeroed, added to, and joined over the ranks of up to two groups (NULL -> none); joining leaves doubles.
+ * -infinity is a legal term. NaN, and in INVARIANT mode what does not fit, makes the cell NaN. */
+XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count);
+XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
+XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
+                                     xd_comm *second);
+
+/* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
+XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* w_c, and what one unit of d(c) adds to the whole loss. */
+XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* A chunk or position whose loss is not finite. */
+XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
+
+/* Adds u[v] (times the student's probability p_v, or not) - p_v shift to a row of the gradient. A row's
+ * first visit brings the cross entropy's part; u NULL: that alone. */
+XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift);
+
+/* Chooses x->ids for sequence b, or for all where compat. Collective over sequence_comm, agreed over the
+ * vocabulary. */
+XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b);
+
+/* ---- the kinds: sums of a term, and the gradient when x->write ---- */
+XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
+XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_gold.c: entries of the sorted tails. */
+XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
+XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
+
+/* xtoken_score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
+XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
+                                      int64_t cell);
+/* xtoken_score.c: omega of every teacher, and who takes part; scores [teacher_count][2] over comm become
+ * means. */
+XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
+
+#endif

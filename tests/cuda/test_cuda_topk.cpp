@@ -1,0 +1,219 @@
+/* Top-k losses, selection and softmax on a GPU against the plain CPU kernels. */
+#include "cuda_loss_test.h"
+
+/* ---- top-k ---- */
+
+struct TopkCase {
+    Shape shape;
+    int64_t k;
+    xd_topk_mode mode;
+    xd_divergence divergence;
+    int teacher; /* 0: log-probabilities, 1: its logits, 2: its logits at the
+                  student's own ids */
+    bool bad;
+};
+
+static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
+    Random random(seed);
+    const Shape &s = c.shape;
+    const size_t entries = (size_t)(s.rows * c.k);
+    Board board;
+    const size_t x = board.add(logits(s.student, s, &random)), y = board.add(logits(s.teacher, s, &random));
+    const size_t g = board.add(
+        std::vector<unsigned char>((size_t)(s.rows * s.stride()) * xd_dtype_size(s.gradient), 0x5a));
+    std::vector<int64_t> ids(entries);
+    std::vector<float> values(entries);
+    for (int64_t r = 0; r < s.rows; r++)
+        for (int64_t j = 0; j < c.k; j++) {
+            ids[(size_t)(r * c.k + j)] =
+                (r * 11 + j * 7) % s.cols; /* 7 and the width have no factor in common */
+            values[(size_t)(r * c.k + j)] = -1.5f - 0.3f * (float)j;
+        }
+    if (c.bad) {
+        ids[0] = s.cols;                                                             /* outside */
+        ids[(size_t)c.k] = ids[(size_t)c.k + 1];                                     /* twice */
+        values[(size_t)(2 * c.k)] = -INFINITY;                                       /* absent */
+        ids[(size_t)(2 * c.k)] = 5 * s.cols;                                         /* and so not read */
+        for (int64_t j = 0; j < c.k; j++) values[(size_t)(3 * c.k + j)] = -INFINITY; /* no entry at all */
+    }
+    const size_t i = board.add(ids), v = board.add(values);
+    const xd_status none = {};
+    const size_t status = board.add(&none, sizeof none), out = board.add(nullptr, sizeof(xd_loss_values));
+    const size_t row_loss = board.add(nullptr, 3 * (size_t)s.rows * sizeof(float));
+    const size_t logs = board.add(nullptr, entries * sizeof(double));
+    const size_t work_bytes = 4096 + entries * 256 + (size_t)s.rows * 1024,
+                 work = board.add(nullptr, work_bytes);
+    const std::vector<unsigned char> after =
+        pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+            xd_topk_desc d = {};
+            d.student = rows_at(at, x, s.student, s);
+            d.gradient = rows_at(at, g, s.gradient, s);
+            d.gradient.cols = s.stride();
+            d.vocab = vocab;
+            d.k = c.k;
+            d.mode = c.mode;
+            d.divergence = c.divergence;
+            d.temperature = c.teacher ? 1.6 : 1.0;
+            if (c.teacher) d.teacher = rows_at(at, y, s.teacher, s);
+            if (!c.teacher) d.values = place<float>(at, v);
+            if (c.teacher < 2) d.ids = place<int64_t>(at, i);
+            d.status = place<xd_status>(at, status);
+            d.row_loss = place<float>(at, row_loss);
+            d.student_mass = d.row_loss + s.rows;
+            d.teacher_mass = d.student_mass + s.rows;
+            d.student_log_probs = place<double>(at, logs);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = work_bytes;
+            CHECK(xd_topk_kl_loss(ctx, &d, place<xd_loss_values>(at, out)) == XD_OK);
+        });
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    const int64_t count = s.rows * s.stride();
+    check_near(widened(a + g, s.gradient, count).data(), widened(b + g, s.gradient, count).data(), count,
+               tolerance_of(s.gradient));
+    check_near((const float *)(const void *)(a + row_loss), (const float *)(const void *)(b + row_loss),
+               3 * s.rows, 5e-6);
+    check_near((const double *)(const void *)(a + logs), (const double *)(const void *)(b + logs),
+               (int64_t)entries, 1e-6);
+    check_near(&((const xd_loss_values *)(const void *)(a + out))->loss,
+               &((const xd_loss_values *)(const void *)(b + out))->loss, 3, 5e-6);
+    CHECK(memcmp(a + status, b + status, sizeof none) == 0);
+}
+
+XD_TEST(top_k_losses_are_those_of_the_cpu) {
+    static const xd_divergence kinds[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD, XD_KL_MIXED };
+    for (int mode = 0; mode < 2; mode++) {
+        Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        for (int form = 0; form < 4; form++)
+            for (int kind = 0; kind < 4; kind++)
+                for (int teacher = 0; teacher < 3; teacher++) {
+                    if (form == (int)XD_TOPK_ZERO_OUTSIDE && kinds[kind] == XD_JSD) continue;
+                    const TopkCase c = { { 5, 45, kind, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                                         teacher == 1 ? 35 : 4,
+                                         (xd_topk_mode)form,
+                                         kinds[kind],
+                                         teacher,
+                                         teacher == 0 && kind == 1 };
+                    compare_topk(&pair, c, (uint64_t)(500 + 16 * form + 4 * kind + teacher));
+                }
+        const TopkCase wide = { { 2, 3000, 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_BF16 },
+                                40,
+                                XD_TOPK_TAIL,
+                                XD_KL_FORWARD,
+                                2,
+                                false };
+        compare_topk(&pair, wide, 9);
+    }
+}
+
+/* ---- selection and softmax ---- */
+
+XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
+    Pair pair;
+    static const int64_t widths[] = { 1, 2, 7, 8, 33, 70, 2500 };
+    for (int64_t cols : widths)
+        for (int64_t k = 1; k <= cols; k = k * 3 + 1) {
+            Random random((uint64_t)(cols * 31 + k));
+            const Shape s = { 3,           cols, 3, 0, cols % 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16, XD_DTYPE_F32,
+                              XD_DTYPE_F32 };
+            std::vector<unsigned char> data = logits(s.student, s, &random);
+            for (int64_t i = 0; i < s.rows * s.stride(); i++) { /* many equals; odd values */
+                if (random.below(2))
+                    xd_store_f64(data.data(), s.student, i, (double)(random.below(5) - 2) * 0.0625);
+                if (random.below(9) == 0)
+                    xd_store_f64(data.data(), s.student, i, random.below(2) ? -HUGE_VAL : NAN);
+                if (random.below(9) == 0)
+                    xd_store_f64(data.data(), s.student, i, random.below(2) ? -0.0 : HUGE_VAL);
+            }
+            Board board;
+            const size_t x = board.add(data), values = board.add(nullptr, (size_t)(s.rows * k) * 8);
+            const size_t ids = board.add(nullptr, (size_t)(s.rows * k) * 8),
+                         columns = board.add(nullptr, (size_t)k * 8);
+            const size_t importance = board.add(nullptr, (size_t)cols * sizeof(float));
+            const std::vector<unsigned char> after =
+                pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+                    const xd_rows rows = rows_at(at, x, s.student, s);
+                    CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<double>(at, values),
+                                        place<int64_t>(at, ids)) == XD_OK);
+                    CHECK(xd_select_columns(ctx, vocab, rows, nullptr, nullptr, k,
+                                            place<int64_t>(at, columns),
+                                            place<float>(at, importance)) == XD_OK);
+                });
+            CHECK_SAME(after, board.bytes);
+        }
+}
+
+XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {
+    const Gpu gpu;
+    const int64_t k = 3, shards = 3, rows = 2;
+    xd_select_args a = {};
+    std::vector<int64_t> all((size_t)(shards * rows * k * 2)), best_ids((size_t)(rows * k));
+    std::vector<double> best((size_t)(rows * k));
+    const double values[18] = { 5, 4, 4, 2, 2, 1, 4, 4, 1, 2, -HUGE_VAL, -HUGE_VAL, 5, 0, -1, 3, 2, 2 };
+    const int64_t ids[18] = { 2, 0, 1, 0, 3, 1, 10, 12, 11, 10, -1, -1, 20, 21, 22, 22, 20, 21 };
+    for (int64_t i = 0; i < shards; i++) /* values are [shard][row][k] */
+        for (int64_t j = 0; j < rows * k; j++) {
+            memcpy(&all[(size_t)(i * rows * k * 2 + j)], &values[i * rows * k + j], 8);
+            all[(size_t)(i * rows * k * 2 + rows * k + j)] = ids[i * rows * k + j];
+        }
+    Device d_all(all), d_best(best), d_ids(best_ids);
+    a.logits.rows = rows;
+    a.k = k;
+    a.all = d_all.at<int64_t>();
+    a.all_stride = 2 * rows * k;
+    a.shards = (int)shards;
+    a.values = d_best.at<double>();
+    a.ids = d_ids.at<int64_t>();
+    const xd_launch launch = gpu.launch();
+    CHECK(gpu.kernels().loss.select_merge(&launch, &a) == XD_OK);
+    gpu.wait();
+    static const int64_t expected[6] = { 2, 20, 0, 22, 0, 3 };
+    const std::vector<int64_t> got = d_ids.host<int64_t>();
+    for (size_t i = 0; i < 6; i++) CHECK_EQ_INT(got[i], expected[i]);
+}
+
+XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
+    Pair pair;
+    static const int64_t widths[] = { 1, 8, 29, 70, 2300 };
+    for (int64_t cols : widths) {
+        Random random((uint64_t)cols);
+        const Shape s = { 5, cols, 2, 1, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
+        const size_t n = (size_t)(s.rows * s.stride()) * sizeof(float);
+        std::vector<unsigned char> data = logits(XD_DTYPE_F32, s, &random);
+        if (cols > 8) xd_store_f64(data.data(), XD_DTYPE_F32, s.stride() + 2, NAN);
+        if (cols > 8) xd_store_f64(data.data(), XD_DTYPE_F32, 4, -HUGE_VAL);
+        const std::vector<int64_t> labels = { 0, cols - 1, -1, cols, 0 };
+        const std::vector<float> weight = { 1.0f, -2.0f, 1.0f, 1.0f, 0.0f };
+        Board board;
+        const size_t x = board.add(data, 4), w = board.add(logits(XD_DTYPE_F32, s, &random), 4);
+        const size_t out = board.add(nullptr, 3 * n, 4), l = board.add(labels), u = board.add(weight);
+        const size_t scalars = board.add(nullptr, 64 * sizeof(double)), argmax = board.add(nullptr, 64);
+        const std::vector<unsigned char> after =
+            pair.run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+                const xd_rows logits_rows = rows_at(at, x, XD_DTYPE_F32, s);
+                xd_rows to[3] = { logits_rows, logits_rows, logits_rows };
+                for (size_t i = 0; i < 3; i++) to[i] = rows_at(at, out + i * n, XD_DTYPE_F32, s);
+                double *d = place<double>(at, scalars);
+                const int64_t *ids = place<int64_t>(at, l);
+                const xd_positions p = { s.rows, ids, 0, nullptr, nullptr };
+                CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
+                CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
+                CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
+                                              to[1]) == XD_OK);
+                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, ids, d + 10) == XD_OK);
+                CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, ids, place<float>(at, u),
+                                                   to[2]) == XD_OK);
+                CHECK(xd_gather_columns(ctx, vocab, logits_rows, ids, 1, 1, d + 20) == XD_OK);
+                CHECK(xd_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
+            });
+        const unsigned char *a = after.data(), *b = board.bytes.data();
+        for (size_t i = 0; i < 3; i++)
+            check_near((const float *)(const void *)(a + out + i * n),
+                       (const float *)(const void *)(b + out + i * n), s.rows * s.stride(), 3e-6,
+                       1.0); /* of the weights: with one column nothing is left */
+        check_near((const double *)(const void *)(a + scalars), (const double *)(const void *)(b + scalars),
+                   64, 1e-6);
+        CHECK(memcmp(a + argmax, b + argmax, 4 * sizeof(int64_t)) == 0);
+    }
+}
+
+XD_CUDA_TEST_MAIN()

@@ -1,0 +1,555 @@
+/* Golden cases of the losses across tokenizers: the whole loss of NeMo-RL (area xtoken), its parts, and its
+ * KD on real ranks (area xtoken-parts). Everything runs with `compat`, on one rank or on those the case was
+ * recorded on. */
+#include "sharded.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { XTOKEN_TEACHERS = 4 };
+
+/* One teacher of a case, whole. */
+typedef struct xtoken_teacher {
+    xd_xtoken_teacher desc; /* without what a rank cuts out for itself */
+    int64_t length, width;
+    float *logits;
+    int64_t *student_chunks, *teacher_chunks, *labels; /* shifted */
+    float *label_weight, *position_weight;
+    xd_projection projection;
+    xd_exact_map map;
+    xd_projection_rows rows;
+} xtoken_teacher;
+
+typedef struct xtoken_case {
+    golden_case *c;
+    int64_t sequences, length, width;
+    float *student, *row_weight, *sample_weight;
+    int64_t *labels;
+    xd_xtoken_desc desc;
+    xtoken_teacher teacher[XTOKEN_TEACHERS];
+    int teacher_count;
+    double *gradient;            /* whole */
+    xd_xtoken_values values[16]; /* of each rank */
+    xd_xtoken_teacher_values teacher_values[XTOKEN_TEACHERS];
+} xtoken_case;
+
+/* ---- reading ---- */
+
+static const char *numbered(char name[64], int teacher, const char *field) {
+    snprintf(name, 64, "in.t%d.%s", teacher, field);
+    return name;
+}
+
+/* Entry `index` of a JSON list of the metadata as text; the fallback when it is absent or null. */
+static bool list_flag(golden_case *c, const char *key, int index, bool fallback) {
+    const char *text = golden_text(c, key);
+    xd_json *list = NULL;
+    bool value = fallback;
+    if (!text || !golden_ok(c, xd_json_parse(golden_ctx(c), NULL, text, strlen(text), &list)))
+        return fallback;
+    xd_json_bool(xd_json_at(list, (size_t)index), &value);
+    xd_json_destroy(golden_ctx(c), list);
+    return value;
+}
+
+/* ids[b, t] = values[b, t + 1], `fill` at the end of each sequence. */
+static int64_t *shifted(golden_case *c, const golden_array *a, int64_t fill) {
+    int64_t *out = (int64_t *)golden_memory(c, (size_t)(a->count + 1) * sizeof *out);
+    const int64_t length = a->shape[a->ndim - 1];
+    for (int64_t i = 0; i < a->count; i++)
+        out[i] = i % length + 1 < length ? (int64_t)a->values[i + 1] : fill;
+    return out;
+}
+
+/* token_mask times sample_mask, of the next position or of the same one. */
+static float *weights(xtoken_case *x, const golden_array *mask, bool next) {
+    float *out = (float *)golden_memory(x->c, (size_t)(mask->count + 1) * sizeof *out);
+    const int64_t length = mask->shape[1];
+    for (int64_t i = 0; i < mask->count; i++) {
+        const int64_t from = next ? i + 1 : i;
+        if (from / length == i / length) out[i] = (float)mask->values[from] * x->sample_weight[i / length];
+    }
+    return out;
+}
+
+static xd_projection_rows dense_rows(golden_case *c, int index) {
+    char name[64];
+    const golden_array ids = golden_tensor(c, numbered(name, index, "proj_indices"));
+    const golden_array likelihoods = golden_tensor(c, numbered(name, index, "proj_likelihoods"));
+    xd_projection_rows rows = { NULL, golden_f32(c, &likelihoods), ids.shape[0], ids.shape[1] };
+    rows.ids = (int32_t *)golden_memory(c, (size_t)(ids.count + 1) * sizeof *rows.ids);
+    for (int64_t i = 0; i < ids.count; i++) rows.ids[i] = (int32_t)ids.values[i];
+    return rows;
+}
+
+static bool read_projection(xtoken_case *x, int index) {
+    golden_case *c = x->c;
+    xtoken_teacher *t = &x->teacher[index];
+    char name[64];
+    const int64_t size = t->desc.vocabulary;
+    if (!golden_has(c, numbered(name, index, "proj_coo_index"))) {
+        const xd_projection_rows rows = dense_rows(c, index);
+        if (t->desc.kind == XD_XTOKEN_GOLD)
+            return golden_ok(c, xd_exact_map_create(golden_ctx(c), &rows, size,
+                                                    list_flag(c, "cfg.teacher_xtoken_loss", index,
+                                                              golden_flag(c, "cfg.xtoken_loss", false)),
+                                                    &t->map));
+        return golden_ok(c, xd_projection_from_rows(golden_ctx(c), &rows, x->width, size, &t->projection));
+    }
+    const golden_array ids = golden_tensor(c, numbered(name, index, "proj_coo_index"));
+    const golden_array value = golden_tensor(c, numbered(name, index, "proj_coo_value"));
+    xd_vote *cells = (xd_vote *)golden_memory(c, (size_t)(value.count + 1) * sizeof *cells);
+    for (int64_t i = 0; i < value.count; i++) {
+        cells[i].student_id = (int32_t)ids.values[i];
+        cells[i].teacher_id = (int32_t)ids.values[value.count + i];
+        cells[i].weight = value.values[i];
+    }
+    return golden_ok(
+        c, xd_projection_from_cells(golden_ctx(c), cells, value.count, x->width, size, &t->projection));
+}
+
+/* What only a teacher of another tokenizer has. */
+static bool read_alignment(xtoken_case *x, int index) {
+    golden_case *c = x->c;
+    xtoken_teacher *t = &x->teacher[index];
+    char name[64];
+    const golden_array student = golden_tensor(c, numbered(name, index, "student_chunk_id"));
+    const golden_array teacher = golden_tensor(c, numbered(name, index, "teacher_chunk_id"));
+    const golden_array valid = golden_tensor(c, numbered(name, index, "pair_valid"));
+    const golden_array correct = golden_tensor(c, numbered(name, index, "pair_is_correct"));
+    const bool gold =
+        x->desc.mode == XD_XTOKEN_SUM && !golden_is(c, "cfg.kd_loss_mode", "averaged_logits")
+            ? list_flag(c, "cfg.teacher_gold_loss", index, golden_flag(c, "cfg.gold_loss", false))
+            : golden_flag(c, "cfg.gold_loss", false);
+    t->student_chunks = shifted(c, &student, -1);
+    t->teacher_chunks = shifted(c, &teacher, -1);
+    t->desc.kind = gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED;
+    t->desc.chunks = valid.shape[1];
+    t->desc.chunk_mask = golden_u8(c, &valid);
+    t->desc.chunk_exact = golden_u8(c, &correct);
+    if (golden_has(c, numbered(name, index, "input_ids"))) {
+        const golden_array ids = golden_tensor(c, name);
+        const golden_array mask = golden_tensor(c, numbered(name, index, "token_mask"));
+        t->labels = shifted(c, &ids, XD_IGNORE_INDEX);
+        t->label_weight = weights(x, &mask, true);
+        t->position_weight = weights(x, &mask, false);
+    }
+    if (!read_projection(x, index)) return false;
+    t->desc.projection = &t->projection;
+    t->desc.map = &t->map;
+    return true;
+}
+
+static bool read_teacher(xtoken_case *x, int index) {
+    golden_case *c = x->c;
+    xtoken_teacher *t = &x->teacher[index];
+    char name[64];
+    double sizes[XTOKEN_TEACHERS], omegas[XTOKEN_TEACHERS];
+    const golden_array logits = golden_tensor(c, numbered(name, index, "full_logits"));
+    const golden_array mask = golden_tensor(c, "in.token_mask");
+    t->length = logits.shape[1];
+    t->width = logits.shape[2];
+    t->logits = golden_f32(c, &logits);
+    t->desc.vocabulary = t->width;
+    if (golden_numbers(c, "cfg.teacher_vocab_sizes", sizes, XTOKEN_TEACHERS) > index)
+        t->desc.vocabulary = (int64_t)sizes[index];
+    if (golden_numbers(c, "cfg.teacher_weights", omegas, XTOKEN_TEACHERS) > index)
+        t->desc.weight = omegas[index];
+    if (golden_has(c, numbered(name, index, "student_chunk_id"))) return read_alignment(x, index);
+    t->desc.kind = XD_XTOKEN_SAME;
+    t->position_weight = weights(x, &mask, false);
+    return true;
+}
+
+static void read_settings(xtoken_case *x) {
+    golden_case *c = x->c;
+    xd_xtoken_desc *d = &x->desc;
+    d->compat = true;
+    d->sequences = x->sequences;
+    d->temperature = golden_number(c, "cfg.temperature", 1.0);
+    d->reverse = golden_flag(c, "cfg.reverse_kl", false);
+    d->exact_only = golden_flag(c, "cfg.exact_token_match_only", false);
+    d->columns = (int64_t)golden_number(c, "cfg.vocab_topk", 0.0);
+    d->tail = (int64_t)golden_number(c, "cfg.uncommon_topk", 0.0);
+    d->kd_weight = golden_number(c, "cfg.kl_loss_weight", 1.0);
+    d->ce_weight = golden_number(c, "cfg.ce_loss_scale", 0.0);
+    d->balance = golden_flag(c, "cfg.dynamic_loss_scaling", false);
+    d->alpha = golden_number(c, "cfg.alpha", 1.0);
+    d->normalise_by_vocabulary = golden_flag(c, "cfg.normalize_teacher_by_vocab", false);
+    if (golden_is(c, "cfg.kd_loss_mode", "averaged_logits")) d->mode = XD_XTOKEN_AVERAGED_LOGITS;
+    if (golden_is(c, "cfg.kd_loss_mode", "select_teacher")) d->mode = XD_XTOKEN_SELECT;
+    if (golden_is(c, "cfg.sum_weights_metric", "ce")) d->score = XD_XTOKEN_SCORE_CE;
+    if (golden_is(c, "cfg.sum_weights_metric", "entropy")) d->score = XD_XTOKEN_SCORE_ENTROPY;
+    if (golden_is(c, "cfg.sum_weights_metric", "max_prob")) d->score = XD_XTOKEN_SCORE_MAX_PROB;
+}
+
+static bool xtoken_open(golden_case *c, xtoken_case *x) {
+    const golden_array student = golden_tensor(c, "in.student_logits"),
+                       ids = golden_tensor(c, "in.input_ids");
+    const golden_array mask = golden_tensor(c, "in.token_mask"), sample = golden_tensor(c, "in.sample_mask");
+    memset(x, 0, sizeof *x);
+    if (student.ndim != 3 || mask.ndim != 2) {
+        golden_fail(c, "student logits of %d dimensions", student.ndim);
+        return false;
+    }
+    x->c = c;
+    x->sequences = student.shape[0];
+    x->length = student.shape[1];
+    x->width = student.shape[2];
+    x->student = golden_f32(c, &student);
+    x->sample_weight = golden_f32(c, &sample);
+    x->labels = shifted(c, &ids, XD_IGNORE_INDEX);
+    x->row_weight = weights(x, &mask, true);
+    x->gradient = (double *)golden_memory(c, (size_t)(student.count + 1) * sizeof *x->gradient);
+    x->desc.token_denominator = sharded_denominator(c, x->row_weight, x->sequences * x->length);
+    read_settings(x);
+    x->teacher_count = (int)golden_number(c, "cfg.num_teachers", 1.0);
+    for (int i = 0; i < x->teacher_count; i++)
+        if (!read_teacher(x, i)) return false;
+    return true;
+}
+
+static void xtoken_close(xtoken_case *x) {
+    for (int i = 0; i < x->teacher_count; i++) {
+        if (x->teacher[i].projection.row_begin)
+            xd_projection_free(golden_ctx(x->c), &x->teacher[i].projection);
+        if (x->teacher[i].map.student) xd_exact_map_free(golden_ctx(x->c), &x->teacher[i].map);
+    }
+}
+
+/* ---- running ---- */
+
+/* The rows of a teacher that a rank holds: a piece of each sequence, or the student's rows where they share a
+ * tokenizer. */
+static sharded_part teacher_part(const xtoken_case *x, const sharded_part *part, int index, int64_t *row) {
+    const xtoken_teacher *t = &x->teacher[index];
+    const int64_t rank = xd_comm_rank(part->cp), ranks = xd_comm_size(part->cp);
+    sharded_part mine = *part;
+    if (t->desc.kind == XD_XTOKEN_SAME) return mine;
+    mine.rows = 0;
+    mine.row = row;
+    for (int64_t b = 0; b < x->sequences; b++)
+        for (int64_t i = t->length * rank / ranks; i < t->length * (rank + 1) / ranks; i++)
+            row[mine.rows++] = b * t->length + i;
+    return mine;
+}
+
+/* Every array of a teacher that a rank cuts out, so that it can free them. */
+typedef struct xtoken_mine {
+    int64_t *row, *student_chunks, *teacher_chunks, *labels;
+    float *logits, *label_weight, *position_weight;
+} xtoken_mine;
+
+static xd_xtoken_teacher cut_teacher(const xtoken_case *x, const sharded_part *part, int index,
+                                     xtoken_mine *m) {
+    const xtoken_teacher *t = &x->teacher[index];
+    xd_xtoken_teacher desc = t->desc;
+    memset(m, 0, sizeof *m);
+    m->row = (int64_t *)malloc((size_t)(x->sequences * t->length + 1) * sizeof *m->row);
+    const sharded_part rows = teacher_part(x, part, index, m->row);
+    desc.logits = golden_rows(m->logits = sharded_f32(&rows, t->logits, t->width), rows.rows, t->width);
+    if (t->student_chunks) desc.student_chunks = m->student_chunks = sharded_i64(part, t->student_chunks, 1);
+    if (t->teacher_chunks) desc.teacher_chunks = m->teacher_chunks = sharded_i64(&rows, t->teacher_chunks, 1);
+    if (t->labels) desc.labels = m->labels = sharded_i64(&rows, t->labels, 1);
+    if (t->label_weight) desc.label_weight = m->label_weight = sharded_f32(&rows, t->label_weight, 1);
+    if (t->position_weight)
+        desc.position_weight = m->position_weight = sharded_f32(&rows, t->position_weight, 1);
+    return desc;
+}
+
+static void free_mine(xtoken_mine *m) {
+    free(m->row);
+    free(m->student_chunks);
+    free(m->teacher_chunks);
+    free(m->labels);
+    free(m->logits);
+    free(m->label_weight);
+    free(m->position_weight);
+}
+
+static xd_result xtoken_body(const sharded_part *part, void *user) {
+    xtoken_case *x = (xtoken_case *)user;
+    xtoken_mine mine[XTOKEN_TEACHERS];
+    xd_xtoken_teacher teachers[XTOKEN_TEACHERS];
+    xd_xtoken_teacher_values values[XTOKEN_TEACHERS];
+    float *student = sharded_columns(part, x->student), *gradient = sharded_columns(part, x->student);
+    float *row_weight = sharded_f32(part, x->row_weight, 1);
+    int64_t *labels = sharded_i64(part, x->labels, 1);
+    xd_xtoken_desc d = x->desc;
+    for (int i = 0; i < x->teacher_count; i++) teachers[i] = cut_teacher(x, part, i, &mine[i]);
+    d.student = sharded_rows(part, student);
+    d.vocab = part->vocab;
+    d.sequence_comm = part->cp;
+    d.sample_weight = x->sample_weight;
+    d.labels = labels;
+    d.row_weight = row_weight;
+    d.teachers = teachers;
+    d.teacher_count = x->teacher_count;
+    d.gradient = x->teacher_count > 1 ? sharded_rows(part, gradient) : d.student; /* over the logits */
+    d.teacher_values = values;
+    const xd_result result = xd_xtoken_loss(part->ctx, &d, &x->values[part->rank]);
+    sharded_put_columns(part, (const float *)d.gradient.data, x->gradient);
+    if (part->rank == 0) memcpy(x->teacher_values, values, sizeof values);
+    for (int i = 0; i < x->teacher_count; i++) free_mine(&mine[i]);
+    free(student);
+    free(gradient);
+    free(row_weight);
+    free(labels);
+    return result;
+}
+
+/* ---- the whole loss ---- */
+
+static double ratio(double numerator, double denominator) {
+    return denominator > 0.0 ? numerator / denominator : 0.0;
+}
+
+/* The value of a metric without its "out." and "_t0"; NaN for one that is not known. */
+static double metric(const xtoken_case *x, const char *name, int teacher) {
+    const xd_xtoken_values *v = &x->values[0];
+    const xd_xtoken_teacher_values *t = &x->teacher_values[teacher < 0 ? 0 : teacher];
+    if (teacher < 0) {
+        if (strcmp(name, "loss") == 0) return v->loss;
+        if (strcmp(name, "kl_loss") == 0) return v->kd;
+        if (strcmp(name, "ce_loss") == 0) return v->ce;
+        if (strcmp(name, "kl_loss_scale") == 0) return x->desc.balance ? v->kd_weight : 1.0;
+        if (strcmp(name, "accuracy") == 0) return ratio(v->right, v->tokens);
+        if (strcmp(name, "num_valid_samples") == 0) return (double)x->sequences;
+        if (strcmp(name, "selected_teacher") == 0) return (double)v->selected;
+        return NAN;
+    }
+    if (strcmp(name, "kl_loss") == 0) return t->kd;
+    if (strcmp(name, "weight") == 0) return t->weight;
+    if (strcmp(name, "kl_common") == 0) return ratio(t->divergence, t->denominator);
+    if (strcmp(name, "l1_uncommon") == 0) return ratio(t->tail, t->denominator);
+    if (strcmp(name, "proj_accuracy") == 0) return ratio(t->agreeing, t->compared);
+    if (strcmp(name, "num_valid_chunks") == 0) return t->denominator;
+    if (strcmp(name, "num_valid_pairs") == 0) return t->denominator;
+    return NAN;
+}
+
+/* Every output of the file is a metric. */
+static void check_metrics(golden_case *c, const xtoken_case *x) {
+    for (int i = 0; i < golden_tensor_count(c); i++) {
+        const char *full = golden_tensor_name(c, i);
+        char name[64];
+        int teacher = -1;
+        if (strncmp(full, "out.", 4) != 0) continue;
+        snprintf(name, sizeof name, "%s", full + 4);
+        char *suffix = strrchr(name, '_');
+        if (suffix && suffix[1] == 't' && suffix[2] >= '0' && suffix[2] <= '9' && suffix[3] == '\0') {
+            teacher = suffix[2] - '0';
+            *suffix = '\0';
+        }
+        const double value = metric(x, name, teacher);
+        golden_close(c, full, &value, 1);
+    }
+}
+
+static bool loss_claims(const golden_case *c) {
+    return golden_origin_has(c, "CrossTokenizerDistillationLossFn (inputs");
+}
+
+static void loss_run(golden_case *c) {
+    xtoken_case x;
+    if (xtoken_open(c, &x) && sharded_run(c, x.sequences, x.length, x.width, xtoken_body, &x)) {
+        check_metrics(c, &x);
+        golden_gradient(c, "grad.student_logits", x.gradient, x.sequences * x.length * x.width);
+    }
+    xtoken_close(&x);
+}
+
+const golden_kind golden_kinds_xtoken[] = {
+    { "loss across tokenizers", loss_claims, loss_run },
+    { NULL, NULL, NULL },
+};
+
+/* ---- KD alone, on several ranks ---- */
+
+static bool kd_claims(const golden_case *c) {
+    return golden_origin_has(c, "::CrossTokenizerDistillationLossFn._sum_kd");
+}
+
+/* The peer's own value on a rank is a share of the whole: KD/(tp cp), or a piece of a sum. */
+static void kd_run(golden_case *c) {
+    xtoken_case x;
+    if (xtoken_open(c, &x)) {
+        x.desc.ce_weight = 1e-300; /* no cross entropy in the gradient: 0 would be the default */
+        if (sharded_run(c, x.sequences, x.length, x.width, xtoken_body, &x)) {
+            double *kd = sharded_values(c), accuracy = ratio(x.values[0].right, x.values[0].tokens);
+            const int ranks = (int)(golden_number(c, "cfg.tp", 1.0) * golden_number(c, "cfg.cp", 1.0));
+            for (int r = 0; r < ranks; r++) kd[r] = x.values[r].kd;
+            sharded_close_values(c, "out.kd_single", kd);
+            golden_close(c, "out.accuracy", &accuracy, 1);
+            golden_gradient(c, "grad.student_logits_single", x.gradient, x.sequences * x.length * x.width);
+        }
+    }
+    xtoken_close(&x);
+}
+
+/* ---- chunks ---- */
+
+static bool chunks_claims(const golden_case *c) {
+    return golden_origin_has(c, "chunk_log_prob_sums");
+}
+
+static void chunks_run(golden_case *c) {
+    const golden_array values = golden_tensor(c, "in.log_probs"), ids = golden_tensor(c, "in.chunk_id");
+    const golden_array weight = golden_tensor(c, "in.grad_chunk_avg");
+    if (values.ndim != 3 || ids.ndim != 2 || weight.ndim != 3) return;
+    const int64_t chunks = weight.shape[1], n = values.shape[2], count = ids.shape[0] * chunks;
+    const xd_chunk_map map = { golden_i64(c, &ids), ids.shape[0], ids.shape[1], chunks, NULL };
+    double *sums = (double *)golden_memory(c, (size_t)(count * n + 1) * sizeof *sums);
+    double *wide = (double *)golden_memory(c, (size_t)(count + 1) * sizeof *wide);
+    int64_t *sizes = (int64_t *)golden_memory(c, (size_t)(count + 1) * sizeof *sizes);
+    const xd_rows rows = golden_rows(golden_f32(c, &values), values.count / n, n);
+    if (!golden_ok(c, xd_chunk_sums(golden_ctx(c), &map, rows, sums, sizes))) return;
+    for (int64_t i = 0; i < count; i++) wide[i] = (double)sizes[i];
+    golden_double(c, "out.chunk_sums", sums, count * n);
+    golden_exact(c, "out.chunk_sizes", wide, count);
+    xd_chunk_averages(sums, sizes, count, n, sums);
+    golden_double(c, "out.chunk_avg", sums, count * n);
+    if (!golden_ok(c, xd_chunk_averages_backward(golden_ctx(c), &map, sizes, weight.values, rows))) return;
+    golden_gradient(c, "grad.log_probs", golden_widen(c, rows.data, XD_DTYPE_F32, values.count),
+                    values.count);
+}
+
+static bool valid_claims(const golden_case *c) {
+    return golden_origin_has(c, "::valid_chunk_mask");
+}
+
+static void valid_run(golden_case *c) {
+    const golden_array student = golden_tensor(c, "in.student_sizes"),
+                       teacher = golden_tensor(c, "in.teacher_sizes");
+    const golden_array pairs = golden_tensor(c, "in.pair_valid");
+    uint8_t *valid = (uint8_t *)golden_memory(c, (size_t)(pairs.count + 1));
+    xd_valid_chunks(golden_i64(c, &student), golden_i64(c, &teacher), golden_u8(c, &pairs), NULL, pairs.count,
+                    valid);
+    golden_exact(c, "out.mask", golden_widen(c, valid, XD_DTYPE_U8, pairs.count), pairs.count);
+}
+
+/* ---- probabilities in the teacher's vocabulary ---- */
+
+typedef struct project_job {
+    float *probs;
+    double *weight, *out, *gradient;
+    xd_projection projection;
+} project_job;
+
+static bool project_claims(const golden_case *c) {
+    return golden_origin_has(c, "::project_student_to_teacher_vocab");
+}
+
+static xd_result project_body(const sharded_part *part, void *user) {
+    project_job *job = (project_job *)user;
+    const int64_t k = job->projection.teacher_size;
+    float *probs = sharded_columns(part, job->probs);
+    double *mine = (double *)calloc((size_t)(part->rows * k + 1), sizeof *mine);
+    const xd_rows rows = sharded_rows(part, probs);
+    xd_result result = xd_project(part->ctx, part->vocab, &job->projection, rows, NULL, k, mine);
+    sharded_put(part, mine, k, job->out);
+    for (int64_t i = 0; i < part->rows * k; i++) mine[i] = job->weight[part->row[i / k] * k + i % k];
+    if (result == XD_OK)
+        result = xd_project_backward(part->ctx, part->vocab, &job->projection, mine, NULL, k, rows);
+    sharded_put_columns(part, probs, job->gradient);
+    free(probs);
+    free(mine);
+    return result;
+}
+
+static void project_run(golden_case *c) {
+    const golden_array probs = golden_tensor(c, "in.student_probs"), weight = golden_tensor(c, "in.weight");
+    const golden_array ids = golden_tensor(c, "in.proj_indices");
+    const golden_array likelihoods = golden_tensor(c, "in.proj_likelihoods");
+    xd_projection_rows rows = { NULL, golden_f32(c, &likelihoods), ids.shape[0], ids.shape[1] };
+    project_job job;
+    memset(&job, 0, sizeof job);
+    rows.ids = (int32_t *)golden_memory(c, (size_t)(ids.count + 1) * sizeof *rows.ids);
+    for (int64_t i = 0; i < ids.count; i++) rows.ids[i] = (int32_t)ids.values[i];
+    job.probs = golden_f32(c, &probs);
+    job.weight = weight.values;
+    job.out = (double *)golden_memory(c, (size_t)(weight.count + 1) * sizeof(double));
+    job.gradient = (double *)golden_memory(c, (size_t)(probs.count + 1) * sizeof(double));
+    if (!golden_ok(c, xd_projection_from_rows(golden_ctx(c), &rows, probs.shape[2], weight.shape[2],
+                                              &job.projection)))
+        return;
+    if (sharded_run(c, probs.shape[0], probs.shape[1], probs.shape[2], project_body, &job)) {
+        golden_close(c, "out.projected", job.out, weight.count);
+        golden_gradient(c, "grad.student_probs", job.gradient, probs.count);
+    }
+    xd_projection_free(golden_ctx(c), &job.projection);
+}
+
+/* ---- a teacher's shards ---- */
+
+static bool route_claims(const golden_case *c) {
+    return golden_origin_has(c, "collect_overlapping_teacher_shards");
+}
+
+/* One rank's window, put together from the shards' rectangles of in.full. */
+static void route_window(golden_case *c, const xd_teacher_piece *pieces, int64_t count, int rank,
+                         int64_t positions, const xd_teacher_shard *shards) {
+    char name[64];
+    const golden_array full = golden_tensor(c, "in.full");
+    const int64_t length = full.shape[1], width = full.shape[2], cells = full.shape[0] * positions * width;
+    float *out = (float *)golden_memory(c, (size_t)(cells + 1) * sizeof *out), *in = golden_f32(c, &full);
+    for (int64_t b = 0; b < full.shape[0]; b++)
+        for (int64_t i = 0; i < count; i++) {
+            const xd_teacher_shard *s = &shards[pieces[i].shard];
+            xd_rows shard =
+                golden_rows(in + (b * length + s->position_begin) * width + s->vocabulary_begin,
+                            s->position_end - s->position_begin, s->vocabulary_end - s->vocabulary_begin);
+            shard.stride = width;
+            golden_ok(c, xd_teacher_piece_copy(golden_ctx(c), &pieces[i], shard,
+                                               golden_rows(out + b * positions * width, positions, width)));
+        }
+    snprintf(name, sizeof name, "out.rank%d.logits", rank);
+    golden_exact(c, name, golden_widen(c, out, XD_DTYPE_F32, cells), cells);
+}
+
+static void route_run(golden_case *c) {
+    const golden_array bounds = golden_tensor(c, "in.shard_bounds"), full = golden_tensor(c, "in.full");
+    const int ranks = (int)golden_number(c, "cfg.student_cp", 1.0);
+    const int64_t count = bounds.shape[0], positions = full.shape[1] / ranks;
+    xd_teacher_shard *shards = (xd_teacher_shard *)golden_memory(c, (size_t)(count + 1) * sizeof *shards);
+    xd_teacher_piece *pieces = (xd_teacher_piece *)golden_memory(c, (size_t)(count + 1) * sizeof *pieces);
+    double *plan = (double *)golden_memory(c, (size_t)(ranks * count + 1) * 10 * sizeof *plan), *at = plan;
+    for (int64_t i = 0; i < count; i++) {
+        shards[i].position_begin = (int64_t)bounds.values[4 * i];
+        shards[i].position_end = (int64_t)bounds.values[4 * i + 1];
+        shards[i].vocabulary_begin = (int64_t)bounds.values[4 * i + 2];
+        shards[i].vocabulary_end = (int64_t)bounds.values[4 * i + 3];
+    }
+    for (int r = 0; r < ranks; r++) {
+        int64_t n = 0;
+        if (!golden_ok(c, xd_teacher_route(golden_ctx(c), shards, count, r * positions, (r + 1) * positions,
+                                           full.shape[2], pieces, &n)))
+            return;
+        for (int64_t i = 0; i < n; i++) {
+            const xd_teacher_piece *p = &pieces[i];
+            *at++ = (double)r;
+            *at++ = (double)p->shard;
+            *at++ = (double)p->from_position;
+            *at++ = (double)(p->from_position + p->positions);
+            *at++ = (double)p->from_column;
+            *at++ = (double)(p->from_column + p->columns);
+            *at++ = (double)p->to_position;
+            *at++ = (double)(p->to_position + p->positions);
+            *at++ = (double)p->to_column;
+            *at++ = (double)(p->to_column + p->columns);
+        }
+        route_window(c, pieces, n, r, positions, shards);
+    }
+    golden_exact(c, "out.plan", plan, at - plan);
+}
+
+const golden_kind golden_kinds_chunks[] = {
+    { "teacher shards", route_claims, route_run },
+    { "KD across tokenizers", kd_claims, kd_run },
+    { "chunk averages", chunks_claims, chunks_run },
+    { "valid chunks", valid_claims, valid_run },
+    { "projected probabilities", project_claims, project_run },
+    { NULL, NULL, NULL },
+};

@@ -612,8 +612,8 @@ XD_API void xd_json_writer_destroy(xd_json_writer *w);
 
 /* >>base/crc */
 
-/* CRC-32C (Castagnoli, as in RFC 3720), the checksum of this library's files. Pass 0 to begin and the last result to
- * go on: crc(crc(0, a), b) is that of a and b in one piece. Pure; the same on every machine. */
+/* CRC-32C (Castagnoli, as in RFC 3720), the checksum of this library's files. Pass 0 to begin and the last
+ * result to go on: crc(crc(0, a), b) is that of a and b in one piece. Pure; the same on every machine. */
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
 
 
@@ -3226,19 +3226,18 @@ typedef struct xd_projection_origin {
 
 enum {
     XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
-    XD_PROJECTION_NAME_BYTES = 96
+    XD_PROJECTION_NAME_BYTES = 128
 };
 
 /* The options with every default filled in; the threshold is 0 when nothing uses it. Pure. */
 XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options);
 
-/* A file name of both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj", 1 the
- * version. Equal origins have
- * equal names, and different ones different names. Pure. */
+/* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
+ * Equal origins have equal names, and different ones different names. Pure. */
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
-/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same bytes.
- * Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
+/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
+ * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
                                     const xd_projection_origin *origin);
 
@@ -3248,10 +3247,10 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
  *   out       free with xd_projection_free
  *   origin    what the file says; NULL when it is not needed
  *
- * A file is hostile input: nothing is allocated before its sizes are known to fit its length.
- * Memory: the file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above; CORRUPT for a
- * wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other tokenizers, with all four hashes;
- * MEMORY. */
+ * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
+ * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
+ * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
+ * tokenizers, with all four hashes; MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                     xd_projection *out, xd_projection_origin *origin);
 
@@ -3689,38 +3688,41 @@ XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, 
 
 /* What a projection covers. */
 typedef struct xd_projection_report {
-    int64_t tokens;   /* student ids in use */
-    int64_t covered;  /* of them: with at least one teacher id; the others have an empty row */
-    int64_t exact;    /* of them: both tokenizers have the token, which is its only teacher id */
-    int64_t cut;      /* tokens with more than most_pieces pieces */
-    int64_t entries;  /* of the matrix */
+    int64_t tokens;     /* student ids in use */
+    int64_t covered;    /* of them: with at least one teacher id; the others have an empty row */
+    int64_t exact;      /* of them: both tokenizers have the token, which is its only teacher id */
+    int64_t cut;        /* tokens with more than most_pieces pieces */
+    int64_t entries;    /* of the matrix */
     double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
-    double lost_bytes;  /* share of the tokens' bytes in pieces that were cut off or that the teacher cannot write */
-    double lost_mass;   /* share of a row's votes that were not among its k best, mean over the covered rows */
+    double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
+    double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
 } xd_projection_report;
 
 /* Builds the projection of two tokenizers from the bytes of their tokens.
  *
- * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of the
- * same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as they would be
- * inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces that are the teacher's
- * unknown token get none. Each student id keeps the k best of its votes, scaled to sum 1. (NeMo-RL's form, which goes
- * through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with compat rows.)
+ * A student token whose bytes are a token of the teacher's maps to it alone, and so does a special token of
+ * the same name. The bytes of any other token, be they UTF-8 or not, are cut by the teacher's tokenizer as
+ * they would be inside of a text, and its first pieces get votes with the shares of xd_piece_weights; pieces
+ * that are the teacher's unknown token get none. Each student id keeps the k best of its votes, scaled to sum
+ * 1. (NeMo-RL's form, which goes through decoded strings, a dense matrix and bf16, is xd_votes_add_pass with
+ * compat rows.)
  *
  *   options  NULL -> defaults
  *   out      [student's size, teacher's size]; free with xd_projection_free
  *   report   NULL when it is not needed
  *   origin   for xd_projection_save; NULL when it is not needed
  *
- * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers: 64 bytes a
- * vote and 100 bytes for each of the k places of a row at most; votes are up to most_pieces a token.
+ * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
+ * an encoder: at most 64 bytes a vote (up to most_pieces a token), 110 for each of the k places of a row, and
+ * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
                                      const xd_projection_options *options, xd_projection *out,
                                      xd_projection_report *report, xd_projection_origin *origin);
 
-/* The projection from a directory of them: read when a file with the cache name is there, else built and written. A
- * damaged file is replaced. Processes may do it at the same time: they write the same bytes, each whole.
+/* The projection from a directory of them: read when a file with the cache name is there, else built and
+ * written. A damaged file is replaced. Processes may do it at the same time: they write the same bytes, each
+ * whole.
  *
  *   directory  must exist
  *   built      false when it was read; NULL when it does not matter
@@ -5555,8 +5557,8 @@ static uint32_t xdi_crc_byte(uint32_t crc) {
     return crc;
 }
 
-/* Four bytes a step: table k has what a byte does from k bytes away. The tables live on the stack, so that there is
- * nothing to initialise once for all threads. Returns how many bytes it took. */
+/* Four bytes a step: table k has what a byte does from k bytes away. The tables live on the stack, so that
+ * there is nothing to initialise once for all threads. Returns how many bytes it took. */
 static size_t xdi_crc_words(uint32_t *crc, const unsigned char *p, size_t bytes) {
     uint32_t table[4][256], c = *crc;
     for (uint32_t i = 0; i < 256; i++) table[0][i] = xdi_crc_byte(i);
@@ -20078,7 +20080,8 @@ XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_o
 
 XD_PRIVATE xd_result xdi_projection_check_options(xd_ctx *ctx, const xd_projection_options *o) {
     XDI_REQUIRE(ctx, o->most_pieces >= 1 && o->most_pieces <= XDI_PROJFILE_MOST_PIECES, XD_ERROR_ARGUMENT,
-                "most_pieces %lld is outside [1, %d]", (long long)o->most_pieces, (int)XDI_PROJFILE_MOST_PIECES);
+                "most_pieces %lld is outside [1, %d]", (long long)o->most_pieces,
+                (int)XDI_PROJFILE_MOST_PIECES);
     XDI_REQUIRE(ctx, o->k >= 1 && o->k <= XDI_PROJFILE_MOST_K, XD_ERROR_ARGUMENT, "k %lld is outside [1, %d]",
                 (long long)o->k, (int)XDI_PROJFILE_MOST_K);
     XDI_REQUIRE(ctx, o->special_threshold >= 0.0 && o->special_threshold <= 1.0, XD_ERROR_ARGUMENT,
@@ -20098,15 +20101,17 @@ static uint64_t xdi_projfile_double_bits(double value) {
     return bits;
 }
 
-XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]) {
+XD_API void xd_projection_cache_name(const xd_projection_origin *origin,
+                                     char name[XD_PROJECTION_NAME_BYTES]) {
     const xd_projection_options o = xd_projection_options_resolve(&origin->options);
     char special[24] = "";
     if (o.special_pairs) /* the threshold's bits: no two of them are one name */
         snprintf(special, sizeof special, "-s%016llx",
                  (unsigned long long)xdi_projfile_double_bits(o.special_threshold));
-    snprintf(name, XD_PROJECTION_NAME_BYTES, "projection%d-%016llx-%016llx-p%d-k%d%s%s%s.xdproj", (int)XDI_PROJFILE_VERSION,
-             (unsigned long long)origin->student_hash, (unsigned long long)origin->teacher_hash,
-             (int)o.most_pieces, (int)o.k, o.disable_exact ? "-n" : "", o.reverse ? "-r" : "", special);
+    snprintf(name, XD_PROJECTION_NAME_BYTES, "projection%d-%016llx-%016llx-p%d-k%d%s%s%s.xdproj",
+             (int)XDI_PROJFILE_VERSION, (unsigned long long)origin->student_hash,
+             (unsigned long long)origin->teacher_hash, (int)o.most_pieces, (int)o.k,
+             o.disable_exact ? "-n" : "", o.reverse ? "-r" : "", special);
 }
 
 /* ---- bytes ---- */
@@ -20147,7 +20152,8 @@ static void xdi_projfile_put_header(unsigned char *file, const xd_projection *p,
 }
 
 static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
-    for (int64_t s = 0; s <= p->student_size; s++, at += 8) xdi_projfile_put(at, (uint64_t)p->row_begin[s], 8);
+    for (int64_t s = 0; s <= p->student_size; s++, at += 8)
+        xdi_projfile_put(at, (uint64_t)p->row_begin[s], 8);
     for (int64_t i = 0; i < p->entries; i++, at += 4) xdi_projfile_put(at, (uint64_t)p->teacher_id[i], 4);
     for (int64_t i = 0; i < p->entries; i++, at += 4) {
         uint32_t bits;
@@ -20167,8 +20173,8 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
                 XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
                 (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
     const size_t bytes = XDI_PROJFILE_HEADER + 8 * ((size_t)p->student_size + 1) + 8 * (size_t)p->entries;
-    XDI_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu", path,
-                bytes, XDI_PROJFILE_MOST_BYTES);
+    XDI_REQUIRE(ctx, bytes <= XDI_PROJFILE_MOST_BYTES, XD_ERROR_ARGUMENT, "%s: %zu bytes, allowed are %zu",
+                path, bytes, XDI_PROJFILE_MOST_BYTES);
     unsigned char *file = (unsigned char *)xd_allocate(ctx, bytes);
     XDI_REQUIRE(ctx, file, XD_ERROR_MEMORY, "%s: no room for %zu bytes", path, bytes);
     xdi_projfile_put_header(file, p, origin);
@@ -20195,13 +20201,13 @@ static int64_t xdi_projfile_begin(const xdi_projfile *f, int64_t s) {
 
 /* Form, version, checksum, and sizes that make up exactly the file's length. */
 static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_t bytes, xdi_projfile *f) {
-    XDI_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d", f->path,
-                bytes, (int)XDI_PROJFILE_HEADER);
+    XDI_REQUIRE(ctx, bytes >= XDI_PROJFILE_HEADER, XD_ERROR_FORMAT, "%s: %zu bytes, its header has %d",
+                f->path, bytes, (int)XDI_PROJFILE_HEADER);
     XDI_REQUIRE(ctx, memcmp(file, XDI_PROJFILE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
-                "%s: it does not begin as one", f->path);
+                "%s: no projection: it begins with other bytes", f->path);
     const unsigned version = (unsigned)xdi_projfile_get(file + 8, 4);
-    XDI_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d", f->path,
-                version, (int)XDI_PROJFILE_VERSION);
+    XDI_REQUIRE(ctx, version == XDI_PROJFILE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
+                f->path, version, (int)XDI_PROJFILE_VERSION);
     const uint64_t student = xdi_projfile_get(file + 16, 8), teacher = xdi_projfile_get(file + 24, 8);
     const uint64_t entries = xdi_projfile_get(file + 32, 8);
     XDI_REQUIRE(ctx,
@@ -20215,8 +20221,8 @@ static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_
                 (unsigned long long)student, (unsigned long long)entries);
     const uint32_t stored = (uint32_t)xdi_projfile_get(file + 12, 4);
     const uint32_t crc = xd_crc32c(0, file + XDI_PROJFILE_CHECKED, bytes - XDI_PROJFILE_CHECKED);
-    XDI_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path, (unsigned)crc,
-                (unsigned)stored);
+    XDI_REQUIRE(ctx, crc == stored, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x", f->path,
+                (unsigned)crc, (unsigned)stored);
     f->student_size = (int64_t)student;
     f->teacher_size = (int64_t)teacher;
     f->entries = (int64_t)entries;
@@ -20228,10 +20234,11 @@ static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_
 
 static xd_result xdi_projfile_read_origin(xd_ctx *ctx, const unsigned char *file, xdi_projfile *f) {
     xd_projection_origin *out = &f->origin;
-    const uint32_t flags = (uint32_t)xdi_projfile_get(file + 64, 4), zero = (uint32_t)xdi_projfile_get(file + 68, 4);
+    const uint32_t flags = (uint32_t)xdi_projfile_get(file + 64, 4),
+                   zero = (uint32_t)xdi_projfile_get(file + 68, 4);
     const uint64_t threshold = xdi_projfile_get(file + 72, 8);
-    XDI_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT,
-                "%s: unknown flags %08x %08x", f->path, (unsigned)flags, (unsigned)zero);
+    XDI_REQUIRE(ctx, flags <= XDI_PROJFILE_FLAGS && zero == 0, XD_ERROR_FORMAT, "%s: unknown flags %08x %08x",
+                f->path, (unsigned)flags, (unsigned)zero);
     memset(out, 0, sizeof *out);
     out->student_hash = xdi_projfile_get(file + 40, 8);
     out->teacher_hash = xdi_projfile_get(file + 48, 8);
@@ -20271,8 +20278,8 @@ static xd_result xdi_projfile_check_row(xd_ctx *ctx, const xdi_projfile *f, int6
         const int64_t id = (int64_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
         const float weight = xdi_projfile_get_float(f->weight + 4 * i);
         XDI_REQUIRE(ctx, id > before && id < f->teacher_size, XD_ERROR_FORMAT,
-                    "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s, (long long)id,
-                    (long long)f->teacher_size, (long long)before);
+                    "%s: row %lld has teacher id %lld of %lld after %lld", f->path, (long long)s,
+                    (long long)id, (long long)f->teacher_size, (long long)before);
         XDI_REQUIRE(ctx, weight >= 0.0f && weight <= 3e38f, XD_ERROR_FORMAT,
                     "%s: row %lld has weight %g for teacher id %lld", f->path, (long long)s, (double)weight,
                     (long long)id);
@@ -20364,8 +20371,8 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
     XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
     const size_t count = (size_t)p->student_size * (size_t)k;
     int32_t *ids = (int32_t *)xd_allocate(ctx, count * (sizeof *ids + sizeof(float)));
-    XDI_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)p->student_size,
-                (long long)k);
+    XDI_REQUIRE(ctx, ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries",
+                (long long)p->student_size, (long long)k);
     float *weights = (float *)(void *)(ids + count);
     for (size_t i = 0; i < count; i++) ids[i] = -1;
     for (int64_t s = 0; s < p->student_size; s++)
@@ -27431,8 +27438,8 @@ typedef struct xdi_build {
     xd_votes *votes;
     xd_projection_options options;
     xd_projection_report report; /* the doubles are sums until xdi_build_finish */
-    int64_t mapped; /* tokens that are exact or went through their pieces */
-    double bytes;   /* of all tokens that are text */
+    int64_t mapped;              /* tokens that are exact or went through their pieces */
+    double bytes;                /* of all tokens that are text */
 } xdi_build;
 
 /* A token's bytes in the other tokenizer's pieces. */
@@ -27454,8 +27461,7 @@ static bool xdi_build_is_text(xd_token token) {
 static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     char name[XDI_BUILD_MOST_NAME];
     if (token.length == 0) return -1;
-    const int32_t id =
-        xdi_build_is_text(token) ? xd_tokenizer_find(teacher, token.bytes, token.length) : -1;
+    const int32_t id = xdi_build_is_text(token) ? xd_tokenizer_find(teacher, token.bytes, token.length) : -1;
     if (id >= 0 || (token.kind != XD_TOKEN_KIND_SPECIAL && token.kind != XD_TOKEN_KIND_ADDED)) return id;
     if (token.length >= sizeof name || memchr(token.bytes, 0, token.length)) return -1;
     memcpy(name, token.bytes, token.length);
@@ -27463,8 +27469,8 @@ static int32_t xdi_build_equal(const xd_tokenizer *teacher, xd_token token) {
     return xd_tokenizer_find_special(teacher, name);
 }
 
-/* Pieces behind a guard, so that what a tokenizer puts before a text is put before the guard. False when a piece
- * reaches over both. */
+/* Pieces behind a guard, so that what a tokenizer puts before a text is put before the guard. False when a
+ * piece reaches over both. */
 static bool xdi_build_behind_guard(const xd_encoding *e, xdi_build_pieces *out) {
     int64_t first = 0;
     while (first < e->count && e->spans[first].begin < 1) {
@@ -27618,7 +27624,8 @@ static xd_result xdi_build_begin(xdi_build *b) {
     XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
     if (b->options.reverse)
         XDI_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
-    return xd_votes_create(b->ctx, b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size, &b->votes);
+    return xd_votes_create(b->ctx, b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size,
+                           &b->votes);
 }
 
 static void xdi_build_end(xdi_build *b) {
@@ -27626,9 +27633,6 @@ static void xdi_build_end(xdi_build *b) {
     xd_encoder_destroy(b->encoder[XDI_BUILD_STUDENT]);
     xd_encoder_destroy(b->encoder[XDI_BUILD_TEACHER]);
     xd_release(b->ctx, b->text);
-    b->votes = NULL;
-    b->encoder[XDI_BUILD_STUDENT] = b->encoder[XDI_BUILD_TEACHER] = NULL;
-    b->text = NULL;
 }
 
 /* Share of one row's votes for ids that its list does not have. */
@@ -28986,4 +28990,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 5954ec8eb4604f81f347207f0a45d7cc40e9e01bd2b9f97e0a5fc0f8fa03769d */
+/* xdistill sha256 56c585948a1c3d8853bc135eead187dfd2ce8c13bbc3a083b346f25e0e81e0d2 */

@@ -13,9 +13,10 @@
        xd_comm_destroy(world);
        xd_cuda_destroy(cuda);
 
-   Data lies on the GPU and moves on the context's stream; no call waits for it. DETERMINISTIC and INVARIANT sums
-   are formed here, in rank order, by the context's kernels: the bits are those of the threads transport, whatever
-   NCCL does. Needs NCCL 2.18. Host memory is taken too, by way of the GPU, and waited for. */
+   Data lies on the GPU and moves on the context's stream; what the host waits for, xd_nccl_desc.compare says.
+   DETERMINISTIC and INVARIANT sums are formed here, in rank order, by the context's kernels: the bits are those
+   of the threads transport, whatever NCCL does. Host memory is taken too, by way of the GPU, and waited for.
+   Needs NCCL 2.18. */
 #ifndef XDISTILL_NCCL_H
 #define XDISTILL_NCCL_H
 
@@ -37,11 +38,11 @@
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
     const ncclUniqueId *id; /* of xd_nccl_unique_id on one rank, brought to all by MPI for example */
-    const char *file;       /* a path that all ranks see, where no file is yet; removed when all have joined */
-    const char *host;       /* the machine of rank 0 (MASTER_ADDR of a launcher), and a port on it that is free: */
-    const char *port;       /* torchrun itself listens on MASTER_PORT */
-    int64_t compare;        /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
-    size_t staging_bytes;   /* device memory for the pieces of a sum; 0 -> 16 MiB */
+    const char *file; /* a path that all ranks see, where no file is yet; removed when all have joined */
+    const char *host; /* the machine of rank 0 (MASTER_ADDR of a launcher), and a port on it that is free: */
+    const char *port; /* torchrun itself listens on MASTER_PORT */
+    int64_t compare;  /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
+    size_t staging_bytes; /* device memory for the pieces of a sum; 0 -> 16 MiB */
 } xd_nccl_desc;
 
 /* The id of a new world, for xd_nccl_desc.id. Local. Errors: DEVICE, PEER (with NCCL's own text). */
@@ -49,15 +50,15 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 
 /* Joins the ranks that share an id into a world.
  *
- *   ctx    computes on a GPU (xd_cuda_create), which is the calling thread's current device; no two ranks of a
- *          world may have the same one
+ *   ctx    computes on a GPU (xd_cuda_create), which is the calling thread's current device here and in every
+ *          xd_comm_split; no two ranks of one process may have the same one
  *   desc   read during the call only; compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *
  * Comparing the ranks' arguments costs a round over the network, for which the host waits, and with it for the
  * group's earlier collectives, though not for the kernels behind them. Where `compare` leaves it out, a call only
- * starts work, and ranks that disagree hang until the next deadline. Barriers, splits, agreements and sums over
- * leaves always make that round.
+ * starts work, ranks that disagree hang until the next deadline, and all or none pass displacements. Barriers,
+ * splits, agreements and sums over leaves always make that round.
  *
  * The context's CPU level becomes the lowest of all ranks. Collective over `size` ranks; waits at most
  * init_timeout_seconds. Memory: staging_bytes on the GPU, once for all groups that are split from the world.
@@ -128,6 +129,7 @@ struct xdi_nccl {
     xd_control *arrived; /* [size], the same on the device */
     cudaEvent_t last;    /* behind the last work on comm */
     int64_t calls;       /* collectives so far */
+    bool displaced;      /* some rank passed displacements to the call in progress */
     int64_t *begins;     /* [size], where each rank's piece of a sum begins */
     int64_t *counts;     /* [size], and its length */
     xd_leaves *leaves;   /* [size] */
@@ -150,15 +152,16 @@ static void xdi_nccl_break(xdi_nccl_world *world, xd_result result, int culprit)
 static xd_result xdi_nccl_report(const xdi_nccl *t) {
     const xdi_nccl_world *world = t->world;
     return XDI_FAIL_CULPRIT(t->base.ctx, XD_ERROR_PEER, world->culprit,
-                            "the world is broken since an earlier %s of this rank", xd_result_name(world->failure));
+                            "the world is broken since an earlier %s of this rank",
+                            xd_result_name(world->failure));
 }
 
 /* NCCL's text, and the detail it keeps of the last error. */
 static xd_result xdi_nccl_refuse(xd_ctx *ctx, ncclResult_t code, ncclComm_t comm) {
     const char *detail = ncclGetLastError(comm);
     const bool remote = code == ncclRemoteError || code == ncclSystemError;
-    return XDI_FAIL(ctx, remote ? XD_ERROR_PEER : XD_ERROR_DEVICE, "NCCL: %s%s%.300s", ncclGetErrorString(code),
-                    detail && detail[0] ? ": " : "", detail ? detail : "");
+    return XDI_FAIL(ctx, remote ? XD_ERROR_PEER : XD_ERROR_DEVICE, "NCCL: %s%s%.300s",
+                    ncclGetErrorString(code), detail && detail[0] ? ": " : "", detail ? detail : "");
 }
 
 static xd_result xdi_nccl_fault(xdi_nccl *t, ncclResult_t code) {
@@ -169,8 +172,8 @@ static xd_result xdi_nccl_fault(xdi_nccl *t, ncclResult_t code) {
 
 static xd_result xdi_nccl_expire(xdi_nccl *t) {
     xdi_nccl_break(t->world, XD_ERROR_TIMEOUT, -1);
-    return XDI_FAIL(t->base.ctx, XD_ERROR_TIMEOUT, "some rank of the group of %d did not arrive before the deadline",
-                    t->base.size);
+    return XDI_FAIL(t->base.ctx, XD_ERROR_TIMEOUT,
+                    "some rank of the group of %d did not arrive before the deadline", t->base.size);
 }
 
 /* A failure of this rank alone in the middle of a call: peers cannot go on without its part. */
@@ -254,16 +257,17 @@ static bool xdi_nccl_goes(const xdi_nccl_batch *b, int peer, int64_t count) {
 }
 
 /* `count` elements of `size` bytes from element `begin`. What stays on this rank is not sent. */
-static void xdi_nccl_put(xdi_nccl_batch *b, int peer, const void *data, int64_t begin, int64_t count, size_t size) {
+static void xdi_nccl_put(xdi_nccl_batch *b, int peer, const void *data, int64_t begin, int64_t count,
+                         size_t size) {
     if (!xdi_nccl_goes(b, peer, count)) return;
-    b->code = ncclSend((const char *)data + (size_t)begin * size, (size_t)count * size, ncclUint8, peer, b->t->comm,
-                       b->stream);
+    b->code = ncclSend((const char *)data + (size_t)begin * size, (size_t)count * size, ncclUint8, peer,
+                       b->t->comm, b->stream);
 }
 
 static void xdi_nccl_get(xdi_nccl_batch *b, int peer, void *data, int64_t begin, int64_t count, size_t size) {
     if (!xdi_nccl_goes(b, peer, count)) return;
-    b->code =
-        ncclRecv((char *)data + (size_t)begin * size, (size_t)count * size, ncclUint8, peer, b->t->comm, b->stream);
+    b->code = ncclRecv((char *)data + (size_t)begin * size, (size_t)count * size, ncclUint8, peer, b->t->comm,
+                       b->stream);
 }
 
 static xd_result xdi_nccl_end(xdi_nccl_batch *b, double deadline) {
@@ -290,18 +294,23 @@ static xd_result xdi_nccl_gather_records(xdi_nccl *t, const xd_control *mine, do
 
 /* Whether the ranks meet before this call. They count alike, so they decide alike. */
 static bool xdi_nccl_compares(xdi_nccl *t, const xd_control *mine, const xd_collective *next) {
-    const bool moves = mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
-    if (!moves || (next && next->leaves.total)) return true;
-    return t->calls++ < t->world->compare;
+    const bool moves =
+        mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
+    if (!moves) return true;
+    return t->calls++ < t->world->compare || (next && next->leaves.total);
 }
 
 static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
                                   xd_control *all, double deadline) {
     xdi_nccl *t = (xdi_nccl *)transport;
     const int n = transport->size;
+    xd_control record = *mine;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
     if (xdi_nccl_compares(t, mine, next)) {
-        XDI_TRY(xdi_nccl_gather_records(t, mine, deadline));
+        if (t->displaced) record.extra = 1; /* only splits and leaves have a use for it */
+        XDI_TRY(xdi_nccl_gather_records(t, &record, deadline));
+        for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
         memcpy(all, t->records, (size_t)n * sizeof *all);
         return XD_OK;
     }
@@ -323,15 +332,16 @@ static int64_t xdi_nccl_place(const int64_t *displacements, int rank, int64_t co
     return begin;
 }
 
-/* True for equal pieces back to back, which NCCL has calls for. */
-static bool xdi_nccl_is_even(const int64_t *counts, const int64_t *displacements, int n) {
-    for (int r = 0; r < n; r++)
-        if (counts[r] != counts[0] || (displacements && displacements[r] != r * counts[0])) return false;
-    return true;
+/* True for equal pieces back to back, which NCCL has calls for: the same answer on every rank. */
+static bool xdi_nccl_is_even(const xdi_nccl *t, const int64_t *counts) {
+    for (int r = 0; r < t->base.size; r++)
+        if (counts[r] != counts[0]) return false;
+    return !t->displaced;
 }
 
 /* Every kind that only moves data, as messages. */
-static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
+static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
+                                   double deadline) {
     const int n = t->base.size, me = t->base.rank;
     const bool to_all = c->kind == XD_COLLECTIVE_ALL_TO_ALL, gather = c->kind == XD_COLLECTIVE_GATHER;
     const bool all_gather = c->kind == XD_COLLECTIVE_ALL_GATHER, scatter = c->kind == XD_COLLECTIVE_SCATTER;
@@ -350,7 +360,8 @@ static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStre
             if (!gather || root) xdi_nccl_get(&batch, r, c->recv, begin, c->recv_counts[r], size);
             if ((!gather || root) && r == me) to = begin;
         }
-        if (all_gather || (gather && r == c->root)) xdi_nccl_put(&batch, r, c->send, 0, c->recv_counts[me], size);
+        if (all_gather || (gather && r == c->root))
+            xdi_nccl_put(&batch, r, c->send, 0, c->recv_counts[me], size);
         if (scatter && r == c->root) xdi_nccl_get(&batch, r, c->recv, 0, c->send_counts[me], size);
     }
     XDI_TRY(xdi_nccl_end(&batch, deadline));
@@ -363,16 +374,18 @@ static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStre
 static xd_result xdi_nccl_move(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     if (c->kind == XD_COLLECTIVE_BROADCAST) {
-        void *data = c->root == t->base.rank ? (void *)(uintptr_t)c->send : c->recv; /* root's is not written */
+        void *data =
+            c->root == t->base.rank ? (void *)(uintptr_t)c->send : c->recv; /* root's is not written */
         const size_t bytes = (size_t)c->count * size;
         if (bytes == 0) return XD_OK;
         const ncclResult_t code = ncclBroadcast(data, data, bytes, ncclUint8, c->root, t->comm, stream);
         return xdi_nccl_settle(t, code, deadline);
     }
-    if (c->kind == XD_COLLECTIVE_ALL_GATHER && xdi_nccl_is_even(c->recv_counts, c->recv_displacements, t->base.size)) {
+    if (c->kind == XD_COLLECTIVE_ALL_GATHER && xdi_nccl_is_even(t, c->recv_counts)) {
         const size_t bytes = (size_t)c->recv_counts[0] * size;
         if (bytes == 0) return XD_OK;
-        return xdi_nccl_settle(t, ncclAllGather(c->send, c->recv, bytes, ncclUint8, t->comm, stream), deadline);
+        return xdi_nccl_settle(t, ncclAllGather(c->send, c->recv, bytes, ncclUint8, t->comm, stream),
+                               deadline);
     }
     return xdi_nccl_messages(t, c, stream, deadline);
 }
@@ -391,8 +404,8 @@ static int64_t xdi_nccl_in_tile(int64_t count, int64_t at, int64_t tile) {
 
 /* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks before
  * r) + k of the staging memory. */
-static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, int64_t stride, int64_t at,
-                                int64_t tile, double deadline) {
+static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, int64_t stride,
+                                int64_t at, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     const int n = t->base.size, me = t->base.rank;
     const int64_t own = xdi_nccl_in_tile(t->counts[me], at, tile);
@@ -415,8 +428,8 @@ static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_
 }
 
 /* Reduces this rank's piece into out, tile by tile. */
-static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, void *out, int64_t stride,
-                                 int64_t tile, double deadline) {
+static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, void *out,
+                                 int64_t stride, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     const int n = t->base.size;
     const xd_reduce_kernels reduce = xd_ctx_kernels(t->base.ctx).reduce;
@@ -431,8 +444,9 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
         if (count == 0) continue;
         char *to = (char *)out + (size_t)at * size;
         const xd_result result =
-            c->leaves.total ? reduce.leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
-                            : reduce.pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
+            c->leaves.total
+                ? reduce.leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
+                : reduce.pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
         XDI_TRY(xdi_nccl_lost(t, result));
     }
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
@@ -450,7 +464,8 @@ static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
         }
         nodes += xdi_nccl_nodes(t, r);
     }
-    const int64_t room = (int64_t)t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
+    const int64_t room =
+        (int64_t)t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
     const int64_t tile = room - room % XDI_NCCL_ALIGN;
     return tile > 0 ? tile : room;
 }
@@ -485,13 +500,15 @@ static ncclRedOp_t xdi_nccl_op(xd_reduce_op op) {
     return op == XD_MAX ? ncclMax : op == XD_MIN ? ncclMin : op == XD_AVG ? ncclAvg : ncclSum;
 }
 
-static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
+static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
+                                         double deadline) {
     const int n = t->base.size;
     int64_t total = 0;
-    if (xdi_nccl_is_native(t, c) && xdi_nccl_is_even(c->send_counts, c->send_displacements, n)) {
+    if (xdi_nccl_is_native(t, c) && xdi_nccl_is_even(t, c->send_counts)) {
         if (c->send_counts[0] == 0) return XD_OK;
-        const ncclResult_t code = ncclReduceScatter(c->send, c->recv, (size_t)c->send_counts[0],
-                                                    xdi_nccl_type(c->dtype), xdi_nccl_op(c->op), t->comm, stream);
+        const ncclResult_t code =
+            ncclReduceScatter(c->send, c->recv, (size_t)c->send_counts[0], xdi_nccl_type(c->dtype),
+                              xdi_nccl_op(c->op), t->comm, stream);
         return xdi_nccl_settle(t, code, deadline);
     }
     const int64_t tile = xdi_nccl_tile(t, c);
@@ -505,7 +522,8 @@ static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cu
 
 /* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In place,
  * a rank stores sums only over what it has sent already or sends to nobody. */
-static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
+static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
+                                     double deadline) {
     const int n = t->base.size, me = t->base.rank;
     const size_t size = xd_dtype_size(c->dtype);
     if (c->count == 0) return XD_OK;
@@ -598,14 +616,16 @@ static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     world->mirror_bytes = 0;
     world->mirror = (char *)memory.allocate(t->base.ctx, bytes);
     if (!world->mirror)
-        return xdi_nccl_lost(t, XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY,
-                                         "the GPU has no room for %lld bytes of host memory", (long long)bytes));
+        return xdi_nccl_lost(t,
+                             XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY,
+                                      "the GPU has no room for %lld bytes of host memory", (long long)bytes));
     world->mirror_bytes = bytes;
     return XD_OK;
 }
 
 /* A call with host memory: goes by way of the mirror, first what is sent, behind it what is received with its gaps. */
-static xd_result xdi_nccl_run_host(xdi_nccl *t, const xd_collective *c, size_t send, size_t recv, double deadline) {
+static xd_result xdi_nccl_run_host(xdi_nccl *t, const xd_collective *c, size_t send, size_t recv,
+                                   double deadline) {
     const cudaStream_t stream = t->world->stream;
     const size_t behind = (send + 255) / 256 * 256;
     xd_collective record = *c;
@@ -630,7 +650,10 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
     xdi_nccl_extents(t, c, &send, &recv);
     const bool from_host = xdi_nccl_on_host(t, c->send, send), to_host = xdi_nccl_on_host(t, c->recv, recv);
     if (!from_host && !to_host) return xdi_nccl_start(t, c, stream, deadline);
-    if (send && recv && from_host != to_host) XDI_TRY(xdi_nccl_leave(t, stream)); /* what its device memory holds */
+    if (send && recv && from_host != to_host) { /* the other side is of a stream of the caller */
+        XDI_TRY(xdi_nccl_enter(t, stream));
+        XDI_TRY(xdi_nccl_leave(t, stream));
+    }
     return xdi_nccl_run_host(t, c, (size_t)send * size, (size_t)recv * size, deadline);
 }
 
@@ -656,23 +679,26 @@ static xd_result xdi_nccl_swap(xdi_nccl *t, int peer, const xd_control *mine, do
 /* A pair has no number that both count alike, so it is compared when everything is. */
 static xd_result xdi_nccl_pair(xdi_nccl *t, const xd_collective *c, double deadline) {
     const bool sends = c->kind == XD_COLLECTIVE_SEND;
-    const int me = t->base.rank, from = t->world_ranks[sends ? me : c->root], to = t->world_ranks[sends ? c->root : me];
+    const int me = t->base.rank, from = t->world_ranks[sends ? me : c->root],
+              to = t->world_ranks[sends ? c->root : me];
     xd_control mine;
     memset(&mine, 0, sizeof mine);
     mine.count = (uint64_t)c->count;
     mine.dtype = (uint32_t)c->dtype;
     if (t->world->compare < INT64_MAX) {
         if (c->dtype != XD_DTYPE_NONE) return xdi_nccl_run(t, c, deadline);
-        xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[me]); /* nobody asks why this rank does not come */
+        xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[me]); /* as in control */
         return XD_OK;
     }
     XDI_TRY(xdi_nccl_swap(t, c->root, &mine, deadline));
-    const xd_control *theirs = &t->records[c->root], *offer = sends ? &mine : theirs, *wish = sends ? theirs : &mine;
+    const xd_control *theirs = &t->records[c->root], *offer = sends ? &mine : theirs,
+                     *wish = sends ? theirs : &mine;
     if (mine.dtype == (uint32_t)XD_DTYPE_NONE) return XD_OK; /* nothing was to move */
     XDI_REQUIRE(t->base.ctx, theirs->dtype != (uint32_t)XD_DTYPE_NONE, XD_ERROR_ARGUMENT,
                 "rank %d refused its own arguments", t->world_ranks[c->root]);
-    XDI_REQUIRE(t->base.ctx, offer->dtype == wish->dtype, XD_ERROR_MISMATCH, "rank %d sends %s, rank %d receives %s",
-                from, xd_dtype_name((xd_dtype)offer->dtype), to, xd_dtype_name((xd_dtype)wish->dtype));
+    XDI_REQUIRE(t->base.ctx, offer->dtype == wish->dtype, XD_ERROR_MISMATCH,
+                "rank %d sends %s, rank %d receives %s", from, xd_dtype_name((xd_dtype)offer->dtype), to,
+                xd_dtype_name((xd_dtype)wish->dtype));
     XDI_REQUIRE(t->base.ctx, offer->count == wish->count, XD_ERROR_MISMATCH,
                 "rank %d sends count %lld, rank %d receives count %lld", from, (long long)offer->count, to,
                 (long long)wish->count);
@@ -711,7 +737,8 @@ static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int
     }
     XDI_TRY(xdi_nccl_enter(t, stream));
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    for (int r = 1; r < size && rank == 0; r++) xdi_nccl_put(&batch, members[r], t->world->mirror, 0, 1, bytes);
+    for (int r = 1; r < size && rank == 0; r++)
+        xdi_nccl_put(&batch, members[r], t->world->mirror, 0, 1, bytes);
     if (rank > 0) xdi_nccl_get(&batch, members[0], t->world->mirror, 0, 1, bytes);
     XDI_TRY(xdi_nccl_end(&batch, deadline));
     XDI_TRY(xdi_nccl_leave(t, stream));
@@ -724,8 +751,8 @@ static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int
 
 static void xdi_nccl_destroy(xd_transport *transport);
 
-static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int size, int rank, double deadline,
-                                xd_transport **out) {
+static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int size, int rank,
+                                double deadline, xd_transport **out) {
     xdi_nccl *t = (xdi_nccl *)transport, *child = NULL;
     ncclUniqueId id;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
@@ -810,7 +837,8 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     cudaError_t code = cudaEventCreateWithFlags(&t->last, cudaEventDisableTiming);
     if (code == cudaSuccess) code = cudaMallocHost(&records, n * sizeof *t->records);
     t->records = (xd_control *)records;
-    if (!t->world_ranks || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->arrived || code != cudaSuccess) {
+    if (!t->world_ranks || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->arrived ||
+        code != cudaSuccess) {
         xdi_nccl_destroy(&t->base);
         return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a handle on %d ranks: CUDA says %s", size,
                         cudaGetErrorString(code));
@@ -879,7 +907,7 @@ static int xdi_nccl_open(const char *host, const char *port) {
     return opened;
 }
 
-/* Says what one caller at the door wants: his rank, or -1 for a stranger. */
+/* Serves one caller at the door: its rank, or -1 for a stranger. */
 static int xdi_nccl_greet(int caller, int size, const ncclUniqueId *id) {
     uint32_t hello[2] = { 0, 0 };
     xdi_nccl_limit(caller);
@@ -913,7 +941,8 @@ static xd_result xdi_nccl_ask(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqueId *
     const uint32_t hello[2] = { (uint32_t)XDI_NCCL_HELLO, (uint32_t)d->rank };
     for (;;) {
         const int line = xdi_nccl_open(d->host, d->port);
-        const bool told = line >= 0 && send(line, hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello &&
+        const bool told = line >= 0 &&
+                          send(line, hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello &&
                           recv(line, id, sizeof *id, MSG_WAITALL) == (ssize_t)sizeof *id;
         if (line >= 0) close(line);
         if (told) return XD_OK;
@@ -926,7 +955,8 @@ static xd_result xdi_nccl_learn_id(xd_ctx *ctx, const xd_nccl_desc *d, ncclUniqu
         *id = *d->id;
         return XD_OK;
     }
-    if (d->rank > 0) return d->file ? xdi_nccl_read_id(ctx, d->file, id, deadline) : xdi_nccl_ask(ctx, d, id, deadline);
+    if (d->rank > 0)
+        return d->file ? xdi_nccl_read_id(ctx, d->file, id, deadline) : xdi_nccl_ask(ctx, d, id, deadline);
     XDI_TRY(xd_nccl_unique_id(ctx, id));
     if (d->size == 1) return XD_OK;
     return d->file ? xd_file_save(ctx, d->file, id, sizeof *id) : xdi_nccl_serve(ctx, d, id, deadline);
@@ -953,8 +983,8 @@ static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     int device = -1;
     world->staging = (char *)memory.allocate(ctx, world->staging_bytes);
     world->mirror = (char *)memory.allocate(ctx, XDI_NCCL_MIRROR);
-    XDI_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY, "the GPU has no room for %lld bytes of staging",
-                (long long)world->staging_bytes);
+    XDI_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY,
+                "the GPU has no room for %lld bytes of staging", (long long)world->staging_bytes);
     world->mirror_bytes = XDI_NCCL_MIRROR;
     cudaError_t code = cudaGetDevice(&device);
     if (code == cudaSuccess) code = cudaPointerGetAttributes(&attributes, world->staging);
@@ -980,10 +1010,11 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *theirs = &t->records[r], *first = &t->records[0];
         if (theirs->count < lowest) lowest = theirs->count;
-        XDI_REQUIRE(t->base.ctx, theirs->extra == first->extra && theirs->layout == first->layout, XD_ERROR_MISMATCH,
+        XDI_REQUIRE(t->base.ctx, theirs->extra == first->extra && theirs->layout == first->layout,
+                    XD_ERROR_MISMATCH,
                     "rank %d passed staging_bytes %llu and compare %lld, rank 0 %llu and %lld", r,
-                    (unsigned long long)theirs->extra, (long long)theirs->layout, (unsigned long long)first->extra,
-                    (long long)first->layout);
+                    (unsigned long long)theirs->extra, (long long)theirs->layout,
+                    (unsigned long long)first->extra, (long long)first->layout);
     }
     xd_ctx_set_cpu(t->base.ctx, (xd_cpu_level)lowest);
     return XD_OK;

@@ -1,5 +1,5 @@
 /* Any bytes are a projection's file or refused; of an accepted one every id is in range and both forms agree.
- * Each input is tried as it is, and once more with the checksum put right, which mutations would never find. */
+ * Each input is tried as it is, and again with the checksum put right, which mutations would never find. */
 #include "fuzz.h"
 
 enum { CHECKED = 16 };

@@ -213,9 +213,6 @@ static void xdi_build_end(xdi_build *b) {
     xd_encoder_destroy(b->encoder[XDI_BUILD_STUDENT]);
     xd_encoder_destroy(b->encoder[XDI_BUILD_TEACHER]);
     xd_release(b->ctx, b->text);
-    b->votes = NULL;
-    b->encoder[XDI_BUILD_STUDENT] = b->encoder[XDI_BUILD_TEACHER] = NULL;
-    b->text = NULL;
 }
 
 /* Share of one row's votes for ids that its list does not have. */

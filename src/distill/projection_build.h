@@ -12,9 +12,8 @@ typedef struct xd_projection_report {
     int64_t cut;        /* tokens with more than most_pieces pieces */
     int64_t entries;    /* of the matrix */
     double mean_pieces; /* teacher's pieces of a token, before the cut; an exact one is one piece */
-    double
-        lost_bytes; /* share of the tokens' bytes in pieces that were cut off or that the teacher cannot write */
-    double lost_mass; /* share of a row's votes that were not among its k best, mean over the covered rows */
+    double lost_bytes;  /* share of all tokens' bytes: in pieces cut off, or not the teacher's to write */
+    double lost_mass;   /* share of a row's votes that its k best leave out, mean over the covered rows */
 } xd_projection_report;
 
 /* Builds the projection of two tokenizers from the bytes of their tokens.
@@ -31,8 +30,9 @@ typedef struct xd_projection_report {
  *   report   NULL when it is not needed
  *   origin   for xd_projection_save; NULL when it is not needed
  *
- * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers: 64
- * bytes a vote and 100 bytes for each of the k places of a row at most; votes are up to most_pieces a token.
+ * Local. Deterministic: the same tokenizers and options give the same bits. Memory besides the tokenizers and
+ * an encoder: at most 64 bytes a vote (up to most_pieces a token), 110 for each of the k places of a row, and
+ * 60 an id.
  * Errors: ARGUMENT for options out of range; DATA when a split pattern takes too many steps; MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
                                      const xd_projection_options *options, xd_projection *out,

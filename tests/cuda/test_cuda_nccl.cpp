@@ -3,13 +3,13 @@
 #include "cuda_test.h"
 
 #if defined(XD_EMU)
-#include <nccl.h>
-#include <stdlib.h>
+#    include <nccl.h>
+#    include <stdlib.h>
 
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <thread>
+#    include <atomic>
+#    include <chrono>
+#    include <functional>
+#    include <thread>
 
 static thread_local ncclComm_t world_comm; /* the first that this rank has joined: an error is put into it */
 
@@ -19,15 +19,15 @@ static ncclResult_t join_noted(ncclComm_t *comm, int ranks, ncclUniqueId id, int
     return result;
 }
 
-#define ncclCommInitRankConfig join_noted
-#define XDISTILL_IMPLEMENTATION
-#include "../../xdistill_nccl.h"
+#    define ncclCommInitRankConfig join_noted
+#    define XDISTILL_IMPLEMENTATION
+#    include "../../xdistill_nccl.h"
 
 enum { RANKS = 3, ELEMENTS = 3000 };
 
 /* What all ranks of a test share. */
 struct World {
-    bool on_device = false; /* NCCL on GPUs; else the threads transport in host memory */
+    bool on_device = false;   /* NCCL on GPUs; else the threads transport in host memory */
     bool host_memory = false; /* NCCL, but the caller's memory is the host's */
     xd_reduction reduction = XD_REDUCTION_DETERMINISTIC;
     xd_nccl_desc desc = {};
@@ -108,8 +108,12 @@ struct Member {
         xd_ctx_destroy(ctx);
     }
     Member(const Member &) = delete;
-    const char *message() const { return xd_last_error(ctx)->message; }
-    bool says(const char *text) const { return strstr(message(), text) != nullptr; }
+    const char *message() const {
+        return xd_last_error(ctx)->message;
+    }
+    bool says(const char *text) const {
+        return strstr(message(), text) != nullptr;
+    }
 };
 
 /* Memory of a member that begins with given bytes. */
@@ -118,8 +122,11 @@ struct Buffer {
     std::vector<unsigned char> bytes;
     Device device;
 
-    Buffer(Member *m, const std::vector<unsigned char> &from) : member(m), bytes(from), device(allocate(m, from)) {}
-    static bool is_device(const Member *m) { return m->world->on_device && !m->world->host_memory; }
+    Buffer(Member *m, const std::vector<unsigned char> &from)
+        : member(m), bytes(from), device(allocate(m, from)) {}
+    static bool is_device(const Member *m) {
+        return m->world->on_device && !m->world->host_memory;
+    }
     static Device allocate(Member *m, const std::vector<unsigned char> &from) {
         return is_device(m) ? Device(from) : Device();
     }
@@ -341,6 +348,74 @@ XD_TEST(calls_that_are_not_compared_have_the_same_bits) {
     compare(&few, run_all);
 }
 
+/* Equal pieces that lie back to back on all ranks but one. */
+static void gather_displaced(Member *m) {
+    static const int64_t pieces[RANKS] = { 40, 40, 40 }, places[RANKS] = { 80, 0, 200 };
+    Buffer in(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    Buffer out(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    xd_collective c = {};
+    c.kind = XD_COLLECTIVE_ALL_GATHER;
+    c.send = in.at();
+    c.recv = out.at();
+    c.recv_counts = pieces;
+    c.recv_displacements = m->rank == 1 ? places : nullptr;
+    c.dtype = XD_DTYPE_F32;
+    CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+    out.keep();
+}
+
+XD_TEST(one_rank_alone_may_have_gaps_between_its_pieces) {
+    World world, fast;
+    compare(&world, gather_displaced);
+    fast.reduction = XD_REDUCTION_FAST;
+    compare(&fast, gather_displaced);
+}
+
+/* Sums on two streams in turn, each by the same staging memory, and nobody waits in between. */
+static void sum_on_streams(Member *m) {
+    cudaStream_t other = nullptr;
+    std::vector<Buffer> sums;
+    if (m->world->on_device) CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
+    sums.reserve(6);
+    for (int k = 0; k < 6; k++) sums.emplace_back(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    for (int k = 0; k < 6; k++) {
+        xd_collective c = {};
+        c.kind = XD_COLLECTIVE_ALL_REDUCE;
+        c.send = c.recv = sums[(size_t)k].at();
+        c.count = ELEMENTS;
+        c.dtype = XD_DTYPE_F32;
+        c.stream = k % 2 ? other : nullptr;
+        CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+    }
+    if (other) {
+        CHECK(cudaStreamSynchronize(other) == cudaSuccess);
+        CHECK(cudaStreamDestroy(other) == cudaSuccess);
+    }
+    for (Buffer &sum : sums) sum.keep();
+}
+
+XD_TEST(calls_on_two_streams_keep_their_order) {
+    World world;
+    world.desc.compare = -1;
+    world.desc.staging_bytes = 4000;
+    compare(&world, sum_on_streams);
+}
+
+/* The result on the host of what is sent from the device, and the other way round. */
+static void mix_memory(Member *m) {
+    Buffer sent(m, elements(XD_DTYPE_F32, 300, &m->random, false));
+    Buffer received(m, elements(XD_DTYPE_F32, 300, &m->random, false));
+    std::vector<float> host(300);
+    CHECK(xd_all_reduce(m->comm, sent.at(), host.data(), 300, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    CHECK(xd_all_reduce(m->comm, host.data(), received.at(), 300, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    received.keep();
+}
+
+XD_TEST(one_side_of_a_call_may_be_host_memory) {
+    World world;
+    compare(&world, mix_memory);
+}
+
 /* FAST sums agree to rounding; whatever does not round, to the bit. */
 static void sum_fast(Member *m) {
     for (const xd_dtype dtype : dtypes) {
@@ -352,7 +427,9 @@ static void sum_fast(Member *m) {
         std::vector<unsigned char> sums(sent[0]), want(sent[0]);
         const void *pieces[RANKS];
         for (int r = 0; r < RANKS; r++) pieces[r] = sent[(size_t)r].data();
-        CHECK(xd_reduce_pieces(m->ctx, want.data(), pieces, RANKS, 300, dtype, XD_SUM) == XD_OK);
+        const xd_launch launch = xd_ctx_launch(m->ctx);
+        CHECK(xd_reduce_kernels_cpu().pieces(&launch, want.data(), pieces, RANKS, 300, dtype, XD_SUM) ==
+              XD_OK);
         CHECK(xd_read(m->ctx, sums.data(), out.at(), sums.size()) == XD_OK);
         for (int64_t i = 0; i < 300; i++)
             CHECK_NEAR(xd_load_f64(sums.data(), dtype, i), xd_load_f64(want.data(), dtype, i),
@@ -398,7 +475,8 @@ XD_TEST(calls_that_are_not_compared_neither_wait_nor_allocate) {
 static void run_mismatches(Member *m) {
     Buffer data(m, elements(XD_DTYPE_F32, 200, &m->random, false));
     const int me = m->rank;
-    CHECK(xd_all_reduce(m->comm, data.at(), data.at(), me == 2 ? 99 : 100, XD_DTYPE_F32, XD_SUM) == XD_ERROR_MISMATCH);
+    CHECK(xd_all_reduce(m->comm, data.at(), data.at(), me == 2 ? 99 : 100, XD_DTYPE_F32, XD_SUM) ==
+          XD_ERROR_MISMATCH);
     CHECK_EQ_STR(m->message(), "all_reduce: rank 2 passed count 99, rank 0 passed count 100");
     CHECK_EQ_INT(xd_last_error(m->ctx)->culprit, 2);
     const xd_result refused = xd_broadcast(m->comm, data.at(), me == 1 ? -5 : 5, XD_DTYPE_F32, 0);
@@ -487,6 +565,54 @@ XD_TEST(an_error_of_nccl_comes_with_its_own_text) {
     World world;
     join_and_run(&world, run_error);
     emu_take_reports(nullptr, 0);
+}
+
+/* The n-th CUDA or NCCL call of rank 1 fails, in a sum or while it joins: it says so, nobody hangs, nothing leaks. */
+static std::atomic<long> failing_call, has_failed;
+
+static void run_failing(Member *m) {
+    const bool fails = m->rank == 1;
+    Buffer data(m, elements(XD_DTYPE_F32, 2000, &m->random, false));
+    m->world->meet();
+    if (fails) emu_fail_call(failing_call);
+    xd_result result = m->comm ? XD_OK : m->join();
+    if (result == XD_OK) result = xd_all_reduce(m->comm, data.at(), data.at(), 2000, XD_DTYPE_F32, XD_SUM);
+    if (fails) emu_fail_call(0);
+    if (fails && result != XD_OK) {
+        has_failed = 1;
+        CHECK(result == XD_ERROR_DEVICE || result == XD_ERROR_MEMORY || result == XD_ERROR_PEER);
+        m->world->pass();
+        return;
+    }
+    if (result == XD_OK) result = xd_barrier(m->comm);
+    CHECK(result == (has_failed ? XD_ERROR_TIMEOUT : XD_OK));
+    if (!fails) m->world->finished++;
+}
+
+static void fail_each_call(void (*run)(World *, const std::function<void(Member *)> &)) {
+    int failures = 0;
+    for (failing_call = 1; failing_call <= 40; failing_call++) {
+        World world;
+        has_failed = 0;
+        run(&world, run_failing);
+        failures += has_failed != 0;
+        emu_reset_errors();
+    }
+    CHECK(failures > 10); /* a question to CUDA about an address may fail in silence */
+    emu_take_reports(nullptr, 0);
+}
+
+XD_TEST(a_call_that_fails_in_a_sum_ends_it_for_all) {
+    fail_each_call([](World *world, const std::function<void(Member *)> &body) {
+        run_members(world, [&body](Member *m) {
+            CHECK(m->join() == XD_OK);
+            body(m);
+        });
+    });
+}
+
+XD_TEST(a_call_that_fails_while_joining_ends_it_for_all) {
+    fail_each_call([](World *world, const std::function<void(Member *)> &body) { run_members(world, body); });
 }
 
 /* Joining: a rank that never comes, arguments that are wrong on their own, settings that differ. */

@@ -14,9 +14,9 @@
        xd_cuda_destroy(cuda);
 
    Data lies on the GPU and moves on the context's stream; what the host waits for, xd_nccl_desc.compare says.
-   DETERMINISTIC and INVARIANT sums are formed here, in rank order, by the context's kernels: the bits are those
-   of the threads transport, whatever NCCL does. Host memory is taken too, by way of the GPU, and waited for.
-   Needs NCCL 2.18. */
+   DETERMINISTIC and INVARIANT sums are formed here, in rank order, by the context's kernels: the bits are
+   those of the threads transport, whatever NCCL does. Host memory is taken too, by way of the GPU, and waited
+   for. Needs NCCL 2.18. */
 #ifndef XDISTILL_NCCL_H
 #define XDISTILL_NCCL_H
 
@@ -33,8 +33,9 @@
 #    error "xdistill_nccl.h needs NCCL 2.18"
 #endif
 
-/* How to join a world. Zero is the default of every field. Ranks learn the id of the world in one of three ways:
- * it is given, or rank 0 makes it and hands it on by a file or by TCP. A world of one rank needs none of them. */
+/* How to join a world. Zero is the default of every field. Ranks learn the id of the world in one of three
+ * ways: it is given, or rank 0 makes it and hands it on by a file or by TCP. A world of one rank needs none
+ * of them. */
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
     const ncclUniqueId *id; /* of xd_nccl_unique_id on one rank, brought to all by MPI for example */
@@ -55,21 +56,22 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  *   desc   read during the call only; compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *
- * Comparing the ranks' arguments costs a round over the network, for which the host waits, and with it for the
- * group's earlier collectives, though not for the kernels behind them. Where `compare` leaves it out, a call only
- * starts work, ranks that disagree hang until the next deadline, and all or none pass displacements. Barriers,
- * splits, agreements and sums over leaves always make that round.
+ * Comparing the ranks' arguments costs a round over the network, for which the host waits, and with it for
+ * the group's earlier collectives, though not for the kernels behind them. Where `compare` leaves it out, a
+ * call only starts work, ranks that disagree hang until the next deadline, and displacements are passed by
+ * all or by none. Barriers, splits, agreements and sums over leaves always make that round; sends and receives
+ * do when compare is 0.
  *
  * The context's CPU level becomes the lowest of all ranks. Collective over `size` ranks; waits at most
  * init_timeout_seconds. Memory: staging_bytes on the GPU, once for all groups that are split from the world.
  *
  * After a failure: NCCL does not say which rank is missing, so those that wait for one that left or died get
- * TIMEOUT at their deadline, or PEER as soon as NCCL notices. Then all communicators of the world are aborted on
- * this rank, which ends the work that its streams were waiting in. A wait for a stream by CUDA's own calls, with no
+ * TIMEOUT at their deadline, or PEER as soon as NCCL notices. Then all communicators of the world are aborted
+ * on this rank, which ends the work that its streams were waiting in. A wait by CUDA's own calls, with no
  * call of the library to look at the clock, does not end by itself: wait by xd_read or xd_barrier.
  *
- * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the file),
- * MISMATCH (compare or staging_bytes), DEVICE and PEER (with NCCL's own text), TIMEOUT.
+ * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the
+ * file, the port), MISMATCH (compare or staging_bytes), DEVICE and PEER (with NCCL's own text), TIMEOUT.
  */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
@@ -86,12 +88,12 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #include <time.h>
 #include <unistd.h>
 
-/* Communicators do not block: a call of NCCL that has to wait for peers says "in progress", and this file asks
- * again until it is done or the deadline has passed.
+/* Communicators do not block: a call of NCCL that has to wait for peers says "in progress", and this file
+ * asks again until it is done or the deadline has passed.
  *
- * Data moves on the stream of each call. The control plane has a stream of its own, so that looking at the peers'
- * records does not wait for kernels of the caller. Calls on one communicator must keep one order on the device too:
- * each leaves an event behind its work, and the next one, on whatever stream, waits for that. */
+ * Data moves on the stream of each call. The control plane has a stream of its own, so that looking at the
+ * peers' records does not wait for kernels of the caller. Calls on one communicator must keep their order on
+ * the device too: each leaves an event behind its work, and the next one, on any stream, waits for that. */
 
 enum {
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
@@ -402,8 +404,8 @@ static int64_t xdi_nccl_in_tile(int64_t count, int64_t at, int64_t tile) {
     return left < tile ? left : tile;
 }
 
-/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks before
- * r) + k of the staging memory. */
+/* Brings the tile at `at` of this rank's piece together: node k of rank r becomes tile (nodes of the ranks
+ * before r) + k of the staging memory. */
 static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, int64_t stride,
                                 int64_t at, int64_t tile, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
@@ -452,7 +454,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
 }
 
-/* Reads every rank's leaves off the control records; returns the elements that a tile of each node may have. */
+/* Reads every rank's leaves off the control records; returns the elements of each node that a tile has. */
 static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
     int64_t nodes = 0;
     memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
@@ -477,8 +479,8 @@ static xd_result xdi_nccl_room(xdi_nccl *t, int64_t tile) {
                                      (long long)t->world->staging_bytes));
 }
 
-/* What NCCL's own sums are good enough for: FAST sums, and whatever has no rounding. NCCL's MAX and MIN may drop a
- * NaN. */
+/* What NCCL's own sums are good enough for: FAST sums, and whatever has no rounding. NCCL's MAX and MIN may
+ * drop a NaN. */
 static bool xdi_nccl_is_native(const xdi_nccl *t, const xd_collective *c) {
     if (xd_ctx_settings(t->base.ctx)->reduction != XD_REDUCTION_FAST || c->leaves.total) return false;
     return !xd_dtype_is_floating(c->dtype) || c->op == XD_SUM || c->op == XD_AVG;
@@ -520,8 +522,8 @@ static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cu
     return xdi_nccl_reduce(t, c, stream, c->recv, total, tile, deadline);
 }
 
-/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In place,
- * a rank stores sums only over what it has sent already or sends to nobody. */
+/* Each rank sums a piece, then all gather the sums. What is short goes to everybody whole: one round less. In
+ * place, a rank stores sums only over what it has sent already or sends to nobody. */
 static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
                                      double deadline) {
     const int n = t->base.size, me = t->base.rank;
@@ -623,7 +625,8 @@ static xd_result xdi_nccl_widen(xdi_nccl *t, size_t bytes) {
     return XD_OK;
 }
 
-/* A call with host memory: goes by way of the mirror, first what is sent, behind it what is received with its gaps. */
+/* A call with host memory: goes by way of the mirror, first what is sent, behind it what is received with its
+ * gaps. */
 static xd_result xdi_nccl_run_host(xdi_nccl *t, const xd_collective *c, size_t send, size_t recv,
                                    double deadline) {
     const cudaStream_t stream = t->world->stream;
@@ -724,8 +727,8 @@ static xd_result xdi_nccl_join(xdi_nccl *t, const ncclUniqueId *id, double deadl
     return xdi_nccl_settle(t, code, deadline);
 }
 
-/* The first member makes an id and sends it to the others. NCCL has a split of its own, but ranks that take no part
- * in a group would have to call it too. */
+/* The first member makes an id and sends it to the others. NCCL has a split of its own, but ranks that take
+ * no part in a group would have to call it too. */
 static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int rank, ncclUniqueId *id,
                                   double deadline) {
     const cudaStream_t stream = t->world->stream;
@@ -996,8 +999,8 @@ static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     return XD_OK;
 }
 
-/* Ranks may run on different processors, and losses have the bits of a CPU level: all take the lowest. What must be
- * the same everywhere is compared on the way. */
+/* Ranks may run on different processors, and losses have the bits of a CPU level: all take the lowest. What
+ * must be the same everywhere is compared on the way. */
 static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     xdi_nccl_world *world = t->world;
     uint64_t lowest = (uint64_t)xd_ctx_settings(t->base.ctx)->cpu;

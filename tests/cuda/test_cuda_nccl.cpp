@@ -1,5 +1,6 @@
-/* xdistill_nccl.h on the emulated NCCL: ranks are threads, each with a GPU of its own. Every collective gives the bits
- * of the threads transport in host memory. NCCL itself wants a process and a GPU a rank, which `run.sh gpu` has not. */
+/* xdistill_nccl.h on the emulated NCCL: ranks are threads, each with a GPU of its own. Every collective gives
+ * the bits of the threads transport in host memory. NCCL itself wants a process and a GPU a rank, which
+ * `run.sh gpu` has not. */
 #include "cuda_test.h"
 
 #if defined(XD_EMU)
@@ -371,11 +372,13 @@ XD_TEST(one_rank_alone_may_have_gaps_between_its_pieces) {
     compare(&fast, gather_displaced);
 }
 
-/* Sums on two streams in turn, each by the same staging memory, and nobody waits in between. */
+/* Sums of two groups on two streams in turn, all by the same staging memory, and nobody waits in between. */
 static void sum_on_streams(Member *m) {
     cudaStream_t other = nullptr;
+    xd_comm *group = nullptr;
     std::vector<Buffer> sums;
     if (m->world->on_device) CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(xd_comm_split(m->comm, 0, 0, &group) == XD_OK);
     sums.reserve(6);
     for (int k = 0; k < 6; k++) sums.emplace_back(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
     for (int k = 0; k < 6; k++) {
@@ -385,16 +388,17 @@ static void sum_on_streams(Member *m) {
         c.count = ELEMENTS;
         c.dtype = XD_DTYPE_F32;
         c.stream = k % 2 ? other : nullptr;
-        CHECK(xd_collective_run(m->comm, &c) == XD_OK);
+        CHECK(xd_collective_run(k % 3 ? group : m->comm, &c) == XD_OK);
     }
     if (other) {
         CHECK(cudaStreamSynchronize(other) == cudaSuccess);
         CHECK(cudaStreamDestroy(other) == cudaSuccess);
     }
     for (Buffer &sum : sums) sum.keep();
+    xd_comm_destroy(group);
 }
 
-XD_TEST(calls_on_two_streams_keep_their_order) {
+XD_TEST(calls_of_two_groups_on_two_streams_keep_their_order) {
     World world;
     world.desc.compare = -1;
     world.desc.staging_bytes = 4000;
@@ -406,6 +410,11 @@ static void mix_memory(Member *m) {
     Buffer sent(m, elements(XD_DTYPE_F32, 300, &m->random, false));
     Buffer received(m, elements(XD_DTYPE_F32, 300, &m->random, false));
     std::vector<float> host(300);
+    if (m->world->on_device) /* work of the caller that is still to be done */
+        CHECK(cudaMemcpyAsync(sent.at(), received.at(), 1200, cudaMemcpyDeviceToDevice, m->stream) ==
+              cudaSuccess);
+    else
+        memcpy(sent.at(), received.at(), 1200);
     CHECK(xd_all_reduce(m->comm, sent.at(), host.data(), 300, XD_DTYPE_F32, XD_SUM) == XD_OK);
     CHECK(xd_all_reduce(m->comm, host.data(), received.at(), 300, XD_DTYPE_F32, XD_SUM) == XD_OK);
     received.keep();
@@ -567,7 +576,8 @@ XD_TEST(an_error_of_nccl_comes_with_its_own_text) {
     emu_take_reports(nullptr, 0);
 }
 
-/* The n-th CUDA or NCCL call of rank 1 fails, in a sum or while it joins: it says so, nobody hangs, nothing leaks. */
+/* The n-th CUDA or NCCL call of rank 1 fails, in a sum or while it joins: it says so, nobody hangs, nothing
+ * leaks. */
 static std::atomic<long> failing_call, has_failed;
 
 static void run_failing(Member *m) {
@@ -616,8 +626,10 @@ XD_TEST(a_call_that_fails_while_joining_ends_it_for_all) {
 }
 
 /* Joining: a rank that never comes, arguments that are wrong on their own, settings that differ. */
+static int absent = 2;
+
 static void run_absent(Member *m) {
-    if (m->rank == 2) {
+    if (m->rank == absent) {
         m->world->pass();
         return;
     }
@@ -708,6 +720,26 @@ XD_TEST(the_id_goes_over_tcp) {
     world.desc.host = "localhost";
     world.desc.port = port.c_str();
     join_and_run(&world, run_short);
+}
+
+XD_TEST(waiting_for_the_id_or_for_those_who_ask_for_it_has_a_deadline) {
+    const std::string port = free_port();
+    char path[] = "/tmp/xdistill-nccl-XXXXXX";
+    const int made = mkstemp(path);
+    CHECK(made >= 0);
+    close(made);
+    CHECK(unlink(path) == 0);
+    for (int form = 0; form < 4; form++) {
+        World world;
+        absent = form % 2 ? 0 : 2;
+        world.desc.id = nullptr;
+        world.desc.file = form < 2 ? path : nullptr;
+        world.desc.host = "localhost";
+        world.desc.port = port.c_str();
+        run_members(&world, run_absent);
+        CHECK(access(path, F_OK) != 0);
+    }
+    emu_take_reports(nullptr, 0);
 }
 #else
 XD_TEST(collectives_over_nccl_have_the_bits_of_the_threads_transport) {

@@ -75,11 +75,11 @@ static int run(xd_ctx *ctx) {
     if (result != XD_OK) {
         fprintf(stderr, "rank %d: %s\n", xd_last_error(ctx)->rank, xd_last_error(ctx)->message);
     } else if (xd_comm_rank(world) == 0) {
-        printf("%d rank%s: cross entropy %.12f, expected %.12f\n", xd_comm_size(world),
+        printf("%d rank%s: cross entropy %.7f, expected %.7f\n", xd_comm_size(world),
                xd_comm_size(world) == 1 ? "" : "s", loss, expected_loss());
     }
     xd_comm_destroy(world);
-    return result == XD_OK && fabs(loss - expected_loss()) < 1e-12 ? 0 : 1;
+    return result == XD_OK && fabs(loss - expected_loss()) < 1e-6 ? 0 : 1; /* logits are f32 */
 }
 
 int main(int argc, char **argv) {

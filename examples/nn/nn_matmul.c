@@ -14,6 +14,10 @@ nn_view nn_transpose(nn_view matrix) {
     return xd_matrix_transposed(matrix);
 }
 
+/* Inlined, the workspace would take room on the stack once for every call of a function. */
+#if defined(__GNUC__)
+__attribute__((noinline))
+#endif
 void nn_matmul(nn_view a, nn_view b, float *out, int64_t out_stride, bool accumulate) {
     float workspace[XD_MATMUL_WORKSPACE_BYTES / sizeof(float)];
     xd_matmul_args args;

@@ -127,6 +127,11 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "threshold 1.5") != NULL);
     d.threshold = 0.0;
+    d.terms = x;
+    d.terms.rows = ROWS - 1;
+    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "[6, 19], the student's logits [7, 19]") != NULL);
+    memset(&d.terms, 0, sizeof d.terms);
     w->labels[0] = VOCAB;
     CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_DATA);
     w->labels[0] = 0;

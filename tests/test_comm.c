@@ -190,6 +190,21 @@ static xd_result pair_mismatch_rank(xd_comm *world, void *argument) {
     return xd_barrier(world); /* the group goes on */
 }
 
+static xd_result levels_rank(xd_comm *world, void *argument) {
+    const bool odd = xd_comm_rank(world) == 1;
+    (void)argument;
+    xd_ctx_set_cpu(xd_comm_ctx(world), odd ? XD_CPU_PORTABLE : XD_CPU_PLAIN);
+    CHECK_EQ_INT(xd_barrier(world), XD_ERROR_MISMATCH);
+    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "portable") != NULL);
+    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "plain") != NULL);
+    xd_ctx_set_cpu(xd_comm_ctx(world), XD_CPU_PLAIN);
+    return xd_barrier(world); /* the group goes on */
+}
+
+XD_TEST(ranks_on_different_cpu_levels_are_named) {
+    run(3, XD_REDUCTION_DETERMINISTIC, levels_rank, NULL);
+}
+
 XD_TEST(send_and_receive_of_different_counts_fail_on_both_ranks_with_both_numbers) {
     run(2, XD_REDUCTION_DETERMINISTIC, pair_mismatch_rank, NULL);
 }

@@ -1,10 +1,21 @@
 #include <string.h>
 
+#if defined(XDI_X86)
+#include <cpuid.h>
+
+/* Not every compiler can ask for it by name. */
+static bool xdi_cpu_has_f16c(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
+
 /* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
 XD_API xd_cpu_level xd_cpu_best(void) {
 #if defined(XDI_X86)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !xdi_cpu_has_f16c())
+        return XD_CPU_PORTABLE;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return XD_CPU_AVX2;

@@ -5,13 +5,13 @@
 
 /* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
  * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
- * declarations state, so all ranks of a world must use one level: joining a world with another is a
- * MISMATCH, processes of an MPI world agree on the lowest. */
+ * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
+ * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0,   /* the default: the highest level of this machine */
     XD_CPU_PLAIN,      /* plain loops, double inside: the specification of the others, and slow */
     XD_CPU_PORTABLE,   /* f32 vectors as the compiler makes them, any processor */
-    XD_CPU_AVX2,       /* AVX2 and FMA */
+    XD_CPU_AVX2,       /* AVX2, FMA and F16C */
     XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;

@@ -299,16 +299,26 @@ static xd_result xdi_mft_loss_body(xd_ctx *ctx, const xd_mft_desc *desc, xdi_los
     return XD_OK;
 }
 
+static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
+    const xd_rows *terms = &d->terms, *x = &d->loss.student;
+    XDI_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XDI_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
+                "threshold %g is outside [0, 1]", d->threshold);
+    if (!terms->data) return XD_OK;
+    XDI_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
+                xd_dtype_name(terms->dtype));
+    XDI_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
+                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
+                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
     xd_mft_desc d = *desc;
     d.loss.hard_weight = 0.0;
     if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
     d.loss.divergence = XD_KL_FORWARD;
-    xd_result local = XD_OK;
-    if (!d.loss.labels && d.loss.student.rows > 0)
-        local = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
-    else if (!(d.threshold >= 0.0 && d.threshold <= 1.0))
-        local = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "threshold %g is outside [0, 1]", d.threshold);
+    const xd_result local = xdi_mft_validate(ctx, &d);
     if (local != XD_OK)
         return xdi_vocab_agree(d.loss.vocab ? xd_vocab_describe(d.loss.vocab).tp : NULL, d.loss.comm, local);
     return xdi_mft_run(ctx, &d, xdi_mft_loss_body, out);

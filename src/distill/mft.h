@@ -11,7 +11,7 @@ typedef struct xd_mft_desc {
      * and temperature_factor count (tau^2 by default); labels also say which rows count. */
     xd_loss_desc loss;
     double threshold; /* in [0, 1]; 0 -> 0.2 */
-    xd_rows terms; /* [T, V/tp] f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction
+    xd_rows terms; /* as the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction
                       "none"; 0 in rows that do not count; data NULL -> none */
 } xd_mft_desc;
 

@@ -5,8 +5,10 @@
 
 static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
     XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
-    const size_t count = (size_t)rows * (size_t)k;
-    out->ids = (int32_t *)xd_allocate(ctx, count * (sizeof *out->ids + sizeof *out->weights));
+    size_t count = 0, bytes = 0;
+    const bool fits = rows >= 0 && xdi_size_multiply((size_t)rows, (size_t)k, &count) &&
+                      xdi_size_multiply(count, sizeof *out->ids + sizeof *out->weights, &bytes);
+    out->ids = fits ? (int32_t *)xd_allocate(ctx, bytes) : NULL;
     XDI_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
                 (long long)k);
     out->weights = (float *)(void *)(out->ids + count);

@@ -130,6 +130,8 @@ static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count) {
     const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.3;
+    XDI_REQUIRE(ctx, desc->most_pairs >= 0, XD_ERROR_ARGUMENT, "most_pairs %lld is negative",
+                (long long)desc->most_pairs);
     const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
     int64_t most = desc->most_pairs ? desc->most_pairs : 32, n = 0;
     if (most > teachers) most = teachers;

@@ -1,0 +1,104 @@
+/* What losses across tokenizers are made of: chunks, projections, the routing of a teacher's shards. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+#include "xtoken_problem.h"
+
+/* ---- chunks and projections ---- */
+
+XD_TEST(chunk_ids_outside_their_range_are_refused) {
+    xd_ctx *ctx = NULL;
+    int64_t ids[3] = { 0, 2, -1 }, sizes[2] = { 7, 7 };
+    xd_chunk_map map;
+    memset(&map, 0, sizeof map);
+    map.ids = ids;
+    map.sequences = 1;
+    map.held = 3;
+    map.chunks = 2;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_chunk_sizes(ctx, &map, sizes) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "chunk id 2 of position 1 is outside [-1, 2)") != NULL);
+    CHECK_EQ_INT(sizes[0], 7);
+    ids[1] = 1;
+    CHECK(xd_chunk_sizes(ctx, &map, sizes) == XD_OK);
+    CHECK_EQ_INT(sizes[0], 1);
+    CHECK_EQ_INT(sizes[1], 1);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(some_columns_of_a_projection_are_columns_of_the_whole) {
+    problem p;
+    xd_vocab *vocab = NULL;
+    const int64_t columns[3] = { 1, 4, 10 }, wrong[2] = { 4, 1 };
+    double whole[STUDENT_ROWS * TEACHER_SIZE], some[STUDENT_ROWS * 3], weight[STUDENT_ROWS * TEACHER_SIZE];
+    float gradient[STUDENT_ROWS * STUDENT_SIZE], expected[STUDENT_ROWS * STUDENT_SIZE];
+    open_problem(&p, XD_XTOKEN_PROJECTED);
+    CHECK(xd_vocab_create(p.ctx, NULL, 0, STUDENT_SIZE, STUDENT_SIZE, &vocab) == XD_OK);
+    const xd_rows rows = rows_of(p.student, STUDENT_ROWS, STUDENT_SIZE);
+    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, NULL, TEACHER_SIZE, whole) == XD_OK);
+    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, columns, 3, some) == XD_OK);
+    memset(weight, 0, sizeof weight);
+    for (int t = 0; t < STUDENT_ROWS; t++)
+        for (int j = 0; j < 3; j++) {
+            CHECK(some[t * 3 + j] == whole[t * TEACHER_SIZE + columns[j]]);
+            weight[t * TEACHER_SIZE + columns[j]] = some[t * 3 + j];
+        }
+    CHECK(xd_project_backward(p.ctx, vocab, &p.projection, weight, NULL, TEACHER_SIZE,
+                              rows_of(expected, STUDENT_ROWS, STUDENT_SIZE)) == XD_OK);
+    CHECK(xd_project_backward(p.ctx, vocab, &p.projection, some, columns, 3,
+                              rows_of(gradient, STUDENT_ROWS, STUDENT_SIZE)) == XD_OK);
+    CHECK(memcmp(gradient, expected, sizeof expected) == 0);
+    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, wrong, 2, some) == XD_ERROR_ARGUMENT);
+    CHECK(xd_project(p.ctx, vocab, &p.projection, rows, NULL, 3, some) == XD_ERROR_SHAPE);
+    xd_vocab_destroy(vocab);
+    close_problem(&p);
+}
+
+/* ---- a teacher's shards ---- */
+
+/* Random cuts on both sides: what is put together is the whole, bit for bit. */
+XD_TEST(a_teacher_cut_in_any_way_is_put_together_again) {
+    xd_ctx *ctx = NULL;
+    float full[12 * 10], out[12 * 10];
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    seed = 3;
+    fill(full, 120, 2.0);
+    for (int round = 0; round < 40; round++) {
+        const int64_t p = (int64_t)(uniform() * 13.0), v = (int64_t)(uniform() * 11.0);
+        const int64_t begin = (int64_t)(uniform() * 6.0), end = begin + (int64_t)(uniform() * 7.0);
+        const xd_teacher_shard shards[4] = {
+            { 0, p, 0, v }, { p, 12, 0, v }, { 0, p, v, 10 }, { p, 12, v, 10 }
+        };
+        xd_teacher_piece pieces[4];
+        int64_t count = 0;
+        CHECK(xd_teacher_route(ctx, shards, 4, begin, end, 10, pieces, &count) == XD_OK);
+        for (int64_t i = 0; i < count; i++) {
+            const xd_teacher_shard *s = &shards[pieces[i].shard];
+            xd_rows shard =
+                rows_of(full + s->position_begin * 10 + s->vocabulary_begin,
+                        s->position_end - s->position_begin, s->vocabulary_end - s->vocabulary_begin);
+            shard.stride = 10;
+            CHECK(xd_teacher_piece_copy(ctx, &pieces[i], shard, rows_of(out, end - begin, 10)) == XD_OK);
+        }
+        CHECK(memcmp(out, full + begin * 10, (size_t)(end - begin) * 10 * sizeof(float)) == 0);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(shards_that_overlap_or_leave_a_gap_are_refused) {
+    const xd_teacher_shard overlap[2] = { { 0, 4, 0, 6 }, { 3, 8, 5, 10 } },
+                           gap[2] = { { 0, 8, 0, 4 }, { 0, 8, 5, 10 } };
+    xd_teacher_piece pieces[2];
+    int64_t count = 77;
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_teacher_route(ctx, overlap, 2, 0, 8, 10, pieces, &count) == XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "shards 0 and 1 overlap") != NULL);
+    CHECK(xd_teacher_route(ctx, gap, 2, 0, 8, 10, pieces, &count) == XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "72 of the window's 80") != NULL);
+    CHECK(xd_teacher_route(ctx, gap, 2, 0, 8, 9, pieces, &count) == XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(count, 77);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST_MAIN()

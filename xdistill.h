@@ -203,13 +203,13 @@ XD_API void xd_arena_seal(xd_arena *arena);
 
 /* Which instructions the CPU kernels use. Each level includes the ones before it. Elementwise operations
  * (AdamW, EMA, casts) give the same bits on every level; losses and norms agree to the bounds their
- * declarations state, so all ranks of a world must use one level: joining a world with another is a
- * MISMATCH, processes of an MPI world agree on the lowest. */
+ * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
+ * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0,   /* the default: the highest level of this machine */
     XD_CPU_PLAIN,      /* plain loops, double inside: the specification of the others, and slow */
     XD_CPU_PORTABLE,   /* f32 vectors as the compiler makes them, any processor */
-    XD_CPU_AVX2,       /* AVX2 and FMA */
+    XD_CPU_AVX2,       /* AVX2, FMA and F16C */
     XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;
@@ -2636,7 +2636,7 @@ typedef struct xd_mft_desc {
      * and temperature_factor count (tau^2 by default); labels also say which rows count. */
     xd_loss_desc loss;
     double threshold; /* in [0, 1]; 0 -> 0.2 */
-    xd_rows terms; /* [T, V/tp] f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction
+    xd_rows terms; /* as the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction
                       "none"; 0 in rows that do not count; data NULL -> none */
 } xd_mft_desc;
 
@@ -3053,7 +3053,7 @@ typedef struct xd_special_pair {
 } xd_special_pair;
 
 /* The pairs, best first within a student token, lowest teacher id among equals. *pairs comes from the
- * context's allocator: xd_release. Errors: MEMORY. */
+ * context's allocator: xd_release. Errors: ARGUMENT for a negative most_pairs, MEMORY. */
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count);
 
@@ -4083,11 +4083,22 @@ XD_API void xd_arena_seal(xd_arena *arena) {
 
 #include <string.h>
 
+#if defined(XDI_X86)
+#include <cpuid.h>
+
+/* Not every compiler can ask for it by name. */
+static bool xdi_cpu_has_f16c(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
+
 /* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
 XD_API xd_cpu_level xd_cpu_best(void) {
 #if defined(XDI_X86)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !xdi_cpu_has_f16c())
+        return XD_CPU_PORTABLE;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return XD_CPU_AVX2;
@@ -17232,16 +17243,26 @@ static xd_result xdi_mft_loss_body(xd_ctx *ctx, const xd_mft_desc *desc, xdi_los
     return XD_OK;
 }
 
+static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
+    const xd_rows *terms = &d->terms, *x = &d->loss.student;
+    XDI_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XDI_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
+                "threshold %g is outside [0, 1]", d->threshold);
+    if (!terms->data) return XD_OK;
+    XDI_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
+                xd_dtype_name(terms->dtype));
+    XDI_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
+                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
+                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
     xd_mft_desc d = *desc;
     d.loss.hard_weight = 0.0;
     if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
     d.loss.divergence = XD_KL_FORWARD;
-    xd_result local = XD_OK;
-    if (!d.loss.labels && d.loss.student.rows > 0)
-        local = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
-    else if (!(d.threshold >= 0.0 && d.threshold <= 1.0))
-        local = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "threshold %g is outside [0, 1]", d.threshold);
+    const xd_result local = xdi_mft_validate(ctx, &d);
     if (local != XD_OK)
         return xdi_vocab_agree(d.loss.vocab ? xd_vocab_describe(d.loss.vocab).tp : NULL, d.loss.comm, local);
     return xdi_mft_run(ctx, &d, xdi_mft_loss_body, out);
@@ -19549,6 +19570,8 @@ static int64_t xdi_special_count(const xd_text *texts, int64_t count) {
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count) {
     const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.3;
+    XDI_REQUIRE(ctx, desc->most_pairs >= 0, XD_ERROR_ARGUMENT, "most_pairs %lld is negative",
+                (long long)desc->most_pairs);
     const int64_t teachers = xdi_special_count(desc->teacher, desc->teacher_count);
     int64_t most = desc->most_pairs ? desc->most_pairs : 32, n = 0;
     if (most > teachers) most = teachers;
@@ -19580,8 +19603,10 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
 
 static xd_result xdi_mapping_create(xd_ctx *ctx, int64_t rows, int64_t k, xd_projection_rows *out) {
     XDI_REQUIRE(ctx, k >= 1 && k <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld entries a row", (long long)k);
-    const size_t count = (size_t)rows * (size_t)k;
-    out->ids = (int32_t *)xd_allocate(ctx, count * (sizeof *out->ids + sizeof *out->weights));
+    size_t count = 0, bytes = 0;
+    const bool fits = rows >= 0 && xdi_size_multiply((size_t)rows, (size_t)k, &count) &&
+                      xdi_size_multiply(count, sizeof *out->ids + sizeof *out->weights, &bytes);
+    out->ids = fits ? (int32_t *)xd_allocate(ctx, bytes) : NULL;
     XDI_REQUIRE(ctx, out->ids, XD_ERROR_MEMORY, "no room for %lld rows of %lld entries", (long long)rows,
                 (long long)k);
     out->weights = (float *)(void *)(out->ids + count);
@@ -28990,4 +29015,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 56c585948a1c3d8853bc135eead187dfd2ce8c13bbc3a083b346f25e0e81e0d2 */
+/* xdistill sha256 736dffae64a34e8ebd7cab95cfaf732e478e63616fceb3461771243e08f6a809 */

@@ -161,7 +161,7 @@ step_tests() {
         test_header=. test_cc="$build" test_implementation_cc="$implement" test_libs="-lm -lpthread $more"
 }
 
-# Ten seconds of new inputs for each fuzzer; without libFuzzer the seeds alone, once.
+# Twenty seconds of new inputs for each fuzzer; without libFuzzer the seeds alone, once.
 step_fuzz() {
     for source in fuzz/fuzz_*.c; do
         name=$(basename "$source" .c)
@@ -169,7 +169,7 @@ step_fuzz() {
         mkdir -p "$dir/$name.corpus"
         if clang -std=c99 $sanitize -fsanitize=fuzzer,address,undefined -I. "$source" -o "$dir/$name" \
             -lm -lpthread 2>"$dir/$name.log"; then
-            "$dir/$name" -max_total_time=10 -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+            "$dir/$name" -max_total_time=20 -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
             cc -std=c99 -g -O1 -I. -DFUZZ_FILES "$source" -o "$dir/$name" -lm -lpthread || return 1
@@ -231,8 +231,10 @@ step_nvcc() {
 step_cuda() {
     need nvcc
     make --no-print-directory cuda || return 1
-    for source in examples/*.cu; do
-        nvcc -O2 -arch=sm_90 "$source" build/xdistill_cuda.o -o "$dir/$(basename "$source" .cu)" || return 1
+    for source in examples/*.cu; do # by the line each of them gives, with the unit compiled once
+        line=$(sed -n '/^ \*  *nvcc /{s/^ \* *//;s#xdistill_cuda.cu#build/xdistill_cuda.o#;s# -o .*##;p;q;}' "$source")
+        echo "$line"
+        $line -lpthread -o "$dir/$(basename "$source" .cu)" || return 1
     done
 }
 

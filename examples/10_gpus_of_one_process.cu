@@ -1,0 +1,106 @@
+/* All GPUs of one process, a thread each: a cross entropy whose vocabulary is cut over them.
+ *
+ *     nvcc -O2 -arch=sm_90 examples/10_gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
+ *
+ * Nothing but threads joins the ranks, and they may share a GPU: with one card there are two ranks all the same. No rank
+ * holds a whole row of logits, and the answer is compared with one that does. */
+#define XDISTILL_IMPLEMENTATION
+#include "../xdistill.h"
+
+#include <cuda_runtime.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define TRY(call)                             \
+    do {                                      \
+        const xd_result result_ = (call);     \
+        if (result_ != XD_OK) return result_; \
+    } while (0)
+
+enum { POSITIONS = 8, VOCABULARY = 1001 };
+
+static float logit(int64_t position, int64_t id) {
+    return 4.0f * cosf((float)(position + 7 * id));
+}
+
+/* Position t's label is id 100 t. */
+static double expected_loss(void) {
+    double loss = 0.0;
+    for (int64_t t = 0; t < POSITIONS; t++) {
+        double sum = 0.0;
+        for (int64_t v = 0; v < VOCABULARY; v++) sum += exp((double)logit(t, v));
+        loss += (log(sum) - (double)logit(t, 100 * t)) / POSITIONS;
+    }
+    return loss;
+}
+
+/* What lies on a rank's GPU; `logits` has room for all columns, a rank uses its own. */
+typedef struct memory {
+    float logits[POSITIONS * VOCABULARY];
+    int64_t label[POSITIONS];
+    xd_loss_values values;
+    xd_status status;
+} memory;
+
+static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, double *loss) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const int64_t columns = info.end - info.begin;
+    memory *start = (memory *)calloc(1, sizeof *start);
+    xd_loss_desc desc = {};
+    xd_loss_values values;
+    TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* a rank without memory is everybody's error */
+    for (int64_t t = 0; t < POSITIONS; t++) {
+        start->label[t] = 100 * t;
+        for (int64_t c = 0; c < columns; c++) start->logits[t * columns + c] = logit(t, info.begin + c);
+    }
+    const bool copied = cudaMemcpy(on_device, start, sizeof *start, cudaMemcpyHostToDevice) == cudaSuccess;
+    free(start);
+    TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
+    desc.student = { on_device->logits, XD_DTYPE_F32, POSITIONS, columns, 0 };
+    desc.labels = on_device->label;
+    desc.vocab = vocab;
+    desc.status = &on_device->status;
+    TRY(xd_loss(ctx, &desc, &on_device->values));
+    TRY(xd_read(ctx, &values, &on_device->values, sizeof values));
+    *loss = values.loss; /* the same on every rank */
+    return XD_OK;
+}
+
+static xd_result run_rank(xd_comm *world, void *losses) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_cuda *gpu = NULL;
+    xd_vocab *vocab = NULL;
+    memory *on_device = NULL;
+    int devices = 0;
+    bool ready = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+    ready = ready && cudaSetDevice(xd_comm_rank(world) % devices) == cudaSuccess &&
+            cudaMalloc((void **)&on_device, sizeof *on_device) == cudaSuccess;
+    xd_result result = ready ? xd_cuda_create(ctx, NULL, &gpu) : XD_ERROR_DEVICE;
+    result = xd_agree(world, result);
+    if (result == XD_OK) result = xd_vocab_create_even(ctx, world, VOCABULARY, &vocab);
+    if (result == XD_OK) result = compute(world, vocab, on_device, (double *)losses + xd_comm_rank(world));
+    xd_vocab_destroy(vocab);
+    xd_cuda_destroy(gpu);
+    cudaFree(on_device);
+    return result;
+}
+
+int main(void) {
+    enum { MOST = 16 };
+    double losses[MOST] = { 0 };
+    xd_error error;
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return printf("there is no GPU\n"), 0;
+    const int ranks = devices < 2 ? 2 : devices < MOST ? devices : MOST;
+    if (xd_run_threads(ranks, NULL, run_rank, losses, &error) != XD_OK) {
+        fprintf(stderr, "rank %d: %s\n", error.rank, error.message);
+        return 1;
+    }
+    printf("%d ranks on %d GPU%s: cross entropy %.7f, expected %.7f\n", ranks, devices, devices == 1 ? "" : "s",
+           losses[0], expected_loss());
+    for (int r = 0; r < ranks; r++)
+        if (losses[r] != losses[0]) return 1;
+    return fabs(losses[0] - expected_loss()) < 1e-6 ? 0 : 1;
+}

@@ -3,7 +3,7 @@
 # vectors when there are some, and the benchmarks; ends with one line. Needs the CUDA toolkit and a C compiler; minutes.
 #
 #   sh tools/gpu_check.sh            or: make gpu-check
-#   GOLDEN=dir                       folder of golden vectors
+#   GOLDEN=dir                       folder of golden vectors, for the GPU (within the tests) and for the CPU
 #   GPU_CHECK_LOG=file               keeps everything that is printed
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc}
@@ -45,8 +45,9 @@ step tests env CUDA_HEADER=. CUDA_SANITIZE=1 NVCC="$nvcc" sh tests/cuda/run.sh g
 for source in bench/*.cu; do
     [ -e "$source" ] || continue
     program=build/$(basename "$source" .cu)
-    step "build $source" "$nvcc" -O3 -arch="sm_$capability" -I. "$source" xdistill_cuda.cu -o "$program"
-    step "$source" "$program" -J
+    libraries=$(sed -n 's/^ \*  *nvcc .*xdistill_cuda.cu \(-l.*\) -o .*/\1/p' "$source")
+    step "build $source" "$nvcc" -O3 -arch="sm_$capability" -I. "$source" xdistill_cuda.cu $libraries -o "$program"
+    step "$source" "$program" -J "$log.jsonl"
 done
 
 if [ -n "$failures" ]; then

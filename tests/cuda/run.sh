@@ -1,17 +1,22 @@
 #!/bin/sh
-# Tests of the CUDA unit, tests/cuda/test_*.cpp.
+# Tests of the CUDA unit: tests/cuda/test_*.cpp, and the golden vectors through the unit's table.
 #
 #   sh tests/cuda/run.sh plain checker asan    on the emulation (tests/emu), in these builds; all three by default
+#   sh tests/cuda/run.sh coverage              once each on the plain emulation; fails when less than 95 % of the unit's
+#                                              device code ran. COVERAGE_LIST=1 prints what did not. Needs g++ and gcov
 #   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU; skipped, in words, without one
 #
 # The plain build runs every program in four orders of the threads, one of them a comparison of all, and with streams that
-# do nothing until somebody waits. CUDA_TESTS names the programs (default: all), CUDA_BUILD the folder for what is built,
-# CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files).
+# do nothing until somebody waits. CUDA_TESTS names the programs (default: all), GOLDEN the folder of vectors,
+# CUDA_BUILD the folder for what is built, CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the
+# generated files).
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 header=${CUDA_HEADER:-src}
 cxx=${CXX:-g++} cc=${CC:-cc} nvcc=${NVCC:-nvcc}
 tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
+golden=${GOLDEN:-../shared/golden}
+[ -d "$golden" ] || golden=
 warn="-Wall -Wextra"
 passed=0 failed=0 skipped=0
 
@@ -30,7 +35,7 @@ run() {
     p=0 f=0 s=0
     eval "$(echo "$counts" | sed -n 's/\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped/p=\1 f=\2 s=\3/p')"
     echo "  $title: ${counts:-no result}"
-    grep -v ' passed, ' "$out/log"
+    grep -v ' passed, \|^skipped [0-9]' "$out/log"
     if [ $status -ne 0 ] && [ "$f" -eq 0 ]; then
         tail -n 20 "$out/reports"
         fail "  $title ended with status $status"
@@ -38,10 +43,41 @@ run() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-# The library, the unit and the programs; the library is C, and plain unless the whole build is sanitized.
+# The golden vectors under settings; tests/golden/golden.c lists what a GPU has no form of.
+run_golden() {
+    [ -n "$golden" ] || return
+    left_out=$skipped
+    run "golden$1" ${2:+"$2"} "$out/golden" "$golden"
+    skipped=$left_out
+    [ -n "$1" ] || sed -n 's/^skipped/    left out/p' "$out/log"
+}
+
+run_golden_emulated() {
+    # Host code that touches device memory dies here, so nothing of a case can fall back to the CPU.
+    [ "$1" = asan ] && { run_golden ""; return; }
+    run_golden "" EMU_HOST_FAULTS=1
+    [ "$1" = plain ] || return
+    run_golden ", descending" EMU_ORDER=desc
+    run_golden ", compared" EMU_ORDER=compare
+    run_golden ", lazy streams" EMU_STREAMS=lazy
+    run_golden ", lazy streams reversed" EMU_STREAMS=lazy-reverse
+}
+
+# Its objects: C, for the emulation or for a GPU by the flags given.
+compile_golden() {
+    [ -n "$golden" ] || return 0
+    mkdir -p "$out/golden.o" || return 1
+    for source in tests/golden/*.c; do
+        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DGOLDEN_CUDA -I"$header" -Itests -c "$source" \
+            -o "$out/golden.o/$(basename "$source" .c).o" || return 1
+    done
+}
+
+# The library, the unit and the programs for a build of the emulation, the unit and the links with more flags; the
+# library is C, and plain unless the whole build is sanitized.
 build_emulated() {
     sh tests/emu/build.sh "$1" "$build/emu/$1" && . "$build/emu/$1/flags.sh" && mkdir -p "$out" || return 1
-    host=
+    EMU_CU="$EMU_CU ${2:-}" EMU_LINK="$EMU_LINK ${2:-}" host=
     [ "$1" = asan ] && host="-fsanitize=address,undefined -fno-omit-frame-pointer"
     $cc -std=c99 -O1 -g $host -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
     $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
@@ -51,6 +87,9 @@ build_emulated() {
         $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$build/emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
             return 1
     done
+    compile_golden $host -DXD_EMU -Itests/emu/include || return 1
+    [ -z "$golden" ] || $cxx "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" "$build/emu/$1/libemu.a" $EMU_LINK \
+        -lm -o "$out/golden"
 }
 
 # The examples use the generated files, so they run where those are tested. They hold the library, whose warnings are
@@ -80,7 +119,24 @@ run_emulated() {
         run "$name, lazy streams" EMU_STREAMS=lazy "$program"
         run "$name, lazy streams reversed" EMU_STREAMS=lazy-reverse "$program"
     done
+    run_golden_emulated "$1"
     [ "$1$header" != plain. ] || run_examples "$1"
+}
+
+# gcov counts for each place of the source, the awk script adds up and judges. Lines, so without optimisation.
+run_coverage() {
+    out=$build/coverage relative=$header
+    header=$(cd "$header" && pwd) # gcov looks for the sources from another folder
+    echo "cuda, coverage:"
+    build_emulated plain "-O0 --coverage" || { fail "cannot build for coverage"; return; }
+    rm -f "$out"/*.gcda "$out"/*.gcov
+    for test in $tests; do run "$(basename "$test" .cpp)" "$out/$(basename "$test" .cpp)"; done
+    run_golden ""
+    script=$PWD/tests/cuda/coverage.awk
+    (cd "$out" && ${GCOV:-gcov} -m unit.gcda >gcov.log 2>&1 &&
+        awk -v least=95 -v list="${COVERAGE_LIST:-0}" -f "$script" $(ls *.cu.gcov *.cuh.gcov 2>/dev/null)) ||
+        fail "less than 95 % of the device code ran"
+    header=$relative
 }
 
 run_gpu() {
@@ -104,11 +160,19 @@ run_gpu() {
         command -v compute-sanitizer >/dev/null 2>&1 || continue
         [ -n "${CUDA_SANITIZE:-}" ] && run "$name, memcheck" compute-sanitizer --error-exitcode 9 "$out/$name"
     done
+    [ -n "$golden" ] || return
+    compile_golden && $nvcc "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" -o "$out/golden" -lpthread -lm ||
+        { fail "cannot build the golden runner"; return; }
+    run_golden ""
 }
 
 [ $# -gt 0 ] || set -- plain checker asan
 for mode in "$@"; do
-    if [ "$mode" = gpu ]; then run_gpu; else run_emulated "$mode"; fi
+    case $mode in
+    gpu) run_gpu ;;
+    coverage) run_coverage ;;
+    *) run_emulated "$mode" ;;
+    esac
 done
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

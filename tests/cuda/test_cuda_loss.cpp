@@ -9,6 +9,7 @@ struct LossCase {
     xd_divergence divergence;
     double temperature, hard, soft, smoothing;
     bool in_place, bad;
+    bool rising = false; /* logits grow along a row */
 };
 
 static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char> *teacher,
@@ -18,6 +19,12 @@ static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char
         xd_store_f64(student->data(), s.student, r * s.stride() + 3, -HUGE_VAL);
         xd_store_f64(teacher->data(), s.teacher, r * s.stride() + 3, -HUGE_VAL);
     }
+    for (int64_t i = 4; i < s.cols && c.rising; i++)
+        for (int64_t r = 0; r < s.rows; r++) {
+            const double t = (double)i / (double)s.cols;
+            xd_store_f64(student->data(), s.student, r * s.stride() + i, 20.0 * t * t);
+            xd_store_f64(teacher->data(), s.teacher, r * s.stride() + i, 15.0 * t);
+        }
     if (!c.bad) return;
     if (s.rows > 1) xd_store_f64(student->data(), s.student, s.stride(), NAN);
     if (s.rows > 2) xd_store_f64(teacher->data(), s.teacher, 2 * s.stride() + s.cols - 1, HUGE_VAL);
@@ -142,11 +149,11 @@ XD_TEST(every_loss_is_that_of_the_cpu_in_both_modes) {
 
 XD_TEST(long_rows_are_a_whole_block_of_work) {
     Pair plain, invariant(XD_REDUCTION_INVARIANT);
-    static const int64_t widths[] = { 2048, 2049, 5003 };
-    for (int i = 0; i < 3; i++)
+    static const int64_t widths[] = { 2048, 2049, 5003, 2056 };
+    for (int i = 0; i < 8; i++) /* each width and each pair of dtypes, in both modes */
         for (int kind = 0; kind < 4; kind += 2) {
-            const LossCase c = { { 2, widths[i], i == 2 ? 5 : 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16,
-                                   XD_DTYPE_BF16 },
+            const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16, y = i & 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
+            const LossCase c = { { 2, widths[i % 4], i % 4 == 2 ? 5 : 0, 0, x, y, x },
                                  (xd_divergence)kind,
                                  1.3,
                                  0.3,
@@ -154,7 +161,20 @@ XD_TEST(long_rows_are_a_whole_block_of_work) {
                                  0.0,
                                  true,
                                  false };
-            compare_losses(i == 1 ? &invariant : &plain, c, (uint64_t)(300 + i));
+            compare_losses(i < 4 ? &invariant : &plain, c, (uint64_t)(300 + i));
+        }
+}
+
+/* A second and a third chunk of columns that each hold a larger logit than all before. */
+XD_TEST(sums_follow_a_maximum_that_comes_late) {
+    Pair plain, invariant(XD_REDUCTION_INVARIANT);
+    for (int i = 0; i < 4; i++)
+        for (int kind = 0; kind < 3; kind++) {
+            const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16, y = i & 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
+            LossCase c = { { 3, i < 2 ? 700 : 6200, 0, 0, x, y, x }, (xd_divergence)kind, 1.2, 0.3, 0.7, 0.0, true,
+                           false };
+            c.rising = true;
+            compare_losses(kind == 1 ? &invariant : &plain, c, (uint64_t)(350 + i));
         }
 }
 
@@ -335,6 +355,11 @@ static std::vector<unsigned char> split_run(const Gpu &gpu, const Shape &s,
 XD_TEST(splits_of_the_vocabulary_change_no_bit_in_invariant_mode_and_little_otherwise) {
     const Gpu gpu;
     const Shape shapes[] = { { 3, 61, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                             { 2, 61, 0, 0, XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F32 },
+                             { 2, 61, 0, 0, XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_F32 },
+                             { 1, 2200, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                             { 1, 2200, 0, 0, XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_BF16 },
+                             { 1, 2200, 0, 0, XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_F32 },
                              { 2, 4200, 0, 0, XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_BF16 } };
     for (const Shape &s : shapes)
         for (int kind = 0; kind < 4; kind++)

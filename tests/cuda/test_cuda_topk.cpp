@@ -9,7 +9,7 @@ struct TopkCase {
     xd_topk_mode mode;
     xd_divergence divergence;
     int teacher; /* 0: log-probabilities, 1: its logits, 2: its logits at the
-                  student's own ids */
+                  student's own ids, 3: a few logits and the normaliser of all */
     bool bad;
 };
 
@@ -37,6 +37,7 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
         for (int64_t j = 0; j < c.k; j++) values[(size_t)(3 * c.k + j)] = -INFINITY; /* no entry at all */
     }
     const size_t i = board.add(ids), v = board.add(values);
+    const size_t n = board.add(std::vector<float>((size_t)s.rows, 1.25f));
     const xd_status none = {};
     const size_t status = board.add(&none, sizeof none), out = board.add(nullptr, sizeof(xd_loss_values));
     const size_t row_loss = board.add(nullptr, 3 * (size_t)s.rows * sizeof(float));
@@ -54,9 +55,12 @@ static void compare_topk(Pair *pair, const TopkCase &c, uint64_t seed) {
             d.mode = c.mode;
             d.divergence = c.divergence;
             d.temperature = c.teacher ? 1.6 : 1.0;
-            if (c.teacher) d.teacher = rows_at(at, y, s.teacher, s);
-            if (!c.teacher) d.values = place<float>(at, v);
-            if (c.teacher < 2) d.ids = place<int64_t>(at, i);
+            const bool shipped = c.teacher == 0 || c.teacher == 3;
+            if (!shipped) d.teacher = rows_at(at, y, s.teacher, s);
+            if (shipped) d.values = place<float>(at, v);
+            if (c.teacher != 2) d.ids = place<int64_t>(at, i);
+            if (c.teacher == 3) d.values_kind = XD_TOPK_LOGITS;
+            if (c.teacher == 3) d.log_normaliser = place<float>(at, n);
             d.status = place<xd_status>(at, status);
             d.row_loss = place<float>(at, row_loss);
             d.student_mass = d.row_loss + s.rows;
@@ -85,9 +89,11 @@ XD_TEST(top_k_losses_are_those_of_the_cpu) {
         Pair pair(mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
         for (int form = 0; form < 4; form++)
             for (int kind = 0; kind < 4; kind++)
-                for (int teacher = 0; teacher < 3; teacher++) {
+                for (int teacher = 0; teacher < 4; teacher++) {
                     if (form == (int)XD_TOPK_ZERO_OUTSIDE && kinds[kind] == XD_JSD) continue;
-                    const TopkCase c = { { 5, 45, kind, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 },
+                    const xd_dtype x = teacher > 1 && kind == 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+                    const xd_dtype y = teacher > 0 && kind == 3 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+                    const TopkCase c = { { 5, 45, kind, 0, x, y, x },
                                          teacher == 1 ? 35 : 4,
                                          (xd_topk_mode)form,
                                          kinds[kind],

@@ -54,7 +54,7 @@ static int64_t *rows_labels(golden_case *c, const rows_case *k) {
 static void rows_compare(golden_case *c, rows_case *k, const char *gradient) {
     const int64_t count = golden_tensor(c, "out.loss").count;
     xd_loss_values values;
-    if (golden_ok(c, xd_loss(golden_ctx(c), &k->desc, &values))) {
+    if (golden_ok(c, golden_loss(golden_case_loans(c), &k->desc, &values))) {
         if (count == 1)
             golden_close(c, "out.loss", &values.loss, 1);
         else
@@ -78,7 +78,7 @@ static int64_t counted_positions(golden_case *c, const int64_t *labels, int64_t 
     positions.labels = labels;
     positions.ignore_index = ignore_index;
     memset(&denominator, 0, sizeof denominator);
-    golden_ok(c, xd_denominator_count(golden_ctx(c), NULL, &positions, 1, &denominator));
+    golden_ok(c, golden_denominator(golden_case_loans(c), &positions, &denominator));
     return denominator.positions;
 }
 
@@ -119,11 +119,11 @@ static void kl_run(golden_case *c) {
     k.desc.denominator = &denominator;
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
     k.desc.divergence = golden_flag(c, "cfg.reverse", false) ? XD_KL_REVERSE : XD_KL_FORWARD;
-    if (golden_ok(c, xd_denominator_count(golden_ctx(c), NULL, &positions, 1, &denominator)))
+    if (golden_ok(c, golden_denominator(golden_case_loans(c), &positions, &denominator)))
         rows_compare(c, &k, "grad.student_logits");
     k.desc.row_weight = NULL; /* per_token has neither mask nor tau^2 */
     k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
-    if (golden_ok(c, xd_loss(golden_ctx(c), &k.desc, &values)))
+    if (golden_ok(c, golden_loss(golden_case_loans(c), &k.desc, &values)))
         golden_close(c, "out.per_token", golden_widen(c, k.row_loss, XD_DTYPE_F32, k.rows), k.rows);
     xd_vocab_destroy(k.vocab);
 }
@@ -132,6 +132,10 @@ static void kl_run(golden_case *c) {
 
 static bool jsd_claims(const golden_case *c) {
     return golden_origin_has(c, "generalized_jsd_loss");
+}
+
+static bool jsd_probabilities_claims(const golden_case *c) {
+    return jsd_claims(c) && golden_flag(c, "cfg.logits_are_probs", false);
 }
 
 static xd_compat_reduction reduction_of(const golden_case *c) {
@@ -327,7 +331,7 @@ static void support_run(golden_case *c) {
         d.k = (int64_t)golden_number(c, "cfg.topk", 1.0);
         set_beta(golden_number(c, "cfg.alpha", 0.5), &d.divergence, &d.beta);
     }
-    if (golden_ok(c, xd_topk_kl_loss(golden_ctx(c), &d, &values))) {
+    if (golden_ok(c, golden_topk_loss(golden_case_loans(c), &d, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);
         golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width),
                         k.rows * k.width);
@@ -360,6 +364,7 @@ static void later_run(golden_case *c) {
 
 const golden_kind golden_kinds_classic[] = { { "cross entropy", ce_claims, ce_run },
                                              { "masked KL", kl_claims, kl_run },
+                                             { "JSD of probabilities", jsd_probabilities_claims, jsd_run },
                                              { "generalised JSD", jsd_claims, jsd_run },
                                              { "logits distillation", modelopt_claims, modelopt_run },
                                              { "minimal fine-tuning", mft_claims, mft_run },

@@ -12,25 +12,31 @@ enum { ROOM = 64, NAME = 256 }; /* tensors of a toy model; bytes of a tensor's n
 typedef struct model {
     int count;
     const char *names[ROOM]; /* "w" of "in.init.w" */
+    void *values[ROOM];      /* on the host; params hold what is lent of them */
     xd_param params[ROOM];
+    golden_loans loans, gradients;
 } model;
 
 /* Everything the file calls in.init.*, as the live model; its memory is rewritten in each step. `widen` makes
  * F64 of every float, to run the recurrence in double. */
 static void model_collect(golden_case *c, model *m, bool widen) {
     memset(m, 0, sizeof *m);
+    golden_loans_open(&m->loans, golden_ctx(c));
+    golden_loans_open(&m->gradients, golden_ctx(c));
     for (int i = 0; i < golden_tensor_count(c) && m->count < ROOM; i++) {
         const char *name = golden_tensor_name(c, i);
         if (strncmp(name, "in.init.", 8) != 0) continue;
         const golden_array a = golden_tensor(c, name);
         xd_param *p = &m->params[m->count];
-        m->names[m->count++] = name + 8;
+        void *value = golden_memory(c, (size_t)(a.count + 1) * 8);
+        m->names[m->count] = name + 8;
+        m->values[m->count++] = value;
         p->name = name + 8;
         p->dtype = widen && xd_dtype_is_floating(a.dtype) ? XD_DTYPE_F64 : a.dtype;
         p->count = a.count;
-        p->value = golden_memory(c, (size_t)(a.count + 1) * 8);
         p->buffer = !xd_dtype_is_floating(a.dtype) || strncmp(p->name, "running_", 8) == 0;
-        for (int64_t k = 0; k < a.count; k++) xd_store_f64(p->value, p->dtype, k, a.values[k]);
+        for (int64_t k = 0; k < a.count; k++) xd_store_f64(value, p->dtype, k, a.values[k]);
+        p->value = golden_out(&m->loans, value, (size_t)a.count * xd_dtype_size(p->dtype));
     }
 }
 
@@ -40,8 +46,9 @@ static void model_set(golden_case *c, model *m, int step) {
         snprintf(name, sizeof name, "in.step%d.%s", step, m->names[i]);
         const golden_array a = golden_tensor(c, name);
         for (int64_t k = 0; k < a.count && k < m->params[i].count; k++)
-            xd_store_f64(m->params[i].value, m->params[i].dtype, k, a.values[k]);
+            xd_store_f64(m->values[i], m->params[i].dtype, k, a.values[k]);
     }
+    golden_renew(&m->loans);
 }
 
 static bool ema_is_credit(const golden_case *c) {
@@ -89,7 +96,8 @@ static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
         const xd_param view = xd_ema_view(ema, i);
         snprintf(name, sizeof name, "%s.step%d.%s", widen ? "out" : "out32", step, view.name);
         if (!golden_has(c, name)) continue;
-        const double *got = golden_widen(c, view.value, view.dtype, view.count);
+        const void *value = golden_fetch(c, view.value, (size_t)view.count * xd_dtype_size(view.dtype));
+        const double *got = golden_widen(c, value, view.dtype, view.count);
         if (view.buffer)
             golden_exact(c, name, got, view.count);
         else if (widen)
@@ -97,27 +105,28 @@ static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
         else if (view.dtype == XD_DTYPE_F16)
             golden_close(c, name, got, view.count);
         else
-            golden_ulps(c, name, view.value, view.count, view.dtype == XD_DTYPE_F32 ? 2 : 1);
+            golden_ulps(c, name, value, view.count, view.dtype == XD_DTYPE_F32 ? 2 : 1);
     }
 }
 
 /* Saves the shadows, throws the average away, and loads them into a new one, as a resumed job does. */
 static bool ema_resume(golden_case *c, model *m, const xd_ema_desc *desc, xd_ema **ema) {
     xd_param saved[ROOM];
+    golden_loans *l = golden_case_loans(c);
     const int64_t n = xd_ema_count(*ema);
     for (int64_t i = 0; i < n; i++) {
         saved[i] = xd_ema_view(*ema, i);
         const size_t bytes = (size_t)saved[i].count * xd_dtype_size(saved[i].dtype);
         void *copy = golden_memory(c, bytes + 1);
-        memcpy(copy, saved[i].value, bytes);
-        saved[i].value = copy;
+        memcpy(copy, golden_fetch(c, saved[i].value, bytes), bytes);
+        saved[i].value = golden_out(l, copy, bytes);
         saved[i].name = m->names[i];
     }
     const xd_ema_record record = xd_ema_get_record(*ema);
     xd_ema_destroy(*ema);
     *ema = NULL;
-    return golden_ok(c, xd_ema_create(golden_ctx(c), m->params, m->count, desc, ema)) &&
-           golden_ok(c, xd_ema_load(*ema, saved, n, &record, false, NULL));
+    const bool made = golden_ok(c, xd_ema_create(golden_ctx(c), m->params, m->count, desc, ema));
+    return golden_ok(c, golden_back(l, made ? xd_ema_load(*ema, saved, n, &record, false, NULL) : XD_OK)) && made;
 }
 
 static void ema_trajectory(golden_case *c, bool widen) {
@@ -147,6 +156,7 @@ static void ema_trajectory(golden_case *c, bool widen) {
     }
     if (ok && !widen) golden_double(c, "out.beta", betas, calls);
     xd_ema_destroy(ema);
+    golden_back(&m.loans, XD_OK);
 }
 
 static bool ema_claims(const golden_case *c) {
@@ -243,21 +253,23 @@ static bool optim_desc(golden_case *c, xd_optimizer_desc *d) {
 /* Gradients of one step; a tensor that the file lacks is a parameter without gradient. */
 static void optim_gradients(golden_case *c, model *m, int step) {
     char name[NAME];
+    golden_back(&m->gradients, XD_OK); /* those of the step before */
     for (int i = 0; i < m->count; i++) {
         snprintf(name, sizeof name, "in.step%d.grad.%s", step, m->names[i]);
         m->params[i].gradient = NULL;
         if (!golden_has(c, name)) continue;
         const golden_array a = golden_tensor(c, name);
-        m->params[i].gradient = golden_f32(c, &a);
+        m->params[i].gradient = golden_out(&m->gradients, golden_f32(c, &a), (size_t)a.count * sizeof(float));
     }
 }
 
-static void optim_check_values(golden_case *c, const model *m, int step) {
+static void optim_check_values(golden_case *c, model *m, int step) {
     char name[NAME];
+    golden_home(&m->loans);
     for (int i = 0; i < m->count; i++) {
         snprintf(name, sizeof name, "out.step%d.%s", step, m->names[i]);
         if (golden_has(c, name))
-            golden_close(c, name, golden_widen(c, m->params[i].value, XD_DTYPE_F32, m->params[i].count),
+            golden_close(c, name, golden_widen(c, m->values[i], XD_DTYPE_F32, m->params[i].count),
                          m->params[i].count);
     }
 }
@@ -270,20 +282,22 @@ static void optim_check_state(golden_case *c, const model *m, xd_optimizer *opti
         const float *const arrays[3] = { state.exp_avg, state.exp_avg_sq, state.exp_avg };
         for (int f = 0; f < 3; f++) {
             snprintf(name, sizeof name, "out.state.%s.%s", m->names[i], fields[f]);
-            if (golden_has(c, name) && arrays[f])
-                golden_close(c, name, golden_widen(c, arrays[f], XD_DTYPE_F32, m->params[i].count),
-                             m->params[i].count);
+            const int64_t count = m->params[i].count;
+            const void *values = golden_fetch(c, arrays[f], (size_t)count * sizeof(float));
+            if (golden_has(c, name) && values)
+                golden_close(c, name, golden_widen(c, values, XD_DTYPE_F32, count), count);
         }
         snprintf(name, sizeof name, "out.state.%s.step", m->names[i]);
-        const double step = (double)*state.step;
+        const double step = (double)*(const int64_t *)golden_fetch(c, state.step, sizeof *state.step);
         if (golden_has(c, name)) golden_exact(c, name, &step, 1);
     }
 }
 
 static bool optim_step(golden_case *c, model *m, xd_optimizer *optimizer, int step) {
     char name[NAME];
+    golden_loans *l = golden_case_loans(c);
     xd_gradient_norm_desc clip;
-    xd_gradient_norm norm;
+    xd_gradient_norm norm, *there = (xd_gradient_norm *)golden_out(l, &norm, sizeof norm);
     xd_optimizer_step_desc modifiers;
     memset(&clip, 0, sizeof clip);
     memset(&modifiers, 0, sizeof modifiers);
@@ -292,12 +306,13 @@ static bool optim_step(golden_case *c, model *m, xd_optimizer *optimizer, int st
     clip.max_norm = golden_number(c, "cfg.max_norm", 0.0);
     clip.form = XD_CLIP_ALWAYS;
     if (clip.max_norm > 0.0) {
-        if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &clip, &norm))) return false;
+        if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &clip, there))) return false;
+        golden_home(l);
         snprintf(name, sizeof name, "out.total_norm_step%d", step);
         if (golden_has(c, name)) golden_close(c, name, &norm.norm, 1);
-        modifiers.gradient_scale = &norm.coefficient;
+        modifiers.gradient_scale = &there->coefficient;
     }
-    return golden_ok(c, xd_optimizer_step(optimizer, &modifiers, NULL));
+    return golden_ok(c, golden_back(l, xd_optimizer_step(optimizer, &modifiers, NULL)));
 }
 
 static void optim_run(golden_case *c) {
@@ -310,6 +325,7 @@ static void optim_run(golden_case *c) {
     desc.param_count = m.count;
     if (!optim_desc(c, &desc)) {
         golden_skip(c, golden_text(c, "cfg.optimizer"));
+        golden_back(&m.loans, XD_OK);
         return;
     }
     const int rate_count = golden_numbers(c, "cfg.lr_schedule", rates, ROOM);
@@ -323,6 +339,8 @@ static void optim_run(golden_case *c) {
     }
     if (ok) optim_check_state(c, &m, optimizer);
     xd_optimizer_destroy(optimizer);
+    golden_back(&m.gradients, XD_OK);
+    golden_back(&m.loans, XD_OK);
 }
 
 /* ---- clipping ---- */
@@ -333,7 +351,7 @@ static bool clip_claims(const golden_case *c) {
 }
 
 /* in.grad, or in.grad0, in.grad1, ... as gradients of nameless parameters. */
-static int clip_collect(golden_case *c, xd_param *params) {
+static int clip_collect(golden_case *c, xd_param *params, float **gradients) {
     int n = 0;
     for (int i = 0; i < golden_tensor_count(c) && n < ROOM; i++) {
         const char *name = golden_tensor_name(c, i);
@@ -343,7 +361,9 @@ static int clip_collect(golden_case *c, xd_param *params) {
         params[n].name = name + 3;
         params[n].dtype = XD_DTYPE_F32;
         params[n].count = a.count;
-        params[n++].gradient = golden_f32(c, &a);
+        gradients[n] = golden_f32(c, &a);
+        params[n].gradient = golden_out(golden_case_loans(c), gradients[n], (size_t)a.count * sizeof(float));
+        n++;
     }
     return n;
 }
@@ -351,7 +371,9 @@ static int clip_collect(golden_case *c, xd_param *params) {
 static void clip_run(golden_case *c) {
     char name[NAME];
     xd_param params[ROOM];
-    const int n = clip_collect(c, params);
+    float *gradients[ROOM];
+    golden_loans *l = golden_case_loans(c);
+    const int n = clip_collect(c, params, gradients);
     const double max_norm = golden_number(c, "cfg.max_norm", 0.0);
     const double type =
         golden_is(c, "cfg.norm_type", "inf") ? (double)INFINITY : golden_number(c, "cfg.norm_type", 2.0);
@@ -360,6 +382,7 @@ static void clip_run(golden_case *c) {
     xd_gradient_norm norm;
     memset(&desc, 0, sizeof desc);
     memset(&norm, 0, sizeof norm);
+    xd_gradient_norm *there = (xd_gradient_norm *)golden_out(l, &norm, sizeof norm);
     desc.params = params;
     desc.param_count = n;
     desc.type = type == 1.0 ? XD_NORM_L1 : type == 2.0 ? XD_NORM_L2 : XD_NORM_MAX;
@@ -367,15 +390,16 @@ static void clip_run(golden_case *c) {
         golden_skip(c, "norms other than 1, 2 and infinity");
         return;
     }
-    if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &desc, &norm))) return;
+    if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &desc, there))) return;
+    golden_home(l);
     if (golden_has(c, "out.total_norm")) golden_close(c, "out.total_norm", &norm.norm, 1);
     const float factor =
         given ? xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, max_norm, golden_number(c, "cfg.total_norm", 0.0))
               : xd_clip_coefficient(XD_CLIP_ALWAYS, max_norm, norm.norm);
-    if (!golden_ok(c, xd_clip_gradients(golden_ctx(c), params, n, factor))) return;
+    if (!golden_ok(c, golden_back(l, xd_clip_gradients(golden_ctx(c), params, n, factor)))) return;
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof name, "out.%s", params[i].name);
-        golden_close(c, name, golden_widen(c, params[i].gradient, XD_DTYPE_F32, params[i].count),
+        golden_close(c, name, golden_widen(c, gradients[i], XD_DTYPE_F32, params[i].count),
                      params[i].count);
     }
 }

@@ -1,5 +1,6 @@
-/* golden DIR...: runs every vector file below the directories against the public API; golden.h tells the rest.
- * Ends with `N passed, N failed, N skipped`; skips are listed by reason and count. */
+/* golden [--cpu=LEVEL] DIR...: runs every vector file below the directories against the public API; golden.h tells the
+ * rest. Ends with `N passed, N failed, N skipped`; skips are listed by reason and count. A machine without the level
+ * is status 77. Built with GOLDEN_CUDA it runs on a GPU, or on its emulation, what golden_host_only does not list. */
 #define _DEFAULT_SOURCE /* scandir */
 #define XDISTILL_IMPLEMENTATION
 #include "golden.h"
@@ -13,11 +14,15 @@
 #include <sys/stat.h>
 
 #include "xd_test_cpu.h"
+#if defined(XD_EMU)
+#include "emu_api.h"
+#endif
 
 enum { GOLDEN_REASONS = 64, GOLDEN_BLOCKS = 4096 };
 
 struct golden_case {
     xd_ctx *ctx;
+    golden_loans loans;
     xd_safetensors *file;
     const char *path;
     double f32_error; /* check.f32_err: the peer's own float32 error */
@@ -57,8 +62,36 @@ static const char *const golden_areas_not_built[][2] = {
     { "dmd", "not built: DMD losses and schedules" },
 };
 
+/* What a GPU has no form of. Every other case has to run there by kernels: an answer that it is not supported fails.
+ * A kind of NULL is the whole area. */
+static const struct {
+    const char *area, *kind, *reason;
+} golden_host_only[] = {
+    { "align", NULL, "of the host: text, alignments, building of projections" },
+    { "xtoken-parts", "exact map", "of the host: text, alignments, building of projections" },
+    { "xtoken-parts", "sparse projection", "of the host: text, alignments, building of projections" },
+    { "shard", NULL, "of the host: tables of positions and shards" },
+    { "xtoken-parts", "sequence layouts", "of the host: tables of positions and shards" },
+    { "xtoken-parts", "valid chunks", "of the host: tables of positions and shards" },
+    { "ema", "ema decay table", "of the host: one number a step or a token" },
+    { "classic", "KL estimator", "of the host: one number a step or a token" },
+    { "classic", "universal logit distillation", "no device form: universal logit distillation" },
+    { "classic", "minimal fine-tuning", "no device form: minimal fine-tuning" },
+    { "classic", "cosine", "no device form: cosine similarity" },
+    { "classic", "JSD of probabilities", "no device form: JSD of probabilities" },
+    { "xtoken", NULL, "no device form: losses across tokenizers" },
+    { "xtoken-parts", "KD across tokenizers", "no device form: losses across tokenizers" },
+    { "xtoken-parts", "chunk averages", "no device form: losses across tokenizers" },
+    { "xtoken-parts", "projected probabilities", "no device form: losses across tokenizers" },
+    { "xtoken-parts", "teacher shards", "no device form: losses across tokenizers" },
+};
+
 xd_ctx *golden_ctx(const golden_case *c) {
     return c->ctx;
+}
+
+golden_loans *golden_case_loans(golden_case *c) {
+    return &c->loans;
 }
 
 /* ---- verdicts ---- */
@@ -290,6 +323,35 @@ void golden_ulps(golden_case *c, const char *name, const void *got, int64_t coun
 
 /* ---- running ---- */
 
+/* Kernels launched so far on an emulated GPU; where nobody counts them, one more in each call. */
+static long golden_launches(void) {
+#if defined(XD_EMU)
+    return emu_launch_count();
+#else
+    static long calls;
+    return ++calls;
+#endif
+}
+
+static const char *golden_reason_for_host(const char *area, const char *kind) {
+    for (size_t i = 0; i < sizeof golden_host_only / sizeof *golden_host_only; i++)
+        if (strcmp(golden_host_only[i].area, area) == 0 &&
+            (!golden_host_only[i].kind || strcmp(golden_host_only[i].kind, kind) == 0))
+            return golden_host_only[i].reason;
+    return NULL;
+}
+
+static void golden_run_kind(golden_case *c, const char *area, const golden_kind *kind) {
+    const char *reason = golden_on_device(c->ctx) ? golden_reason_for_host(area, kind->name) : NULL;
+    const long before = golden_launches();
+    if (reason) {
+        golden_skip(c, reason);
+        return;
+    }
+    kind->run(c);
+    if (golden_launches() == before && !c->skip[0]) golden_fail(c, "ran without a kernel of the device");
+}
+
 static void golden_run_kinds(golden_case *c, const char *area) {
     bool known = false;
     for (size_t i = 0; i < sizeof golden_areas / sizeof *golden_areas; i++) {
@@ -297,7 +359,7 @@ static void golden_run_kinds(golden_case *c, const char *area) {
         known = true;
         for (const golden_kind *kind = golden_areas[i].kinds; kind->name; kind++) {
             if (!kind->claims(c)) continue;
-            kind->run(c);
+            golden_run_kind(c, area, kind);
             return;
         }
     }
@@ -330,6 +392,7 @@ static void golden_run_file(xd_ctx *ctx, const char *path, golden_totals *totals
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.path = path;
+    golden_loans_open(&c.loans, ctx);
     if (golden_ok(&c, xd_safetensors_open(ctx, path, NULL, &c.file))) {
         const char *area = golden_text(&c, "area");
         c.f32_error = golden_number(&c, "check.f32_err", 0.0);
@@ -344,6 +407,7 @@ static void golden_run_file(xd_ctx *ctx, const char *path, golden_totals *totals
         golden_count_skip(totals, c.skip);
     else
         totals->passed++;
+    golden_back(&c.loans, XD_ERROR_STATE); /* what a failed case still has lent */
     for (int i = 0; i < c.block_count; i++) free(c.blocks[i]);
     xd_safetensors_close(c.file);
 }
@@ -380,22 +444,37 @@ static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
     if (count >= 0) free(entries);
 }
 
+/* The level of --cpu=LEVEL, else of the environment; false for a level that nobody knows. */
+static bool golden_level(const char *argument, xd_cpu_level *out) {
+    *out = XD_CPU_BEST;
+    if (argument) return xd_cpu_level_parse(argument + strlen("--cpu="), out);
+    *out = xd_test_cpu();
+    return true;
+}
+
 int main(int argc, char **argv) {
     static golden_totals totals;
     xd_ctx_desc desc;
     xd_ctx *ctx = NULL;
-    if (argc < 2) {
-        fprintf(stderr, "usage: golden DIR...\n");
+    golden_device *device = NULL;
+    const bool named = argc > 1 && strncmp(argv[1], "--cpu=", 6) == 0;
+    const int first = named ? 2 : 1;
+    memset(&desc, 0, sizeof desc);
+    if (argc <= first || !golden_level(named ? argv[1] : NULL, &desc.cpu)) {
+        fprintf(stderr, "usage: golden [--cpu=plain|portable|avx2|avx512|avx512_bf16] DIR...\n");
         return 2;
     }
-    memset(&desc, 0, sizeof desc);
-    desc.cpu = xd_test_cpu();
     if (xd_ctx_create(&desc, &ctx) == XD_ERROR_UNSUPPORTED) {
         printf("this machine has no %s\n", xd_cpu_level_name(desc.cpu));
         return 77;
     }
     if (!ctx) return 2;
-    for (int i = 1; i < argc; i++) golden_walk(ctx, argv[i], &totals);
+    if (golden_device_open(ctx, &device) != XD_OK) {
+        fprintf(stderr, "golden: %s\n", xd_last_error(ctx)->message);
+        return 2;
+    }
+    for (int i = first; i < argc; i++) golden_walk(ctx, argv[i], &totals);
+    golden_device_close(device);
     xd_ctx_destroy(ctx);
     for (int i = 0; i < totals.reason_count; i++)
         printf("skipped %d: %s\n", totals.reasons[i].count, totals.reasons[i].text);

@@ -42,6 +42,57 @@ extern const golden_kind golden_kinds_chunks[]; /* in xtoken.c; claimed before g
 
 xd_ctx *golden_ctx(const golden_case *c);
 
+/* ---- memory of calls: device.c ---- */
+
+#if defined(GOLDEN_CUDA)
+typedef xd_cuda golden_device;
+#else
+typedef void golden_device;
+#endif
+
+/* Makes ctx compute on the GPU when this program is the one for GPUs; elsewhere *out is NULL. */
+xd_result golden_device_open(xd_ctx *ctx, golden_device **out);
+void golden_device_close(golden_device *device);
+bool golden_on_device(const xd_ctx *ctx);
+
+/* Arrays that a call works on, lent to it where its context's kernels reach them: on the CPU the host's own, on a
+ * device copies. Of one thread. */
+enum { GOLDEN_LOANS = 128 };
+typedef struct golden_loans {
+    xd_ctx *ctx;
+    int count;
+    struct {
+        void *host, *there;
+        size_t bytes;
+        bool comes_back;
+    } loan[GOLDEN_LOANS];
+} golden_loans;
+
+void golden_loans_open(golden_loans *l, xd_ctx *ctx);
+golden_loans *golden_case_loans(golden_case *c);
+
+/* The address to give to the call; NULL stays NULL. What is lent by `out` comes back with what the call wrote. */
+const void *golden_in(golden_loans *l, const void *host, size_t bytes);
+void *golden_out(golden_loans *l, void *host, size_t bytes);
+xd_rows golden_rows_in(golden_loans *l, xd_rows rows);
+xd_rows golden_rows_out(golden_loans *l, xd_rows rows);
+void golden_renew(golden_loans *l); /* the host's arrays were rewritten: lends them again at the same addresses */
+void golden_home(golden_loans *l);  /* brings back, and the loans go on */
+/* Behind a call, whose result it returns: brings back and ends every loan. */
+xd_result golden_back(golden_loans *l, xd_result result);
+/* Memory that the library owns, on the host. */
+const void *golden_fetch(golden_case *c, const void *there, size_t bytes);
+
+/* Calls of the library with arrays of the host in their descs; a finding of a device is an error, as on the CPU. */
+xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
+xd_result golden_head_loss(golden_loans *l, const xd_head_loss_desc *desc, xd_loss_values *out);
+xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_values *out);
+xd_result golden_denominator(golden_loans *l, const xd_positions *positions, xd_denominator *out);
+xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
+                          double *out);
+
+/* ---- reading ---- */
+
 /* Metadata. golden_text gives NULL when the key is absent; keys are written whole ("cfg.beta", "origin", "area"). */
 const char *golden_text(const golden_case *c, const char *key);
 bool golden_is(const golden_case *c, const char *key, const char *value);

@@ -57,7 +57,7 @@ static void fused_run(golden_case *c) {
     d.bias_gradient = (float *)golden_memory(c, (size_t)(size + 1) * sizeof(float));
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, size, size, &vocab))) return;
     d.loss.vocab = vocab;
-    if (golden_ok(c, xd_head_loss(golden_ctx(c), &d, &values))) {
+    if (golden_ok(c, golden_head_loss(golden_case_loans(c), &d, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);
         golden_gradient(c, "grad.student_input",
                         golden_widen(c, hidden.data, XD_DTYPE_F32, rows * width), rows * width);

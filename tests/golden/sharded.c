@@ -26,15 +26,20 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     const sharded_job *job = (const sharded_job *)argument;
     const int cp_rank = xd_comm_rank(world) / job->tp, tp_rank = xd_comm_rank(world) % job->tp;
     xd_comm *tp = NULL, *cp = NULL;
+    golden_device *device = NULL;
+    golden_loans loans;
     sharded_part part;
     int64_t held = 0;
     memset(&part, 0, sizeof part);
     part.rank = xd_comm_rank(world);
     part.ctx = xd_comm_ctx(world);
+    part.loans = &loans;
+    golden_loans_open(&loans, part.ctx);
     part.width = job->width;
     int64_t *row = (int64_t *)malloc((size_t)((job->sequences + 1) * (job->length + 1)) * sizeof *row);
     int64_t *positions = (int64_t *)malloc((size_t)(job->length + 1) * sizeof *positions);
     xd_result result = row && positions ? XD_OK : XD_ERROR_MEMORY;
+    if (result == XD_OK) result = golden_device_open(part.ctx, &device);
     if (result == XD_OK) result = xd_comm_split(world, cp_rank, tp_rank, &tp);
     if (result == XD_OK) result = xd_comm_split(world, tp_rank, cp_rank, &cp);
     if (result == XD_OK) result = xd_vocab_create_even(part.ctx, tp, job->width, &part.vocab);
@@ -52,6 +57,7 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     xd_vocab_destroy(part.vocab);
     xd_comm_destroy(tp);
     xd_comm_destroy(cp);
+    golden_device_close(device);
     return result;
 }
 
@@ -208,7 +214,7 @@ static xd_result topk_distill_entropy(const sharded_part *part, xd_rows student,
     d.divergence = XD_SOFT_CE;
     d.denominator_value = 1.0;
     d.row_loss = row_loss;
-    const xd_result result = xd_loss(part->ctx, &d, &values);
+    const xd_result result = golden_loss(part->loans, &d, &values);
     for (int64_t r = 0; r < part->rows; r++) entropy[r] = -(double)row_loss[r];
     free(row_loss);
     return result;
@@ -229,13 +235,13 @@ static xd_result topk_distill_body(const sharded_part *part, void *user) {
     d.ids = ids;
     d.values = values;
     d.row_weight = mask;
-    xd_result result = xd_topk_kl_loss(part->ctx, &d, &loss);
+    xd_result result = golden_topk_loss(part->loans, &d, &loss);
     if (result == XD_OK) job->loss[part->rank] = loss.loss;
     sharded_put_columns(part, gradient, job->gradient);
     d.gradient.data = NULL; /* log-probabilities of every row, masked ones too */
     d.row_weight = NULL;
     d.student_log_probs = log_probs;
-    if (result == XD_OK) result = xd_topk_kl_loss(part->ctx, &d, &loss);
+    if (result == XD_OK) result = golden_topk_loss(part->loans, &d, &loss);
     if (result == XD_OK) result = topk_distill_entropy(part, d.student, entropy);
     sharded_put(part, log_probs, job->k, job->log_probs);
     sharded_put(part, entropy, 1, job->entropy);
@@ -256,8 +262,10 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     xd_vocab *vocab = NULL;
     if (!golden_has(c, "out.teacher_topk_logprobs")) return;
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, job->k, job->k, &vocab))) return;
-    if (golden_ok(c, xd_log_softmax(golden_ctx(c), vocab, golden_rows(job->values, rows, job->k), 1.0,
-                                    golden_rows(out, rows, job->k)))) {
+    golden_loans *l = golden_case_loans(c);
+    const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
+    const xd_rows there = golden_rows_out(l, golden_rows(out, rows, job->k));
+    if (golden_ok(c, golden_back(l, xd_log_softmax(golden_ctx(c), vocab, values, 1.0, there)))) {
         const double *wide = golden_widen(c, out, XD_DTYPE_F32, rows * job->k);
         golden_close(c, "out.teacher_topk_logprobs",
                      sharded_without_last(c, wide, job->sequences, job->length, job->k),

@@ -12,6 +12,7 @@ typedef xd_result (*sharded_body)(const sharded_part *part, void *user);
 struct sharded_part {
     int rank; /* cp_rank * tp + tp_rank */
     xd_ctx *ctx;
+    golden_loans *loans; /* of this rank */
     xd_comm *cp;
     xd_vocab *vocab;
     xd_vocab_info info;

@@ -134,7 +134,7 @@ static void add_cross_entropy(batch *b, double weight) {
     d.labels = labels;
     d.vocab = vocab;
     d.hard_weight = weight;
-    if (golden_ok(c, xd_loss(golden_ctx(c), &d, &values))) {
+    if (golden_ok(c, golden_loss(golden_case_loans(c), &d, &values))) {
         b->sum += values.loss;
         for (int64_t i = 0; i < count * x.cols; i++) b->gradient[i] += gradient[i];
     }

@@ -58,6 +58,19 @@ static bool parts_run(parts_case *p, sharded_body body) {
     return sharded_run(p->c, p->sequences, p->length, p->width, body, p);
 }
 
+/* `values` [count], to be written by a call. */
+static double *doubles_out(const sharded_part *part, double *values, int64_t count) {
+    return (double *)golden_out(part->loans, values, (size_t)count * sizeof *values);
+}
+
+static int64_t *ids_out(const sharded_part *part, int64_t *ids, int64_t count) {
+    return (int64_t *)golden_out(part->loans, ids, (size_t)count * sizeof *ids);
+}
+
+static const int64_t *ids_in(const sharded_part *part, const int64_t *ids, int64_t count) {
+    return (const int64_t *)golden_in(part->loans, ids, (size_t)count * sizeof *ids);
+}
+
 static void to_doubles(const int64_t *ids, int64_t count, double *out) {
     for (int64_t i = 0; i < count; i++) out[i] = (double)ids[i];
 }
@@ -74,16 +87,23 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
     float *weight = sharded_columns(part, p->weight);
     int64_t *argmax = (int64_t *)malloc((size_t)(part->rows + 1) * sizeof *argmax);
     double *values = (double *)calloc((size_t)(part->rows * p->n + 1), sizeof *values);
-    const xd_rows x = sharded_rows(part, logits), y = sharded_rows(part, out);
-    xd_result result = xd_log_softmax(part->ctx, part->vocab, x, p->temperature, y);
+    golden_loans *l = part->loans;
+    const xd_rows x = sharded_rows(part, logits), y = sharded_rows(part, out), w = sharded_rows(part, weight);
+    xd_result result = golden_back(l, xd_log_softmax(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
+                                                     golden_rows_out(l, y)));
     sharded_put_columns(part, out, p->columns_out);
     if (result == XD_OK)
-        result =
-            xd_log_softmax_backward(part->ctx, part->vocab, x, p->temperature, sharded_rows(part, weight), y);
+        result = golden_back(l, xd_log_softmax_backward(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
+                                                        golden_rows_in(l, w), golden_rows_out(l, y)));
     sharded_put_columns(part, out, p->gradient);
-    if (result == XD_OK) result = xd_gather_columns(part->ctx, part->vocab, x, p->ids, p->n, 0, values);
+    if (result == XD_OK)
+        result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                  ids_in(part, p->ids, p->n), p->n, 0,
+                                                  doubles_out(part, values, part->rows * p->n)));
     sharded_put(part, values, p->n, p->values);
-    if (result == XD_OK) result = xd_row_stats(part->ctx, part->vocab, x, p->temperature, NULL, argmax);
+    if (result == XD_OK)
+        result = golden_back(l, xd_row_stats(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature, NULL,
+                                             ids_out(part, argmax, part->rows)));
     if (result == XD_OK) to_doubles(argmax, part->rows, values);
     sharded_put(part, values, 1, p->row_out);
     free(logits);
@@ -122,11 +142,17 @@ static xd_result topk_body(const sharded_part *part, void *user) {
     int64_t *ids = sharded_i64(part, p->ids, p->n), *best = (int64_t *)malloc((size_t)room * sizeof *best);
     double *values = (double *)calloc((size_t)room, sizeof *values);
     const xd_rows x = sharded_rows(part, logits);
-    xd_result result = xd_vocab_topk(part->ctx, part->vocab, x, k, values, best);
+    golden_loans *l = part->loans;
+    xd_result result = golden_back(l, xd_vocab_topk(part->ctx, part->vocab, golden_rows_in(l, x), k,
+                                                    doubles_out(part, values, part->rows * k),
+                                                    ids_out(part, best, part->rows * k)));
     sharded_put(part, values, k, p->columns_out);
     if (result == XD_OK) to_doubles(best, part->rows * k, values);
     sharded_put(part, values, k, p->id_out);
-    if (result == XD_OK) result = xd_gather_columns(part->ctx, part->vocab, x, ids, p->n, p->n, values);
+    if (result == XD_OK)
+        result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                  ids_in(part, ids, part->rows * p->n), p->n, p->n,
+                                                  doubles_out(part, values, part->rows * p->n)));
     sharded_put(part, values, p->n, p->values);
     free(logits);
     free(ids);
@@ -163,9 +189,13 @@ static void select_run(golden_case *c) {
     int64_t *ids = (int64_t *)golden_memory(c, (size_t)(k + 1) * sizeof *ids);
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);
+    golden_loans *l = golden_case_loans(c);
     if (!golden_ok(c, xd_vocab_create(golden_ctx(c), NULL, 0, p.width, p.width, &vocab))) return;
-    if (golden_ok(c, xd_select_columns(golden_ctx(c), vocab, golden_rows(p.logits, p.rows, p.width), NULL,
-                                       NULL, k, ids, importance))) {
+    const xd_rows x = golden_rows_in(l, golden_rows(p.logits, p.rows, p.width));
+    int64_t *ids_there = (int64_t *)golden_out(l, ids, (size_t)k * sizeof *ids);
+    float *importance_there = (float *)golden_out(l, importance, (size_t)p.width * sizeof *importance);
+    if (golden_ok(c, golden_back(l, xd_select_columns(golden_ctx(c), vocab, x, NULL, NULL, k, ids_there,
+                                                      importance_there)))) {
         to_doubles(ids, k, wide);
         golden_exact(c, "out.indices", wide, k);
         golden_exact(c, "out.importance", golden_widen(c, importance, XD_DTYPE_F32, p.width), p.width);
@@ -185,10 +215,16 @@ static xd_result logprobs_body(const sharded_part *part, void *user) {
     int64_t *labels = sharded_i64(part, p->ids, 1);
     double *values = (double *)calloc((size_t)part->rows + 1, sizeof *values);
     const xd_rows x = sharded_rows(part, logits);
-    xd_result result = xd_target_log_probs(part->ctx, part->vocab, x, 1.0, labels, values);
+    golden_loans *l = part->loans;
+    xd_result result = golden_back(l, xd_target_log_probs(part->ctx, part->vocab, golden_rows_in(l, x), 1.0,
+                                                          ids_in(part, labels, part->rows),
+                                                          doubles_out(part, values, part->rows)));
     sharded_put(part, values, 1, p->row_out);
-    if (result == XD_OK) /* over the logits */
-        result = xd_target_log_probs_backward(part->ctx, part->vocab, x, 1.0, labels, weight, x);
+    const xd_rows over = golden_rows_out(l, x); /* the gradient lies over the logits */
+    const float *weight_there = (const float *)golden_in(l, weight, (size_t)part->rows * sizeof *weight);
+    if (result == XD_OK)
+        result = golden_back(l, xd_target_log_probs_backward(part->ctx, part->vocab, over, 1.0,
+                                                             ids_in(part, labels, part->rows), weight_there, over));
     sharded_put_columns(part, logits, p->gradient);
     free(logits);
     free(weight);
@@ -256,12 +292,12 @@ static xd_result ce_body(const sharded_part *part, void *user) {
     d.denominator_value = p->number;
     d.comm = part->cp;
     d.row_loss = row_loss;
-    xd_result result = xd_loss(part->ctx, &d, &values);
+    xd_result result = golden_loss(part->loans, &d, &values);
     for (int64_t r = 0; r < part->rows; r++) wide[r] = (double)row_loss[r];
     sharded_put(part, wide, 1, p->row_out);
     d.row_weight = weight;
     d.gradient = d.student;
-    if (result == XD_OK) result = xd_loss(part->ctx, &d, &values);
+    if (result == XD_OK) result = golden_loss(part->loans, &d, &values);
     if (result == XD_OK) p->loss[part->rank] = values.loss;
     sharded_put_columns(part, logits, p->gradient);
     free(logits);
@@ -286,8 +322,8 @@ static void next_token_accuracy(parts_case *p, const float *mask) {
     positions.labels = p->ids;
     positions.weights = mask;
     if (!golden_ok(p->c, xd_vocab_create(golden_ctx(p->c), NULL, 0, p->width, p->width, &vocab))) return;
-    if (golden_ok(p->c, xd_accuracy(golden_ctx(p->c), vocab, golden_rows(p->logits, p->rows, p->width),
-                                    &positions, NULL, &accuracy)))
+    if (golden_ok(p->c, golden_accuracy(golden_case_loans(p->c), vocab,
+                                        golden_rows(p->logits, p->rows, p->width), &positions, &accuracy)))
         golden_within(p->c, "out.accuracy", &accuracy, 1, 1e-6);
     xd_vocab_destroy(vocab);
 }

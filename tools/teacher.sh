@@ -10,7 +10,7 @@ mkdir -p build
 sh tools/kjv_split.sh build/kjv
 mkdir -p data/teacher
 cp build/kjv/kjv_student.txt build/kjv/kjv_heldout.txt data/
-$cc -std=c99 -O2 tools/bpe_train.c examples/demo/bpe_split.c -o build/bpe_train
-build/bpe_train build/kjv/kjv_teacher.txt 2048 data/teacher/tokenizer.json
+$cc -std=c99 -O2 tools/bpe_train.c -o build/bpe_train -lm -lpthread
+build/bpe_train build/kjv/kjv_teacher.txt 2048 ascii data/teacher/tokenizer.json
 $cc -std=c99 -O2 -I. examples/demo/*.c examples/nn/*.c -o build/demo -lm -lpthread
 build/demo --train-teacher build/kjv/kjv_teacher.txt --out build/teacher --ranks 2 --save-every 100

@@ -87,18 +87,20 @@ static int32_t nn_position(const int32_t *list, int index) {
     return list ? list[index] : index;
 }
 
-/* One row of scores to probabilities; keys after the query's position get zero. */
-static void nn_masked_softmax(const nn_attention *a, int32_t position, float scale, float *row) {
+/* One row of scores to probabilities, the first `seen` keys; keys after the query's position, and all behind
+ * `seen`, get zero. */
+static void nn_masked_softmax(const nn_attention *a, int32_t position, float scale, int seen, float *row) {
     float max = -INFINITY;
     double sum = 0.0;
-    for (int j = 0; j < a->keys; j++)
+    for (int j = 0; j < seen; j++)
         if (nn_position(a->key_pos, j) <= position && row[j] > max) max = row[j];
-    for (int j = 0; j < a->keys; j++) {
+    for (int j = 0; j < seen; j++) {
         row[j] = nn_position(a->key_pos, j) <= position ? expf((row[j] - max) * scale) : 0.0f;
         sum += (double)row[j];
     }
     const float inverse = (float)(1.0 / sum); /* a query sees at least itself: sum >= 1 */
-    for (int j = 0; j < a->keys; j++) row[j] *= inverse;
+    for (int j = 0; j < seen; j++) row[j] *= inverse;
+    for (int j = seen; j < a->keys; j++) row[j] = 0.0f;
 }
 
 static nn_view nn_head(const float *x, int head, int heads, int head_dim, int rows) {
@@ -109,20 +111,41 @@ static float *nn_head_probs(const nn_attention *a, int head) {
     return a->probs + (int64_t)head * a->queries * a->keys;
 }
 
-void nn_attention_forward(const nn_attention *a, float *out) {
+/* Queries that go through the products together: keys that none of them sees are left out. */
+enum { NN_QUERY_BLOCK = 256 };
+
+/* How many keys, from the first on, the queries [begin, end) see: all keys behind them are after every one. */
+static int nn_keys_seen(const nn_attention *a, int begin, int end) {
+    int32_t last = nn_position(a->query_pos, begin);
+    int seen = a->keys;
+    for (int i = begin; i < end; i++)
+        if (nn_position(a->query_pos, i) > last) last = nn_position(a->query_pos, i);
+    while (seen > 0 && nn_position(a->key_pos, seen - 1) > last) seen--;
+    return seen;
+}
+
+/* The queries [begin, end) of head h. */
+static void nn_attend_block(const nn_attention *a, int h, int begin, int end, float *out) {
     const float scale = 1.0f / sqrtf((float)a->head_dim);
     const int64_t stride = (int64_t)a->heads * a->head_dim;
-    for (int h = 0; h < a->heads; h++) {
-        const int group = h / (a->heads / a->kv_heads);
-        float *probs = nn_head_probs(a, h);
-        const nn_view q = nn_head(a->q, h, a->heads, a->head_dim, a->queries);
-        const nn_view k = nn_head(a->k, group, a->kv_heads, a->head_dim, a->keys);
-        const nn_view v = nn_head(a->v, group, a->kv_heads, a->head_dim, a->keys);
-        nn_matmul(q, nn_transpose(k), probs, a->keys, false);
-        for (int i = 0; i < a->queries; i++)
-            nn_masked_softmax(a, nn_position(a->query_pos, i), scale, probs + (int64_t)i * a->keys);
-        nn_matmul(nn_dense(probs, a->queries, a->keys), v, out + h * a->head_dim, stride, false);
-    }
+    const int group = h / (a->heads / a->kv_heads), seen = nn_keys_seen(a, begin, end);
+    float *probs = nn_head_probs(a, h) + (int64_t)begin * a->keys;
+    const nn_view q = nn_head(a->q + begin * stride, h, a->heads, a->head_dim, end - begin);
+    const nn_view k = nn_head(a->k, group, a->kv_heads, a->head_dim, seen);
+    const nn_view v = nn_head(a->v, group, a->kv_heads, a->head_dim, seen);
+    nn_matmul(q, nn_transpose(k), probs, a->keys, false);
+    for (int i = begin; i < end; i++)
+        nn_masked_softmax(a, nn_position(a->query_pos, i), scale, seen,
+                          probs + (int64_t)(i - begin) * a->keys);
+    nn_matmul(nn_block(probs, end - begin, seen, a->keys), v, out + begin * stride + h * a->head_dim, stride,
+              false);
+}
+
+void nn_attention_forward(const nn_attention *a, float *out) {
+    for (int h = 0; h < a->heads; h++)
+        for (int begin = 0; begin < a->queries; begin += NN_QUERY_BLOCK)
+            nn_attend_block(a, h, begin,
+                            a->queries < begin + NN_QUERY_BLOCK ? a->queries : begin + NN_QUERY_BLOCK, out);
 }
 
 /* Row by row: d_score = prob * (d_prob - sum(d_prob * prob)) * scale, in place over d_prob. */

@@ -1,0 +1,295 @@
+/* gguf_model.c - names, order and rules of a Llama-type model in a GGUF file. */
+#include "gguf_model.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool gguf_text_is(xd_text text, const char *word) {
+    return text.size == (int64_t)strlen(word) && memcmp(text.data, word, (size_t)text.size) == 0;
+}
+
+/* At most this much of a text that came from a file goes into a message. */
+static int gguf_shown(xd_text text) {
+    return text.size < 64 ? (int)text.size : 64;
+}
+
+/* ---- sizes ---- */
+
+static bool gguf_size(const gguf *file, const char *key, int *out) {
+    int64_t value = 0;
+    if (!gguf_int(file, key, &value) || value < 1 || value > 1 << 24) return false;
+    *out = (int)value;
+    return true;
+}
+
+/* What the sizes do not say, and nn_forward could not do. */
+static xd_result gguf_check_rotary(xd_ctx *ctx, const gguf *file, const nn_config *c) {
+    xd_text scaling;
+    int rotary = c->head_dim;
+    (void)gguf_size(file, "llama.rope.dimension_count", &rotary);
+    XDI_REQUIRE(ctx, rotary == c->head_dim, XD_ERROR_UNSUPPORTED, "rotary angles on %d of a head's %d", rotary,
+                c->head_dim);
+    if (gguf_string(file, "llama.rope.scaling.type", &scaling))
+        XDI_REQUIRE(ctx, gguf_text_is(scaling, "none"), XD_ERROR_UNSUPPORTED, "rotary angles scaled: %.*s",
+                    gguf_shown(scaling), scaling.data);
+    return XD_OK;
+}
+
+xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out) {
+    nn_config c;
+    xd_text architecture = { "", 0 };
+    double theta = 10000.0, eps = 0.0;
+    memset(&c, 0, sizeof c);
+    (void)gguf_string(file, "general.architecture", &architecture);
+    XDI_REQUIRE(ctx, gguf_text_is(architecture, "llama"), XD_ERROR_UNSUPPORTED,
+                "a model of architecture \"%.*s\": llama is known", gguf_shown(architecture),
+                architecture.data);
+    const gguf_tensor *embedding = gguf_tensor_find(file, "token_embd.weight");
+    const bool sizes = gguf_size(file, "llama.embedding_length", &c.hidden) &&
+                       gguf_size(file, "llama.block_count", &c.layers) &&
+                       gguf_size(file, "llama.attention.head_count", &c.heads) &&
+                       gguf_size(file, "llama.feed_forward_length", &c.ffn) &&
+                       gguf_double(file, "llama.attention.layer_norm_rms_epsilon", &eps);
+    XDI_REQUIRE(ctx, sizes && embedding && embedding->rows <= 1 << 24, XD_ERROR_FORMAT,
+                "a size of the model is missing");
+    if (!gguf_size(file, "llama.attention.head_count_kv", &c.kv_heads)) c.kv_heads = c.heads;
+    if (!gguf_size(file, "llama.attention.key_length", &c.head_dim)) c.head_dim = c.hidden / c.heads;
+    (void)gguf_double(file, "llama.rope.freq_base", &theta);
+    c.vocab = (int)embedding->rows;
+    c.rope_theta = (float)theta;
+    c.norm_eps = (float)eps;
+    c.tied = gguf_tensor_find(file, "output.weight") == NULL;
+    XDI_TRY(gguf_check_rotary(ctx, file, &c));
+    *out = c;
+    return XD_OK;
+}
+
+/* ---- weights ---- */
+
+/* What follows "model.layers.N." and "blk.N.", the other names whole. */
+static const char *const gguf_names[][2] = {
+    { "model.embed_tokens.weight", "token_embd.weight" },
+    { "model.norm.weight", "output_norm.weight" },
+    { "lm_head.weight", "output.weight" },
+    { "input_layernorm.weight", "attn_norm.weight" },
+    { "self_attn.q_proj.weight", "attn_q.weight" },
+    { "self_attn.k_proj.weight", "attn_k.weight" },
+    { "self_attn.v_proj.weight", "attn_v.weight" },
+    { "self_attn.o_proj.weight", "attn_output.weight" },
+    { "post_attention_layernorm.weight", "ffn_norm.weight" },
+    { "mlp.gate_proj.weight", "ffn_gate.weight" },
+    { "mlp.up_proj.weight", "ffn_up.weight" },
+    { "mlp.down_proj.weight", "ffn_down.weight" },
+};
+
+static void gguf_name_of(const char *name, char out[64]) {
+    const char *leaf = name;
+    int layer = -1, stem = 0;
+    if (sscanf(name, "model.layers.%d.%n", &layer, &stem) == 1 && stem > 0) leaf = name + stem;
+    for (size_t i = 0; i < sizeof gguf_names / sizeof gguf_names[0]; i++) {
+        if (strcmp(leaf, gguf_names[i][0]) != 0) continue;
+        if (leaf == name)
+            snprintf(out, 64, "%s", gguf_names[i][1]);
+        else
+            snprintf(out, 64, "blk.%d.%s", layer, gguf_names[i][1]);
+    }
+}
+
+/* Row `row` of a query or key weight: (plane i, coordinate s) of a head is row s * half + i here and row
+ * 2 i + s there. */
+static int64_t gguf_rotary_row(int64_t row, int head_dim) {
+    const int64_t head = row / head_dim, within = row % head_dim, half = head_dim / 2;
+    return head * head_dim + 2 * (within % half) + within / half;
+}
+
+static xd_result gguf_weight(xd_ctx *ctx, const gguf *file, int head_dim, const nn_param *p, float *row,
+                             float *out) {
+    char name[64] = "";
+    gguf_name_of(p->name, name);
+    const bool rotary = strstr(name, "attn_q.") || strstr(name, "attn_k.");
+    const gguf_tensor *tensor = gguf_tensor_find(file, name);
+    XDI_REQUIRE(ctx, tensor != NULL, XD_ERROR_MISSING, "the file has no tensor %s", name);
+    if (p->dims == 1) {
+        XDI_REQUIRE(ctx, tensor->rows == 1 && tensor->cols == p->rows, XD_ERROR_SHAPE,
+                    "tensor %s has %lld x %lld elements, the model %d", name, (long long)tensor->rows,
+                    (long long)tensor->cols, p->rows);
+        return gguf_read(file, tensor, 0, 1, out);
+    }
+    XDI_REQUIRE(ctx, tensor->rows == p->full_rows && tensor->cols == p->full_cols, XD_ERROR_SHAPE,
+                "tensor %s has %lld x %lld elements, the model %d x %d", name, (long long)tensor->rows,
+                (long long)tensor->cols, p->full_rows, p->full_cols);
+    for (int r = 0; r < p->rows; r++, out += p->cols) {
+        const int64_t wanted = p->row_begin + r;
+        XDI_TRY(gguf_read(file, tensor, rotary ? gguf_rotary_row(wanted, head_dim) : wanted, 1, row));
+        memcpy(out, row + p->col_begin, (size_t)p->cols * sizeof *out);
+    }
+    return XD_OK;
+}
+
+xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *model, float *weights) {
+    xd_result result = XD_OK;
+    int widest = 1;
+    for (int i = 0; i < model->param_count; i++)
+        if (model->params[i].full_cols > widest) widest = model->params[i].full_cols;
+    float *row = (float *)xd_allocate(ctx, (size_t)widest * sizeof *row);
+    XDI_REQUIRE(ctx, row != NULL, XD_ERROR_MEMORY, "no room for a row of %d floats", widest);
+    for (int i = 0; i < model->param_count && result == XD_OK; i++)
+        result = gguf_weight(ctx, file, model->config.head_dim, &model->params[i], row,
+                             weights + model->params[i].offset);
+    xd_release(ctx, row);
+    return result;
+}
+
+/* ---- tokenizer ---- */
+
+/* The kinds of tokens that are not plain text. */
+enum { GGUF_TOKEN_CONTROL = 3, GGUF_TOKEN_USER = 4 };
+
+static void gguf_json_text(xd_json_writer *w, const char *key, const char *value) {
+    xd_json_write_key(w, key);
+    xd_json_write_string(w, value);
+}
+
+static void gguf_json_flag(xd_json_writer *w, const char *key, bool value) {
+    xd_json_write_key(w, key);
+    xd_json_write_bool(w, value);
+}
+
+static void gguf_json_added(xd_json_writer *w, xd_text token, int64_t id, bool special) {
+    xd_json_write_object(w);
+    xd_json_write_key(w, "id");
+    xd_json_write_int64(w, id);
+    xd_json_write_key(w, "content");
+    xd_json_write_string_n(w, token.data, (size_t)token.size);
+    gguf_json_flag(w, "single_word", false);
+    gguf_json_flag(w, "lstrip", false);
+    gguf_json_flag(w, "rstrip", false);
+    gguf_json_flag(w, "normalized", false);
+    gguf_json_flag(w, "special", special);
+    xd_json_write_end(w);
+}
+
+static void gguf_json_byte_level(xd_json_writer *w) {
+    xd_json_write_object(w);
+    gguf_json_text(w, "type", "ByteLevel");
+    gguf_json_flag(w, "add_prefix_space", false);
+    gguf_json_flag(w, "trim_offsets", true);
+    gguf_json_flag(w, "use_regex", true);
+    xd_json_write_end(w);
+}
+
+static void gguf_json_pre_tokenizer(xd_json_writer *w, bool digits) {
+    xd_json_write_key(w, "pre_tokenizer");
+    xd_json_write_object(w);
+    gguf_json_text(w, "type", "Sequence");
+    xd_json_write_key(w, "pretokenizers");
+    xd_json_write_array(w);
+    if (digits) {
+        xd_json_write_object(w);
+        gguf_json_text(w, "type", "Digits");
+        gguf_json_flag(w, "individual_digits", true);
+        xd_json_write_end(w);
+    }
+    gguf_json_byte_level(w);
+    xd_json_write_end(w);
+    xd_json_write_end(w);
+}
+
+/* `key` has room for every token and a NUL. */
+static void gguf_json_model(xd_json_writer *w, gguf_array tokens, gguf_array merges, char *key) {
+    xd_text text;
+    xd_json_write_key(w, "model");
+    xd_json_write_object(w);
+    gguf_json_text(w, "type", "BPE");
+    xd_json_write_key(w, "vocab");
+    xd_json_write_object(w);
+    for (int64_t id = 0; gguf_next_string(&tokens, &text); id++) {
+        memcpy(key, text.data, (size_t)text.size);
+        key[text.size] = '\0';
+        xd_json_write_key(w, key);
+        xd_json_write_int64(w, id);
+    }
+    xd_json_write_end(w);
+    xd_json_write_key(w, "merges");
+    xd_json_write_array(w);
+    while (gguf_next_string(&merges, &text)) xd_json_write_string_n(w, text.data, (size_t)text.size);
+    xd_json_write_end(w);
+    xd_json_write_end(w);
+}
+
+/* What the file says of a tokenizer. */
+typedef struct gguf_vocabulary {
+    gguf_array tokens, types, merges;
+    bool digits;
+    char *key; /* room for the longest token */
+} gguf_vocabulary;
+
+static void gguf_json_tokenizer(xd_json_writer *w, const gguf_vocabulary *v) {
+    gguf_array names = v->tokens, types = v->types;
+    xd_text name;
+    int64_t type = 0;
+    xd_json_write_object(w);
+    xd_json_write_key(w, "added_tokens");
+    xd_json_write_array(w);
+    for (int64_t id = 0; gguf_next_string(&names, &name) && gguf_next_int(&types, &type); id++)
+        if (type == GGUF_TOKEN_CONTROL || type == GGUF_TOKEN_USER)
+            gguf_json_added(w, name, id, type == GGUF_TOKEN_CONTROL);
+    xd_json_write_end(w);
+    gguf_json_pre_tokenizer(w, v->digits);
+    gguf_json_model(w, v->tokens, v->merges, v->key);
+    xd_json_write_end(w);
+}
+
+/* Room for the longest token as a NUL-terminated string. */
+static xd_result gguf_key_room(xd_ctx *ctx, gguf_array tokens, char **out) {
+    int64_t longest = 0;
+    xd_text text;
+    while (gguf_next_string(&tokens, &text)) {
+        XDI_REQUIRE(ctx, text.size == 0 || !memchr(text.data, 0, (size_t)text.size), XD_ERROR_FORMAT,
+                    "a token with a zero byte in it");
+        if (text.size > longest) longest = text.size;
+    }
+    *out = (char *)xd_allocate(ctx, (size_t)longest + 1);
+    return *out ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token of %lld bytes", (long long)longest);
+}
+
+/* Which split rules the file names; the file keeps the name of smollm's but no other trace of its digits. */
+static xd_result gguf_split_rules(xd_ctx *ctx, const gguf *file, bool *digits) {
+    xd_text pre = { "default", 7 };
+    (void)gguf_string(file, "tokenizer.ggml.pre", &pre);
+    *digits = gguf_text_is(pre, "smollm") || gguf_text_is(pre, "starcoder");
+    XDI_REQUIRE(ctx, *digits || gguf_text_is(pre, "gpt-2") || gguf_text_is(pre, "default"),
+                XD_ERROR_UNSUPPORTED, "split rules \"%.*s\": smollm, starcoder, gpt-2 and default are known",
+                gguf_shown(pre), pre.data);
+    return XD_OK;
+}
+
+/* Through the text of a tokenizer.json: the library has one reader for the rules, and one hash. */
+static xd_result gguf_tokenizer_of(xd_ctx *ctx, const gguf_vocabulary *v, xd_tokenizer **out) {
+    const char *text = NULL;
+    size_t bytes = 0;
+    xd_json_writer writer = xd_json_writer_create(ctx);
+    gguf_json_tokenizer(&writer, v);
+    xd_result result = xd_json_writer_finish(&writer, &text, &bytes);
+    if (result == XD_OK) result = xd_tokenizer_parse(ctx, text, bytes, NULL, out);
+    xd_json_writer_destroy(&writer);
+    return result;
+}
+
+xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out) {
+    xd_text model = { "", 0 };
+    gguf_vocabulary v;
+    memset(&v, 0, sizeof v);
+    (void)gguf_string(file, "tokenizer.ggml.model", &model);
+    XDI_REQUIRE(ctx, gguf_text_is(model, "gpt2"), XD_ERROR_UNSUPPORTED,
+                "a tokenizer of kind \"%.*s\": gpt2 is known", gguf_shown(model), model.data);
+    XDI_TRY(gguf_split_rules(ctx, file, &v.digits));
+    const bool whole = gguf_strings(file, "tokenizer.ggml.tokens", &v.tokens) &&
+                       gguf_ints(file, "tokenizer.ggml.token_type", &v.types) &&
+                       gguf_strings(file, "tokenizer.ggml.merges", &v.merges);
+    XDI_REQUIRE(ctx, whole, XD_ERROR_FORMAT, "a tokenizer without tokens, their types or merges");
+    XDI_TRY(gguf_key_room(ctx, v.tokens, &v.key));
+    const xd_result result = gguf_tokenizer_of(ctx, &v, out);
+    xd_release(ctx, v.key);
+    return result;
+}

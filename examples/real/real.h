@@ -1,0 +1,101 @@
+/* real.h - what the parts of the demonstration on real models and vocabularies share. real.c says what the
+ * program does. */
+#ifndef REAL_H
+#define REAL_H
+
+#include "../nn/nn_transformer.h"
+#include "gguf_model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The command line. */
+typedef struct real_options {
+    const char *command;
+    const char *path[6]; /* what stands behind the command and is no option */
+    int paths;
+    int ranks;     /* threads; 0 -> 2 */
+    int64_t bytes; /* of a text; 0 -> all */
+    int steps;     /* of training; 0 -> the command's own number */
+    uint64_t seed;
+    const char *out;              /* a file that gets the result as one line of JSON; NULL -> none */
+    xd_tokenizer_preset preset[2]; /* of rank files: student, teacher */
+} real_options;
+
+/* ---- small things ---- */
+
+/* A progress line: redrawn on a terminal, every tenth of the way elsewhere. */
+void real_progress(const char *what, int64_t done, int64_t total, const char *unit, double seconds);
+
+/* The most memory this process has had, in MiB. */
+double real_peak_mib(void);
+
+/* Adds one line to the result file; nothing without one. `format` is printf's. */
+xd_result real_record(xd_ctx *ctx, const real_options *o, const char *format, ...) XD_PRINTF(3, 4);
+
+/* A group for nn_model over a communicator; NULL -> one rank. */
+nn_group real_group(xd_comm *comm);
+
+/* Takes zeroed memory for `count` things of `size` bytes; *failed remembers that some could not be had. */
+void *real_room(xd_ctx *ctx, int64_t count, size_t size, bool *failed);
+
+/* Runs `function` on o->ranks threads; the error of the rank that failed first is the context's. */
+xd_result real_run(xd_ctx *ctx, const real_options *o, xd_rank_function function, void *argument);
+
+/* ---- texts ---- */
+
+/* A text and its tokens. */
+typedef struct real_text {
+    char *data;
+    size_t bytes;
+    int32_t *ids;         /* [count] */
+    xd_token_span *spans; /* [count] */
+    int64_t count;
+} real_text;
+
+/* The first `most` bytes of a file (0: all of it). Errors: those of xd_file_load and xd_encode. */
+xd_result real_text_load(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *path, int64_t most,
+                         real_text *out);
+void real_text_free(xd_ctx *ctx, real_text *text);
+
+/* ---- the teacher ---- */
+
+/* A model read from a GGUF file; read only, so all ranks share it. */
+typedef struct real_teacher {
+    gguf *file;
+    nn_config config;
+    nn_model model; /* of one rank alone */
+    float *weights;
+    xd_tokenizer *tokenizer;
+} real_teacher;
+
+xd_result real_teacher_load(xd_ctx *ctx, const char *path, real_teacher *out);
+void real_teacher_free(xd_ctx *ctx, real_teacher *teacher);
+
+/* One rank's room for running a model over a context of at most `positions` tokens, without a gradient. */
+typedef struct real_runner {
+    nn_model model;
+    nn_batch batch;
+    float *workspace, *logits; /* logits [positions, vocabulary] */
+} real_runner;
+
+/* Local. Errors: MEMORY. */
+xd_result real_runner_create(xd_ctx *ctx, const nn_config *config, int positions, real_runner *out);
+void real_runner_free(xd_ctx *ctx, real_runner *runner);
+
+/* runner->logits = what follows each of `count` tokens, from these tokens alone. */
+xd_result real_runner_forward(real_runner *runner, const float *weights, const int32_t *ids, int count);
+
+/* ---- commands; see real.c ---- */
+
+xd_result real_check(xd_ctx *ctx, const real_options *o);
+xd_result real_cache(xd_ctx *ctx, const real_options *o);
+xd_result real_student(xd_ctx *ctx, const real_options *o);
+xd_result real_pair(xd_ctx *ctx, const real_options *o);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* REAL_H */

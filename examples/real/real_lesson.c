@@ -1,0 +1,372 @@
+/* real_lesson.c - what each rank of a training run does.
+ *
+ * The text is aligned once, as a whole. A row is REAL_ROW student tokens from a random place; its chunks are
+ * those that lie inside it with both sides, and the teacher's positions are the ones that predict its tokens of
+ * these chunks. Live, the teacher reads these positions alone; a cache has read what stands before, too. */
+#include "real_lesson.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- alignment ---- */
+
+xd_result real_lesson_align(xd_ctx *ctx, real_lesson *lesson, xd_align_report *report) {
+    xd_align_side student, teacher;
+    bool failed = false;
+    memset(&student, 0, sizeof student);
+    memset(&teacher, 0, sizeof teacher);
+    student.spans = lesson->text->spans;
+    student.count = lesson->text->count;
+    teacher.spans = lesson->spans;
+    teacher.count = lesson->teacher_count;
+    XDI_TRY(xd_align_bytes(ctx, &student, &teacher, &lesson->chunks, report));
+    int32_t *chunk_of = (int32_t *)real_room(ctx, student.count, sizeof *chunk_of, &failed);
+    XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)student.count);
+    for (int64_t c = 0; c < lesson->chunks.count; c++)
+        for (int32_t i = lesson->chunks.chunks[c].student_begin; i < lesson->chunks.chunks[c].student_end; i++)
+            chunk_of[i] = (int32_t)c;
+    lesson->chunk_of = chunk_of;
+    return XD_OK;
+}
+
+void real_lesson_free(xd_ctx *ctx, real_lesson *lesson) {
+    xd_alignment_free(ctx, &lesson->chunks);
+    xd_release(ctx, (void *)(uintptr_t)lesson->chunk_of);
+    lesson->chunk_of = NULL;
+}
+
+/* ---- a rank ---- */
+
+typedef struct real_pupil {
+    real_lesson *lesson;
+    xd_ctx *ctx;
+    xd_comm *world;
+    xd_comm *rows;  /* ranks with other rows, or NULL */
+    xd_comm *vocab; /* ranks with other columns, or NULL */
+    nn_model model;
+    nn_batch batch;
+    int first_row;
+    xd_vocab *columns;
+    xd_param *params;
+    xd_optimizer *optimizer;
+    float *weights, *gradient, *workspace, *logits;
+    int32_t *ids;
+    int64_t *labels, *student_chunks;            /* [rows, REAL_ROW] */
+    int64_t *teacher_chunks, *cache_positions;   /* [rows, REAL_TEACHER_ROW] */
+    uint8_t *chunk_mask;                         /* [rows, REAL_ROW]: a row has at most as many chunks */
+    real_runner teacher;                         /* REAL_LIVE */
+    float *teacher_logits;                       /* [rows, REAL_TEACHER_ROW, vocabulary] */
+    void *loss_workspace;
+    size_t loss_bytes;
+} real_pupil;
+
+/* A repeatable number in [0, 1) for (seed, step, row). */
+static double real_draw(uint64_t seed, int step, int row) {
+    uint64_t x = seed * 0x9e3779b97f4a7c15u + (uint64_t)step * 1000003u + (uint64_t)row;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (double)((x ^ (x >> 31)) >> 11) / 9007199254740992.0;
+}
+
+static xd_result real_pupil_rooms(real_pupil *p) {
+    const real_lesson *lesson = p->lesson;
+    bool failed = false;
+    const int64_t rows = p->batch.sequences, held = rows * REAL_ROW, beside = rows * REAL_TEACHER_ROW;
+    p->weights = (float *)real_room(p->ctx, p->model.float_count, sizeof(float), &failed);
+    p->gradient = (float *)real_room(p->ctx, p->model.float_count, sizeof(float), &failed);
+    p->params = (xd_param *)real_room(p->ctx, p->model.param_count, sizeof *p->params, &failed);
+    p->workspace =
+        (float *)real_room(p->ctx, nn_workspace_floats(&p->model, &p->batch, true), sizeof(float), &failed);
+    p->logits = (float *)real_room(p->ctx, held * p->model.share.vocab_count, sizeof(float), &failed);
+    p->ids = (int32_t *)real_room(p->ctx, held, sizeof(int32_t), &failed);
+    p->labels = (int64_t *)real_room(p->ctx, held, sizeof(int64_t), &failed);
+    p->student_chunks = (int64_t *)real_room(p->ctx, held, sizeof(int64_t), &failed);
+    p->teacher_chunks = (int64_t *)real_room(p->ctx, beside, sizeof(int64_t), &failed);
+    p->cache_positions = (int64_t *)real_room(p->ctx, beside, sizeof(int64_t), &failed);
+    p->chunk_mask = (uint8_t *)real_room(p->ctx, held, 1, &failed);
+    if (lesson->source == REAL_LIVE)
+        p->teacher_logits =
+            (float *)real_room(p->ctx, beside * lesson->teacher.vocab, sizeof(float), &failed);
+    XDI_REQUIRE(p->ctx, !failed, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
+    p->batch.ids = p->ids;
+    return XD_OK;
+}
+
+static void real_list_params(real_pupil *p) {
+    for (int i = 0; i < p->model.param_count; i++) {
+        const nn_param *from = &p->model.params[i];
+        xd_param *to = &p->params[i];
+        to->name = from->name;
+        to->value = p->weights + from->offset;
+        to->gradient = p->gradient + from->offset;
+        to->dtype = XD_DTYPE_F32;
+        to->count = nn_param_count(from);
+        to->no_decay = !nn_param_decays(from);
+        to->replica = p->vocab && from->dims == 1 && xd_comm_rank(p->vocab) > 0;
+    }
+}
+
+static xd_result real_pupil_create(real_pupil *p) {
+    const real_lesson *lesson = p->lesson;
+    const int ranks = xd_comm_size(p->world), rank = xd_comm_rank(p->world);
+    const nn_group tp = real_group(p->vocab);
+    xd_optimizer_desc desc;
+    const char *problem = nn_model_init(&lesson->student, &tp, NULL, &p->model);
+    XDI_REQUIRE(p->ctx, !problem, XD_ERROR_ARGUMENT, "model: %s", problem);
+    p->first_row = p->rows ? lesson->rows * rank / ranks : 0;
+    p->batch.sequences = p->rows ? lesson->rows * (rank + 1) / ranks - p->first_row : lesson->rows;
+    p->batch.positions = REAL_ROW;
+    XDI_TRY(real_pupil_rooms(p));
+    nn_model_randomize(&p->model, lesson->seed, p->weights);
+    real_list_params(p);
+    memset(&desc, 0, sizeof desc);
+    desc.params = p->params;
+    desc.param_count = p->model.param_count;
+    desc.beta2 = 0.95;
+    desc.weight_decay = 0.1;
+    XDI_TRY(xd_optimizer_create(p->ctx, &desc, &p->optimizer));
+    if (lesson->source != REAL_LIVE) return XD_OK;
+    return real_runner_create(p->ctx, &lesson->teacher, REAL_TEACHER_ROW, &p->teacher);
+}
+
+static void real_pupil_free(real_pupil *p) {
+    void *rooms[] = { p->weights,        p->gradient,       p->params,          p->workspace,
+                      p->logits,         p->ids,            p->labels,          p->student_chunks,
+                      p->teacher_chunks, p->cache_positions, p->chunk_mask,     p->teacher_logits,
+                      p->loss_workspace };
+    xd_optimizer_destroy(p->optimizer);
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) xd_release(p->ctx, rooms[i]);
+    real_runner_free(p->ctx, &p->teacher);
+    xd_vocab_destroy(p->columns);
+    nn_model_free(&p->model);
+}
+
+/* ---- a batch ---- */
+
+/* The chunks of row `row` that begins at student token `start`: shifted ids of both sides. Returns where the
+ * teacher's positions begin and how many there are. */
+static int real_row_chunks(real_pupil *p, int row, int64_t start, int64_t *from) {
+    const real_lesson *lesson = p->lesson;
+    const xd_aligned_chunk *chunks = lesson->chunks.chunks;
+    int64_t *student = p->student_chunks + (int64_t)row * REAL_ROW;
+    int64_t *teacher = p->teacher_chunks + (int64_t)row * REAL_TEACHER_ROW;
+    int64_t *places = p->cache_positions + (int64_t)row * REAL_TEACHER_ROW;
+    uint8_t *mask = p->chunk_mask + (int64_t)row * REAL_ROW;
+    int held = 0;
+    memset(mask, 0, REAL_ROW);
+    for (int i = 0; i < REAL_ROW; i++) student[i] = -1;
+    for (int i = 0; i < REAL_TEACHER_ROW; i++) teacher[i] = places[i] = -1;
+    /* Position i of the row predicts token start + 1 + i. */
+    const int64_t last = start + REAL_ROW;
+    int64_t c = lesson->chunk_of[start] + 1;
+    if (c >= lesson->chunks.count) return 0;
+    *from = chunks[c].teacher_begin - 1;
+    for (int64_t n = 0; c < lesson->chunks.count && chunks[c].student_end <= last + 1 && n < REAL_ROW; c++, n++) {
+        if (chunks[c].teacher_end - 1 - *from > REAL_TEACHER_ROW) break;
+        for (int64_t i = chunks[c].student_begin; i < chunks[c].student_end; i++) student[i - start - 1] = n;
+        for (int64_t i = chunks[c].teacher_begin; i < chunks[c].teacher_end; i++) {
+            teacher[i - 1 - *from] = n;
+            places[i - 1 - *from] = i - 1;
+        }
+        mask[n] = 1;
+        held = (int)(chunks[c].teacher_end - 1 - *from);
+    }
+    return held;
+}
+
+static xd_result real_read_batch(real_pupil *p, int step) {
+    const real_lesson *lesson = p->lesson;
+    const int64_t places = lesson->text->count - REAL_ROW - 1;
+    for (int row = 0; row < p->batch.sequences; row++) {
+        const double drawn = real_draw(lesson->seed, step, p->first_row + row);
+        const int64_t start = 1 + (int64_t)(drawn * (double)(places - 1));
+        int64_t from = 0;
+        for (int i = 0; i < REAL_ROW; i++) {
+            p->ids[row * REAL_ROW + i] = lesson->text->ids[start + i];
+            p->labels[row * REAL_ROW + i] = lesson->text->ids[start + i + 1];
+        }
+        if (lesson->source == REAL_ALONE) continue;
+        const int held = real_row_chunks(p, row, start, &from);
+        if (lesson->source != REAL_LIVE || held == 0) continue;
+        XDI_TRY(real_runner_forward(&p->teacher, lesson->teacher_weights, lesson->teacher_ids + from, held));
+        memcpy(p->teacher_logits + (int64_t)row * REAL_TEACHER_ROW * lesson->teacher.vocab, p->teacher.logits,
+               (size_t)held * (size_t)lesson->teacher.vocab * sizeof(float));
+    }
+    return XD_OK;
+}
+
+/* ---- losses ---- */
+
+static xd_rows real_rows(float *data, int64_t rows, int64_t cols) {
+    xd_rows r;
+    memset(&r, 0, sizeof r);
+    r.data = data;
+    r.dtype = XD_DTYPE_F32;
+    r.rows = rows;
+    r.cols = cols;
+    return r;
+}
+
+/* Workspace of one loss, made when it is first needed. */
+static xd_result real_loss_room(real_pupil *p, size_t bytes) {
+    if (bytes <= p->loss_bytes) return XD_OK;
+    xd_release(p->ctx, p->loss_workspace);
+    p->loss_workspace = xd_allocate(p->ctx, bytes);
+    p->loss_bytes = p->loss_workspace ? bytes : 0;
+    XDI_REQUIRE(p->ctx, p->loss_workspace, XD_ERROR_MEMORY, "no room for a loss's %zu bytes", bytes);
+    return XD_OK;
+}
+
+/* Cross entropy over the rows; `gradient` -> into the logits. */
+static xd_result real_text_loss(real_pupil *p, double tokens, bool gradient, double *loss) {
+    xd_loss_desc desc;
+    xd_loss_values values;
+    memset(&desc, 0, sizeof desc);
+    desc.student = real_rows(p->logits, (int64_t)p->batch.sequences * REAL_ROW, p->model.share.vocab_count);
+    desc.labels = p->labels;
+    desc.vocab = p->columns;
+    desc.comm = p->rows;
+    desc.denominator_value = tokens;
+    if (gradient) desc.gradient = desc.student;
+    XDI_TRY(real_loss_room(p, xd_loss_workspace_bytes(&desc)));
+    desc.workspace = p->loss_workspace;
+    desc.workspace_bytes = p->loss_bytes;
+    XDI_TRY(xd_loss(p->ctx, &desc, &values));
+    *loss = values.hard;
+    return XD_OK;
+}
+
+static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
+    const real_lesson *lesson = p->lesson;
+    const int64_t rows = p->batch.sequences;
+    xd_xtoken_teacher teacher;
+    xd_xtoken_desc desc;
+    memset(&teacher, 0, sizeof teacher);
+    memset(&desc, 0, sizeof desc);
+    teacher.kind = lesson->source == REAL_LIVE ? XD_XTOKEN_PROJECTED : XD_XTOKEN_CACHED;
+    teacher.logits = real_rows(p->teacher_logits, rows * REAL_TEACHER_ROW,
+                               lesson->source == REAL_LIVE ? lesson->teacher.vocab : 0);
+    teacher.student_chunks = p->student_chunks;
+    teacher.teacher_chunks = p->teacher_chunks;
+    teacher.chunks = REAL_ROW;
+    teacher.chunk_mask = p->chunk_mask;
+    teacher.projection = lesson->projection;
+    teacher.cache = lesson->cache;
+    teacher.cache_positions = p->cache_positions;
+    desc.student = real_rows(p->logits, rows * REAL_ROW, p->model.share.vocab_count);
+    desc.vocab = p->columns;
+    desc.sequences = rows;
+    desc.comm = p->rows;
+    desc.labels = p->labels;
+    desc.teachers = &teacher;
+    desc.teacher_count = 1;
+    desc.columns = lesson->columns;
+    desc.gradient = desc.student;
+    XDI_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
+    desc.workspace = p->loss_workspace;
+    desc.workspace_bytes = p->loss_bytes;
+    return xd_xtoken_loss(p->ctx, &desc, values);
+}
+
+/* ---- training ---- */
+
+/* Warm-up over the first fifteenth, then a cosine down to a twentieth. */
+static double real_learning_rate(int step, int steps) {
+    const double peak = 3e-3;
+    const int warm = steps / 15 > 0 ? steps / 15 : 1;
+    if (step < warm) return peak * (step + 1) / warm;
+    return peak * (0.05 + 0.475 * (1.0 + cos(3.14159265358979 * (step - warm) / (steps - warm))));
+}
+
+static xd_result real_update(real_pupil *p, int step) {
+    xd_gradient_norm norm;
+    xd_gradient_norm_desc clip;
+    xd_optimizer_step_desc desc;
+    memset(&clip, 0, sizeof clip);
+    memset(&desc, 0, sizeof desc);
+    if (p->rows)
+        XDI_TRY(xd_all_reduce(p->rows, p->gradient, p->gradient, p->model.float_count, XD_DTYPE_F32, XD_SUM));
+    clip.params = p->params;
+    clip.param_count = p->model.param_count;
+    clip.max_norm = 1.0;
+    XDI_TRY(xd_gradient_norm_compute(p->ctx, p->vocab, &clip, &norm));
+    XDI_TRY(xd_optimizer_set_learning_rate(p->optimizer, real_learning_rate(step, p->lesson->steps)));
+    desc.gradient_scale = &norm.coefficient;
+    return xd_optimizer_step(p->optimizer, &desc, NULL);
+}
+
+static xd_result real_step(real_pupil *p, int step, xd_xtoken_values *values) {
+    XDI_TRY(real_read_batch(p, step));
+    XDI_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
+    memset(values, 0, sizeof *values);
+    if (p->lesson->source == REAL_ALONE) {
+        XDI_TRY(real_text_loss(p, (double)p->lesson->rows * REAL_ROW, true, &values->ce));
+        values->loss = values->ce;
+    } else {
+        XDI_TRY(real_teacher_loss(p, values));
+    }
+    memset(p->gradient, 0, (size_t)p->model.float_count * sizeof *p->gradient);
+    XDI_TRY((xd_result)nn_backward(&p->model, p->weights, &p->batch, p->workspace, p->logits, p->gradient));
+    return real_update(p, step);
+}
+
+/* Every token of the held-out text once, from what precedes it in its row. */
+static xd_result real_measure(real_pupil *p, double *bits_per_byte) {
+    const real_text *text = p->lesson->heldout;
+    double nats = 0.0;
+    for (int64_t first = 0; first * REAL_ROW + 1 < text->count; first += p->lesson->rows) {
+        double part = 0.0;
+        for (int64_t at = 0; at < (int64_t)p->batch.sequences * REAL_ROW; at++) {
+            const int64_t place = (first + p->first_row) * REAL_ROW + at;
+            const bool inside = place + 1 < text->count;
+            p->ids[at] = inside ? text->ids[place] : 0;
+            p->labels[at] = inside ? text->ids[place + 1] : XD_IGNORE_INDEX;
+        }
+        XDI_TRY((xd_result)nn_forward(&p->model, p->weights, &p->batch, true, p->workspace, p->logits));
+        XDI_TRY(real_text_loss(p, 1.0, false, &part));
+        nats += part;
+    }
+    *bits_per_byte = nats / log(2.0) / (double)(text->bytes - (size_t)text->spans[0].end);
+    return XD_OK;
+}
+
+static xd_result real_teach(real_pupil *p) {
+    real_lesson *lesson = p->lesson;
+    const bool first = xd_comm_rank(p->world) == 0;
+    const double start = xd_now(p->ctx);
+    xd_xtoken_values values;
+    double bits = 0.0;
+    memset(&values, 0, sizeof values);
+    for (int step = 0; step < lesson->steps; step++) {
+        XDI_TRY(real_step(p, step, &values));
+        if (!first) continue;
+        if (step == 0) lesson->first_loss = values.loss;
+        real_progress(lesson->name, step + 1, lesson->steps, "steps", xd_now(p->ctx) - start);
+    }
+    if (first) {
+        lesson->seconds = xd_now(p->ctx) - start;
+        lesson->last_loss = values.loss;
+        lesson->last_kd = values.kd;
+        lesson->last_ce = values.ce;
+    }
+    if (lesson->heldout) XDI_TRY(real_measure(p, &bits));
+    if (first) lesson->bits_per_byte = bits;
+    return XD_OK;
+}
+
+xd_result real_lesson_rank(xd_comm *world, void *lesson) {
+    real_pupil p;
+    memset(&p, 0, sizeof p);
+    p.lesson = (real_lesson *)lesson;
+    p.world = world;
+    p.ctx = xd_comm_ctx(world);
+    if (xd_comm_size(world) > 1) *(p.lesson->split_vocabulary ? &p.vocab : &p.rows) = world;
+    xd_result result = xd_agree(world, real_pupil_create(&p));
+    if (result == XD_OK)
+        result = xd_vocab_create(p.ctx, p.vocab, p.model.share.vocab_begin,
+                                 p.model.share.vocab_begin + p.model.share.vocab_count, p.lesson->student.vocab,
+                                 &p.columns);
+    if (result == XD_OK) result = real_teach(&p);
+    real_pupil_free(&p);
+    return result;
+}

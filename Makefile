@@ -32,7 +32,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi teacher test check golden bench bench-torch examples mpi cuda test-cuda test-cuda-emu gpu-check install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi teacher test check golden golden-levels bench bench-torch examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -48,6 +48,10 @@ check: ## compilers, standards, sanitizers, the generated header, examples, gold
 golden: build/golden ## compare with the golden vectors in GOLDEN=dir
 	@if [ -d "$(GOLDEN)" ]; then build/golden "$(GOLDEN)"; \
 	else echo "skipped: no golden vectors in $(GOLDEN)"; echo "0 passed, 0 failed, 1 skipped"; fi
+
+golden-levels: build/golden ## the same on every CPU level of this machine; one alone: build/golden --cpu=avx2 DIR
+	@for level in plain portable avx2 avx512 avx512_bf16; do echo "$$level:"; \
+	build/golden --cpu=$$level "$(GOLDEN)"; status=$$?; [ $$status = 0 ] || [ $$status = 77 ] || exit 1; done
 
 .PHONY: build-tests
 build-tests: $(tests)
@@ -133,10 +137,13 @@ else
 endif
 
 test-cuda-emu: ## the tests of the CUDA unit without a GPU: every order, checker and sanitizers
-	@sh tests/cuda/run.sh
+	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh
 
 test-cuda: ## the same tests on a GPU, when there is one
-	@NVCC="$(NVCC)" sh tests/cuda/run.sh gpu
+	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh gpu
+
+coverage-cuda: ## how much of the unit's device code those tests run, without a GPU; below 95 % fails
+	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh coverage
 
 gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: build, tests, sanitizer, benchmarks
 	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tools/gpu_check.sh

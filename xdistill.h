@@ -1313,6 +1313,107 @@ XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *worksp
  * machine has the level (xd_cpu_best). Pure. */
 XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace);
 
+/* >>kernel/xtoken */
+
+/* Losses across tokenizers: what one rank computes between two exchanges. Sums that go over rows and ranks
+ * are cells: doubles, or xd_fixed in INVARIANT mode. */
+
+/* The floor of divisions and logarithms. */
+#define XD_XTOKEN_EPSILON 1e-10
+
+/* Floats of scratch that the entries with a matrix of k slots want. */
+#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16384)
+
+/* The entries of a projection in the kept columns J, by student id. */
+typedef struct xd_xtoken_matrix {
+    int64_t columns;               /* student ids of this shard */
+    int64_t k;                     /* columns in J: a slot is a place in it */
+    const int64_t *begin;          /* [columns + 1] */
+    const int32_t *student, *slot; /* [begin[columns]] ascending by student id, then slot */
+    const float *weight;           /* [begin[columns]] */
+} xd_xtoken_matrix;
+
+/* One chunk's sums become its divergence. */
+typedef struct xd_xtoken_chunk {
+    double student, teacher; /* positions on each side, plus XD_XTOKEN_EPSILON */
+    double factor;           /* of the derivative; 0 -> it is zero */
+    double value;            /* out: d(c) */
+    double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
+    double largest;          /* out: largest |dy| */
+    bool compared;           /* false: nothing is done but dy = 0 */
+    bool agree;              /* out: the likeliest column is the same on both sides */
+} xd_xtoken_chunk;
+
+/* A list of ids whose largest probabilities are sorted. */
+typedef struct xd_xtoken_tail {
+    const double *means; /* log-probabilities */
+    const int32_t *ids;  /* [count] ascending, of which those in [begin, end) */
+    int64_t count, begin, end, k;
+    double *values; /* [k] out: probabilities, descending, lowest id first among equals; -1 past the last */
+    int64_t *found; /* [k] out: ids less begin; -1 past the last */
+    float *scratch; /* [count] */
+} xd_xtoken_tail;
+
+/* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
+ * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
+typedef struct xd_xtoken_args {
+    xd_rows logits;
+    int64_t columns; /* of the logits, without padding */
+    double temperature;
+    const double *lse; /* [rows of logits] log-sum-exp at the temperature */
+    const int64_t *rows, *places;
+    int64_t count, place_count;
+    xd_xtoken_matrix matrix;
+    const int64_t *ids; /* [k] J */
+    int64_t k;
+    double *cells;
+    bool fixed;
+    double *student, *teacher; /* [place_count, k] sums over all ranks */
+    xd_xtoken_chunk *chunks;   /* [place_count] */
+    bool normalise;            /* the target becomes a distribution */
+    bool reverse;
+    const double *means;   /* [columns] */
+    const double *others;  /* the teacher's means */
+    const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
+    int64_t pairs, first;        /* first: the student id of column 0 */
+    int64_t best, other_best;    /* out: the likeliest pair of this shard and of the teacher; -1: none */
+    xd_rows gradient;
+    const double *delta;     /* [count] */
+    const float *u;          /* [columns] */
+    float *slope;            /* [columns] out */
+    const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
+    const double *ce_factor; /* [rows of logits] times ce_weight; NULL or 0 -> no cross entropy */
+    double ce_weight;
+    const int64_t *labels; /* [rows of logits] */
+    uint8_t *written;      /* [rows of logits] the gradient has the row: add to it */
+    float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
+} xd_xtoken_args;
+
+/* Entries of the kernel table. p = exp(z / temperature - lse). */
+typedef struct xd_xtoken_kernels {
+    /* cells [place_count, k] += p M of the rows */
+    xd_result (*project)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [place_count, k] += log_softmax(z / temperature) over the columns `ids` */
+    xd_result (*target)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* student = sums of p M and teacher = sums of log-probabilities -> chunks; student becomes dy, the
+     * derivative of factor d(c) by p M of each position */
+    xd_result (*divergence)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count] += sum of p M dy / largest, dy = student */
+    xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
+     *   p (M dy - delta) / temperature with a matrix, or   u - p delta   with u */
+    xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [columns] += log_softmax(z / temperature) of the rows; lse NULL: it is computed */
+    xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means;
+     * best, other_best */
+    xd_result (*pair)(const xd_launch *launch, xd_xtoken_args *args);
+    xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
+} xd_xtoken_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void);
+
 /* >>kernel/kernels */
 
 /* Whose memory the tensors of a context are. */
@@ -1347,6 +1448,7 @@ typedef struct xd_kernels {
     xd_loss_kernels loss;
     xd_row_kernels rows;
     xd_softmax_kernels softmax;
+    xd_xtoken_kernels xtoken;
     xd_optimizer_kernels optimizer;
     xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
     xd_reduce_kernels reduce;
@@ -3267,6 +3369,184 @@ XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
                                        xd_projection_rows *out);
 
+/* >>distill/teacher_cache */
+
+/* What a teacher said about a text, in a file, so that it runs once and not in every training run: at each
+ * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
+ * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
+ * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
+ * XD_XTOKEN_LIKELIHOOD.
+ *
+ * Every number in the file is little-endian:
+ *
+ *      0  8 bytes   "XDCACHE\n"
+ *      8  u32       version, 1
+ *     12  u32       CRC-32C of everything behind the header and then of the header from byte 16
+ *     16  u64       positions N
+ *     24  u64       documents
+ *     32  u64       vocabulary
+ *     40  u64       hash of the student's tokenizer, 0: any
+ *     48  u64       hash of the teacher's tokenizer
+ *     56  f64       temperature
+ *     64  u64       context: the most tokens before a position that the teacher saw; 0: not said
+ *     72  u32       k
+ *     76  u32       coding: 0, 1 or 2
+ *     80  u32       1: positions have spans
+ *     84  12 bytes  0
+ *     96  64 bytes  name of the teacher, padded with zeros
+ *    160            [N] positions, each
+ *                       I bytes       id of the token (I is 2 for a vocabulary of at most 65536, else 4)
+ *                       u32, u16      with spans: its first byte in the document's text, and its length
+ *                       W bytes       log-probability of the next token at temperature 1
+ *                       W bytes       log-probability of the tail at the temperature
+ *                       I bytes [k]   ids, likeliest first, the lower id first among equals
+ *                       C bytes [k]   their log-probabilities at the temperature
+ *                   [documents], each u64 first position, u64 bytes of its text, u32 CRC-32C of it, u32 0
+ *
+ * and nothing behind it. A log-probability l is an unsigned integer c, or an f32:
+ *
+ *     coding   C   l of the k ids     W   l of tail and next token
+ *     0        1   -c / 16            2   -c / 2048
+ *     1        2   -c / 2048          2   -c / 2048
+ *     2        4   f32                4   f32
+ *
+ * The largest c, and -infinity, stand for probability 0; what is less likely than the second largest
+ * (e^-15.875 of 8 bits, e^-31.999 of 16) is stored as that. A position of the last token of a document has no
+ * next token: its log-probability is that of probability 0. At k = 16 and 8 bits a position takes 54 bytes,
+ * 60 with spans. */
+
+/* How log-probabilities of the k ids are stored. */
+typedef enum xd_cache_coding {
+    XD_CACHE_8_BITS = 0, /* to 1/32 nat, which is 3 % of a probability */
+    XD_CACHE_16_BITS,    /* to 1/4096 nat */
+    XD_CACHE_F32
+} xd_cache_coding;
+
+enum {
+    XD_CACHE_MOST_K = 1024,
+    XD_CACHE_NAME_BYTES = 64 /* of a teacher's name, with the zero at its end */
+};
+
+/* What a cache is of. Zero is the default of every field that is not required. */
+typedef struct xd_teacher_cache_desc {
+    int64_t vocabulary;     /* required: ids of the teacher, columns of its logits without padding */
+    uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
+    uint64_t student_hash;  /* 0 -> for any student */
+    double temperature;     /* of the k ids and the tail; 0 -> 1 */
+    int64_t k;              /* 0 -> 16, or the vocabulary when that is smaller */
+    int64_t context;        /* the most tokens before a position that the teacher saw; 0 -> not said */
+    xd_cache_coding coding; /* 0 -> 8 bits */
+    bool spans;             /* each token's bytes are stored too: aligning then needs no tokenizer */
+    const char *name;       /* of the teacher, at most 63 bytes; NULL -> "" */
+    const xd_vocab *vocab;  /* the cut of the logits' columns over ranks; NULL -> all are here; not stored */
+} xd_teacher_cache_desc;
+
+/* ---- writing ---- */
+
+/* A cache on its way to its name. */
+typedef struct xd_teacher_cache_writer xd_teacher_cache_writer;
+
+/* Positions that follow each other in a document, and the teacher's logits at them. */
+typedef struct xd_teacher_cache_block {
+    xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, not divided by the temperature */
+    const int32_t *ids;         /* [n] the token at each position */
+    const int32_t *next;        /* [n] the token after it: next[i] is ids[i + 1]; -1 -> the document ends */
+    const xd_token_span *spans; /* [n] bytes of the document's text; required with desc.spans */
+} xd_teacher_cache_block;
+
+/* Starts a cache. The file appears under its name whole, at finish, or not at all; rank 0 of the vocabulary's
+ * group writes it. Memory: the object. Collective over that group, as the three calls below. Errors, the same
+ * on every rank: ARGUMENT for a desc that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
+                                         xd_teacher_cache_writer **out);
+
+/* Starts a document: a text that the teacher read from its beginning on its own. Its bytes are not stored,
+ * but their number and checksum, by which a reader finds out whether he has the same text; NULL with 0 is an
+ * empty one. A cache has at least one document. */
+XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *writer, const void *text, size_t bytes);
+
+/* Adds positions to the document, any number at once; the bytes of the file do not depend on how it is cut.
+ * Takes [n, k] and [n] memory for the call. Deterministic for a fixed cut of the vocabulary; codings of 8 and
+ * 16 bits give the same file for nearly every position and cut. Errors, the same on every rank, nothing is
+ * then added: ARGUMENT for ids outside the vocabulary, a `next` that the ids contradict, spans that go back,
+ * leave the text or are longer than 65535; SHAPE, DTYPE; DATA for logits that are NaN or +infinity, or all
+ * -infinity; IO, MEMORY. */
+XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *writer,
+                                         const xd_teacher_cache_block *block);
+
+/* Writes what is left, gives the file its name and frees the writer, whatever the result. Errors: ARGUMENT
+ * when nothing was added or the last document is cut off (its last `next` is not -1), IO; there is then no
+ * file. */
+XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *writer);
+
+/* Gives up: no file, the writer is freed. Local. NULL is fine. */
+XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *writer);
+
+/* ---- reading ---- */
+
+/* An open cache. Immutable; may be shared by threads. */
+typedef struct xd_teacher_cache xd_teacher_cache;
+
+/* Everything its header says. */
+typedef struct xd_teacher_cache_info {
+    xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
+    int64_t positions, documents;
+    int64_t text_bytes; /* of all documents */
+    size_t bytes;       /* of the file */
+    uint32_t checksum;
+} xd_teacher_cache_info;
+
+/* A document: positions [first, first + count). */
+typedef struct xd_cached_document {
+    int64_t first, count;
+    int64_t text_bytes;
+    uint32_t text_checksum; /* xd_crc32c(0, text, text_bytes) */
+} xd_cached_document;
+
+/* A position without its k ids. */
+typedef struct xd_cached_position {
+    int32_t id, next;     /* next is -1 at the end of a document */
+    xd_token_span span;   /* zero when the cache has none */
+    double next_log_prob; /* at temperature 1; -infinity without next token */
+    double tail;          /* probability; see xd_teacher_cache_entries */
+} xd_cached_position;
+
+/* Opens a cache by mapping it (a system without maps reads it whole).
+ *
+ *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *
+ * A file is hostile input: it is read through once, and every count, id, order and log-probability is checked
+ * before the call returns. It must not change while it is open. Local. Errors: IO; FORMAT for what breaks the
+ * form above; CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT for other tokenizers,
+ * with all hashes; MEMORY. Close with xd_teacher_cache_close. */
+XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                       xd_teacher_cache **out);
+
+/* The same over bytes in memory, which must stay as long as the object. */
+XD_API xd_result xd_teacher_cache_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                        const xd_projection_origin *expected, xd_teacher_cache **out);
+
+/* Closes the cache, in the context that opened it. NULL is fine. */
+XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
+
+/* Local. */
+XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache);
+
+/* Document d of [0, documents). Errors: ARGUMENT. */
+XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
+                                                xd_cached_document *out);
+
+/* Positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT for positions it does not
+ * have. */
+XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
+                                       int64_t count, xd_cached_position *out);
+
+/* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
+ * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position it does not have.
+ * */
+XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
+                                          int32_t *ids, double *probabilities);
+
 /* >>distill/chunks */
 
 /* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
@@ -3359,13 +3639,34 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
  *                   + sum_i |x_i - y_i|, x and y the largest e^alpha and e^beta of ids without a partner,
  *                     sorted: min(both counts, tail) of them  (gold; with the relaxed map: H-KL)
  *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
+ *   CACHED     J: the ids that a cache has at the chunk's teacher positions
+ *              a = mean_t of their cached probabilities, 0 at positions where they are not among the k
+ *              q = mean_t softmax(x_t / tau) M, columns J; without projection M is the identity
+ *              d(c) = sum_J a (ln a - ln q) and the same for what is outside J, 1 - sum_J a and 1 - sum_J q
+ *                     reverse: with a and q exchanged
+ *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's own tokens, over
+ *              the chunk's length
+ *              d(c) = (l_s - l_t)^2, or the KL between the coins of probability e^l_t and e^l_s
  *
- *   KD_i = tau^2 / D_i sum_c w_c d(c)        loss = kd_weight sum_i omega_i KD_i + ce_weight CE
+ *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
+ *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
  *
- * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the forms:
+ * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the first three forms:
  * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
  * `compat`. */
-typedef enum xd_xtoken_kind { XD_XTOKEN_PROJECTED = 0, XD_XTOKEN_GOLD, XD_XTOKEN_SAME } xd_xtoken_kind;
+typedef enum xd_xtoken_kind {
+    XD_XTOKEN_PROJECTED = 0,
+    XD_XTOKEN_GOLD,
+    XD_XTOKEN_SAME,
+    XD_XTOKEN_CACHED,
+    XD_XTOKEN_LIKELIHOOD
+} xd_xtoken_kind;
+
+/* How LIKELIHOOD compares a chunk's two log-likelihoods. */
+typedef enum xd_likelihood_form {
+    XD_LIKELIHOOD_SQUARED = 0,
+    XD_LIKELIHOOD_KL /* KL(teacher || student) of "the chunk comes next" and "it does not"; or reverse */
+} xd_likelihood_form;
 
 /* How several teachers become one KD. */
 typedef enum xd_xtoken_mode {
@@ -3403,6 +3704,17 @@ typedef struct xd_xtoken_teacher {
     const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
+     * rank; CACHED needs it at the temperature of the desc. */
+    const xd_teacher_cache *cache;
+    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
+    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
+                                      or else from logits and labels */
+    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
+     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
+    xd_likelihood_form likelihood;
+    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
@@ -3471,15 +3783,16 @@ typedef struct xd_xtoken_desc {
 } xd_xtoken_desc;
 
 /* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp]
- * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. 0 for an
- * invalid desc. Local. */
+ * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. CACHED takes
+ * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
+ * 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
  * weights and the choice of columns are constants in it.
  *
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
  * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
  * and sequences. Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY;
@@ -3526,6 +3839,154 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
  * Errors: SHAPE when the piece leaves either, DTYPE, UNSUPPORTED on a GPU. */
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
+
+/* >>distill/teacher_route */
+
+/* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
+ * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
+ * (any list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
+ * teacher's payload, micro-batch by micro-batch:
+ *
+ *   every rank      xd_route_create
+ *   teacher ranks   xd_route_send for each of their micro-batches, or xd_route_slot, fill it, xd_route_post
+ *   student ranks   xd_route_take, read the window, xd_route_release, for each of theirs
+ *
+ * Calls take turns by themselves and go on over any number of steps. A rank on both sides takes once it has
+ * posted what xd_route_describe says is due:
+ *
+ *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
+ *
+ * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
+ * Between ranks of one process (threads) the ring is memory that both see: a window that lies in one slot, in
+ * one piece and with the wanted dtype, is a pointer into it; others are put together from the slots, one copy.
+ * Between processes the payload goes by messages of the communicator, whatever it is made of: the students'
+ * step i is one all_to_all that all ranks with a side take part in, inside xd_route_take on student ranks, and
+ * on ranks that only teach inside the xd_route_post that completes the students' next window. So a teacher
+ * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) and
+ * memory of a GPU are not built.
+ *
+ * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
+ * either side and on every transport. */
+typedef struct xd_route xd_route;
+
+/* What a row is. All three move alike; COLUMNS has a list of ids beside the rows of a sample. */
+typedef enum xd_route_payload {
+    XD_ROUTE_LOGITS = 0, /* V_t logits */
+    XD_ROUTE_COLUMNS,    /* the logits of k columns chosen for each sample: see xd_teacher_columns */
+    XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head for itself */
+} xd_route_payload;
+
+/* Positions [begin, end) of a sample. */
+typedef struct xd_route_span {
+    int64_t begin, end;
+} xd_route_span;
+
+/* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
+ * columns of a sample are replicas, and a student takes one of them. */
+typedef struct xd_route_side {
+    int64_t sample_count;           /* 0 -> this rank is not on this side */
+    int64_t sample_begin;           /* its samples are this one and those after it, ... */
+    const int64_t *samples;         /* [sample_count] ... or these, in the order of its micro-batches */
+    int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
+    const xd_route_span *positions; /* [span_count] disjoint, in the order of the rows; NULL -> all of a sample */
+    int span_count;
+    int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
+} xd_route_side;
+
+/* What to build a route from. Read during the call only; all but the sides and `dtype` is the same on every
+ * rank. */
+typedef struct xd_route_desc {
+    xd_route_payload payload;
+    int64_t samples; /* required; of a step: they are numbered from 0 */
+    int64_t length;  /* required; positions of a sample */
+    int64_t columns; /* required; V_t, k or H */
+    xd_dtype wire;   /* what slots hold, F32 or BF16; NONE -> F32 */
+    xd_dtype dtype;  /* what this rank's windows hold; NONE -> wire */
+    /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
+     * for the next. */
+    int slots;
+    bool messages; /* move as between processes although the ranks are threads */
+    xd_route_side teacher, student;
+} xd_route_desc;
+
+/* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
+typedef struct xd_route_window {
+    xd_rows rows;         /* valid until xd_route_release; not to be written */
+    const int64_t *ids;   /* COLUMNS: [sample_count, columns]; else NULL */
+    int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
+    bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
+} xd_route_window;
+
+/* What was agreed, as this rank sees it. */
+typedef struct xd_route_info {
+    int64_t posts;  /* micro-batches this rank posts in a step */
+    int64_t takes;  /* windows in a step: the same on all student ranks */
+    int64_t due;    /* posts of this rank that the next take waits for */
+    int64_t views;  /* of a step's windows on this rank, those that are not copied */
+    int slots;
+    int needed;     /* slots without the one for the next micro-batch */
+    bool shared;    /* the ring is memory that all ranks see; else messages */
+    size_t bytes;   /* of rings (all ranks', when shared), windows and messages */
+} xd_route_info;
+
+/* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
+ * do not overlap.
+ *
+ * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
+ * must outlive the route. Takes memory for the plan: some words for each rectangle this rank sends or takes,
+ * and for each rank and sample; and what xd_route_info.bytes says.
+ * Errors, the same on every rank: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer
+ * slots than students need who step together), SHAPE (shards overlap in part, or some of a window is in no
+ * shard: the message has rank, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. *out is
+ * untouched on failure. */
+XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
+
+/* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
+ * them. */
+XD_API void xd_route_destroy(xd_route *route);
+
+/* What was agreed, and where this rank stands. Local. */
+XD_API xd_route_info xd_route_describe(const xd_route *route);
+
+/* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
+ * dtype, and, for COLUMNS, ids [samples of it, columns] (ids may be NULL otherwise). Calling again before the
+ * post gives the same slot.
+ *
+ * Waits until no student needs what the slot held before, at most timeout_seconds. Errors: STATE (not a teacher
+ * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
+XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
+
+/* Makes the slot visible to students; they read it until they release it. On messages and on a rank that only
+ * teaches: collective, see above. Errors: STATE (xd_route_slot was not called), those of the communicator. */
+XD_API xd_result xd_route_post(xd_route *route);
+
+/* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
+ * returns. Further errors, before anything waits: SHAPE, DTYPE, ARGUMENT (no ids). */
+XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
+
+/* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
+ * STATE (not a student rank; the last window was not released; posts of this rank are due), TIMEOUT and PEER
+ * naming the rank. */
+XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
+
+/* The window is no longer read. Local. Errors: STATE when there is none. */
+XD_API xd_result xd_route_release(xd_route *route);
+
+/* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
+ * logit over its counted positions, as xd_xtoken_loss chooses them, and the logits of those columns.
+ *
+ *   vocab   the teacher's vocabulary and its split
+ *   logits  [B * held, V_t/tp] f32 or bf16
+ *   mask    [B * held] 0 -> the position has no say; NULL -> all have
+ *   comm    ranks that hold other positions of the same sequences; NULL -> none
+ *   ids     [B, k] ascending, the same on all ranks of both groups
+ *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
+ *
+ * Collective over the vocabulary's group and comm. Takes [held, k] words for the call where the vocabulary is
+ * split. Errors, the same on every rank: those of xd_select_columns; SHAPE and DTYPE of values. */
+XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                    xd_rows values);
 
 #ifndef XD_NO_TOKENIZERS
 /* >>distill/tokenizer */
@@ -5647,6 +6108,20 @@ XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
 
+/* xtoken_cpu.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
+ * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
+ * doubles of fixed ones. */
+XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term);
+XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count);
+
+/* xtoken_cpu.c: parts of the entries of losses across tokenizers that every level has: dq becomes dy; the
+ * gradient at column v of rows[i], and all of that row; keys of a tail's list in scratch, and the index of
+ * the first of them. */
+XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k);
+XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
+XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first);
+
 /* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
 
@@ -6071,6 +6546,104 @@ XD_PRIVATE bool xdi_fast_fits(double max, double factor);
 /* loss_simd.c: a row from one column on, and how many elements the tile has that begins at column c. */
 XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
 XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
+
+/* >>kernel/simd_math */
+
+/* Powers and logarithms of base 2, ends of arrays and sums of lanes for every vector width v, written once
+ * as a macro that defines v_... functions with the attributes INLINE. */
+
+#define XDI_SIMD_MATH(v, INLINE)                                                                        \
+    /* Element i of n and the ones behind it; past the end `fill`. */                                   \
+    INLINE v v##_read(xdi_simd_array x, int64_t i, int64_t n, float fill) {                             \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes];                                                                          \
+        if (i + v##_lanes <= n) return v##_load(x, i);                                                  \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        xdi_simd_part(x, i, n, v##_lanes, fill, part);                                                  \
+        return v##_load(lanes, 0);                                                                      \
+    }                                                                                                   \
+    INLINE void v##_write(xdi_simd_array x, int64_t i, int64_t n, v value) {                            \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes];                                                                          \
+        if (i + v##_lanes <= n) {                                                                       \
+            v##_store(x, i, value);                                                                     \
+            return;                                                                                     \
+        }                                                                                               \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        v##_store(lanes, 0, value);                                                                     \
+        xdi_simd_store_part(x, i, n, part);                                                             \
+    }                                                                                                   \
+    /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
+    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
+        const v factor = v##_set(power->factor * (float)v##_steps);                                     \
+        const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                         \
+        const v clamped = v##_max(v##_set(power->low), x);                                              \
+        const v t = v##_fma(clamped, factor, magic);                                                    \
+        const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                  \
+        return v##_mul(v##_fraction(f, scale), v##_power(t));                                           \
+    }                                                                                                   \
+    INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                               \
+        return v##_scaled_exp2(x, power, 1.0f);                                                         \
+    }                                                                                                   \
+    /* log2 of the power. */                                                                            \
+    INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                           \
+        return v##_exact_sub(x, v##_set(power->factor), v##_set(power->whole));                         \
+    }                                                                                                   \
+    /* For positive normal numbers, absolute error below 1e-7 near 1. */                                \
+    INLINE v v##_log2(v x) {                                                                            \
+        v mantissa;                                                                                     \
+        const v exponent = v##_split(x, &mantissa), f = v##_sub(mantissa, v##_set(1.0f));               \
+        v p = v##_fma(f, v##_set(1.256961972e-01f), v##_set(-2.100603729e-01f));                        \
+        p = v##_fma(p, f, v##_set(2.171332985e-01f));                                                   \
+        p = v##_fma(p, f, v##_set(-2.385506332e-01f));                                                  \
+        p = v##_fma(p, f, v##_set(2.876938581e-01f));                                                   \
+        p = v##_fma(p, f, v##_set(-3.607201576e-01f));                                                  \
+        p = v##_fma(p, f, v##_set(4.809206426e-01f));                                                   \
+        p = v##_fma(p, f, v##_set(-7.213471532e-01f));                                                  \
+        p = v##_fma(p, f, v##_set(1.442694902e+00f));                                                   \
+        return v##_fma(p, f, exponent);                                                                 \
+    }                                                                                                   \
+    INLINE double v##_total(v x) {                                                                      \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes];                                                                          \
+        double sum = 0.0;                                                                               \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        v##_store(lanes, 0, x);                                                                         \
+        for (int i = 0; i < v##_lanes; i++) sum += (double)part[i];                                     \
+        return sum;                                                                                     \
+    }                                                                                                   \
+    INLINE float v##_largest(v x) {                                                                     \
+        xdi_simd_array lanes;                                                                           \
+        float part[v##_lanes], max;                                                                     \
+        lanes.data = part;                                                                              \
+        lanes.bf16 = false;                                                                             \
+        v##_store(lanes, 0, x);                                                                         \
+        max = part[0];                                                                                  \
+        for (int i = 1; i < v##_lanes; i++) max = part[i] > max ? part[i] : max;                        \
+        return max;                                                                                     \
+    }
+
+XDI_SIMD_MATH(xdi_v4, XDI_SIMD_INLINE)
+
+#if defined(XDI_X86)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+XDI_SIMD_MATH(xdi_v8, XDI_SIMD_INLINE_256)
+XDI_SIMD_MATH(xdi_v16, XDI_SIMD_INLINE_512)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
 
 /* >>kernel/span */
 
@@ -6876,80 +7449,6 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 /* What follows is written once for every vector width v, as a macro that defines v_... functions with the
  * attributes INLINE and LEAF. */
 
-#define XDI_TILES_EXP(v, INLINE)                                                                        \
-    /* Element i of n and the ones behind it; past the end `fill`. */                                   \
-    INLINE v v##_read(xdi_simd_array x, int64_t i, int64_t n, float fill) {                             \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes];                                                                          \
-        if (i + v##_lanes <= n) return v##_load(x, i);                                                  \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        xdi_simd_part(x, i, n, v##_lanes, fill, part);                                                  \
-        return v##_load(lanes, 0);                                                                      \
-    }                                                                                                   \
-    INLINE void v##_write(xdi_simd_array x, int64_t i, int64_t n, v value) {                            \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes];                                                                          \
-        if (i + v##_lanes <= n) {                                                                       \
-            v##_store(x, i, value);                                                                     \
-            return;                                                                                     \
-        }                                                                                               \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        v##_store(lanes, 0, value);                                                                     \
-        xdi_simd_store_part(x, i, n, part);                                                             \
-    }                                                                                                   \
-    /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
-    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
-        const v factor = v##_set(power->factor * (float)v##_steps);                                     \
-        const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                         \
-        const v clamped = v##_max(v##_set(power->low), x);                                              \
-        const v t = v##_fma(clamped, factor, magic);                                                    \
-        const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                  \
-        return v##_mul(v##_fraction(f, scale), v##_power(t));                                           \
-    }                                                                                                   \
-    INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                               \
-        return v##_scaled_exp2(x, power, 1.0f);                                                         \
-    }                                                                                                   \
-    /* log2 of the power. */                                                                            \
-    INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                           \
-        return v##_exact_sub(x, v##_set(power->factor), v##_set(power->whole));                         \
-    }                                                                                                   \
-    /* For positive normal numbers, absolute error below 1e-7 near 1. */                                \
-    INLINE v v##_log2(v x) {                                                                            \
-        v mantissa;                                                                                     \
-        const v exponent = v##_split(x, &mantissa), f = v##_sub(mantissa, v##_set(1.0f));               \
-        v p = v##_fma(f, v##_set(1.256961972e-01f), v##_set(-2.100603729e-01f));                        \
-        p = v##_fma(p, f, v##_set(2.171332985e-01f));                                                   \
-        p = v##_fma(p, f, v##_set(-2.385506332e-01f));                                                  \
-        p = v##_fma(p, f, v##_set(2.876938581e-01f));                                                   \
-        p = v##_fma(p, f, v##_set(-3.607201576e-01f));                                                  \
-        p = v##_fma(p, f, v##_set(4.809206426e-01f));                                                   \
-        p = v##_fma(p, f, v##_set(-7.213471532e-01f));                                                  \
-        p = v##_fma(p, f, v##_set(1.442694902e+00f));                                                   \
-        return v##_fma(p, f, exponent);                                                                 \
-    }                                                                                                   \
-    INLINE double v##_total(v x) {                                                                      \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes];                                                                          \
-        double sum = 0.0;                                                                               \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        v##_store(lanes, 0, x);                                                                         \
-        for (int i = 0; i < v##_lanes; i++) sum += (double)part[i];                                     \
-        return sum;                                                                                     \
-    }                                                                                                   \
-    INLINE float v##_largest(v x) {                                                                     \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes], max;                                                                     \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        v##_store(lanes, 0, x);                                                                         \
-        max = part[0];                                                                                  \
-        for (int i = 1; i < v##_lanes; i++) max = part[i] > max ? part[i] : max;                        \
-        return max;                                                                                     \
-    }
-
 #define XDI_TILES_SUMS(v, LEAF)                                                                  \
     LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                       \
         v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                         \
@@ -7097,7 +7596,6 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     }
 
 #define XDI_TILES(v, INLINE, LEAF)                                           \
-    XDI_TILES_EXP(v, INLINE)                                                 \
     XDI_TILES_SUMS(v, LEAF)                                                  \
     XDI_TILES_PAIR(v, INLINE, LEAF)                                          \
     XDI_TILES_MIXTURE(v, INLINE, LEAF)                                       \
@@ -8842,6 +9340,283 @@ XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void) {
     return kernels;
 }
 
+/* >>kernel/xtoken_cpu.c */
+
+#include <math.h>
+#include <string.h>
+
+/* ---- cells ---- */
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XDI_CELLS_MINUS_INFINITY (-2097152.0)
+#define XDI_CELLS_NAN ((int64_t)1 << 57)
+
+XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term) {
+    if (!fixed) {
+        cells[i] += term;
+        return;
+    }
+    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
+    const double low = XDI_CELLS_MINUS_INFINITY;
+    if (cell->high >= XDI_CELLS_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
+    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_CELLS_NAN;
+}
+
+/* From the front: a double is half as wide. */
+XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        xd_fixed cell;
+        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
+        double value = xd_fixed_value(cell);
+        if (cell.high >= XDI_CELLS_NAN / 2)
+            value = (double)NAN;
+        else if (value < XDI_CELLS_MINUS_INFINITY / 2.0)
+            value = -INFINITY;
+        memcpy(&cells[i], &value, sizeof value);
+    }
+}
+
+/* ---- projected chunks ---- */
+
+static double xdi_cpu_xtoken_p(const xd_xtoken_args *a, int64_t row, int64_t column) {
+    return exp(xdi_loss_load(&a->logits, row, column) / a->temperature - a->lse[row]);
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        for (int64_t v = 0; v < m->columns; v++) {
+            if (m->begin[v] == m->begin[v + 1]) continue;
+            const double p = xdi_cpu_xtoken_p(a, a->rows[i], v);
+            for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++)
+                xdi_cells_add(a->fixed, a->cells, a->places[i] * m->k + m->slot[e], (double)m->weight[e] * p);
+        }
+    return XD_OK;
+}
+
+/* ln sum e^x; a NaN stays. */
+static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        if (!(x[i] <= max)) max = x[i];
+    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - max);
+    return max + log(sum);
+}
+
+/* The same of a row at the columns `ids`, or at all when there are none. */
+static double xdi_cpu_xtoken_row_lse(const xd_xtoken_args *a, int64_t row, const int64_t *ids, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double z = xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature;
+        if (!(z <= max)) max = z;
+    }
+    for (int64_t i = 0; i < n; i++)
+        sum += exp(xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature - max);
+    return max + log(sum);
+}
+
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse = xdi_cpu_xtoken_row_lse(a, row, a->ids, a->k);
+        for (int64_t j = 0; j < a->k; j++)
+            xdi_cells_add(a->fixed, a->cells, a->places[i] * a->k + j,
+                          xdi_loss_load(&a->logits, row, a->ids[j]) / a->temperature - lse);
+    }
+    return XD_OK;
+}
+
+static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < k; j++)
+        if (x[j] > x[best]) best = j;
+    return best;
+}
+
+/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+ *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
+ * delta is sum q dq. */
+static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
+    double z = XD_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
+    for (int64_t j = 0; j < k; j++) z += q[j];
+    for (int64_t j = 0; j < k; j++) {
+        const double r = q[j] / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a[j]);
+        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
+        if (reverse)
+            value += exp(s) * (s - a[j]);
+        else if (target != 0.0)
+            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
+        q[j] = ds / (r + XD_XTOKEN_EPSILON);
+        dot += q[j] * r;
+    }
+    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
+    *delta = dot * XD_XTOKEN_EPSILON / z; /* sum q = z - epsilon */
+    return value;
+}
+
+XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->largest = 0.0;
+    c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
+    for (int64_t j = 0; j < k; j++) {
+        q[j] = factor != 0.0 ? q[j] * factor : 0.0;
+        if (fabs(q[j]) > c->largest) c->largest = fabs(q[j]);
+    }
+}
+
+static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c, double *q, double *a) {
+    const int64_t k = args->k;
+    for (int64_t j = 0; j < k; j++) q[j] /= c->student;
+    for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
+    const double lse = args->normalise ? xdi_cpu_xtoken_lse(a, k) : 0.0;
+    for (int64_t j = 0; j < k; j++) a[j] -= lse;
+    c->agree = xdi_cpu_xtoken_argmax(q, k) == xdi_cpu_xtoken_argmax(a, k);
+    c->value = xdi_cpu_xtoken_slopes(q, a, k, args->reverse, &c->delta);
+    xdi_xtoken_scale_slopes(c, q, k);
+}
+
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->place_count; i++) {
+        double *q = a->student + i * a->k;
+        if (a->chunks[i].compared)
+            xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
+        else
+            memset(q, 0, (size_t)a->k * sizeof *q);
+    }
+    return XD_OK;
+}
+
+/* (M dy)_v */
+static double xdi_cpu_xtoken_back(const xd_xtoken_matrix *m, int64_t v, const double *dy) {
+    double sum = 0.0;
+    for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++) sum += (double)m->weight[e] * dy[m->slot[e]];
+    return sum;
+}
+
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const double *dy = a->student + a->places[i] * m->k, largest = a->chunks[a->places[i]].largest;
+        for (int64_t v = 0; v < m->columns && largest != 0.0; v++)
+            if (m->begin[v] != m->begin[v + 1])
+                xdi_cells_add(a->fixed, a->cells, i,
+                              xdi_cpu_xtoken_back(m, v, dy) / largest * xdi_cpu_xtoken_p(a, a->rows[i], v));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h) {
+    const int64_t row = a->rows[i];
+    const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
+    const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
+    const double ce = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
+    if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
+    if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
+    return a->u ? g + ((double)a->u[v] - p * delta) : g;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
+    const int64_t row = a->rows[i];
+    const double *dy = a->matrix.begin ? a->student + a->places[i] * a->k : NULL;
+    for (int64_t v = 0; v < a->columns; v++) {
+        const double h = dy ? xdi_cpu_xtoken_back(&a->matrix, v, dy) : 0.0;
+        xdi_loss_store(&a->gradient, row, v, xdi_xtoken_gradient_at(a, i, v, h));
+    }
+    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
+        xdi_loss_store(&a->gradient, row, v, 0.0);
+    a->written[row] = 1;
+}
+
+static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_gradient_row(a, i);
+    return XD_OK;
+}
+
+/* ---- means over the whole vocabulary ---- */
+
+static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
+        for (int64_t v = 0; v < a->columns; v++)
+            xdi_cells_add(a->fixed, a->cells, v, xdi_loss_load(&a->logits, row, v) / a->temperature - lse);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+    (void)launch;
+    a->best = a->other_best = -1;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t i = 0; i < a->pairs; i++) {
+        const int64_t v = a->pair[i] - a->first;
+        const double beta = a->others[a->other[i]];
+        if (a->other_best < 0 || beta > a->others[a->other[a->other_best]]) a->other_best = i;
+        if (v < 0 || v >= a->columns) continue;
+        const double alpha = a->means[v], p = exp(a->reverse ? alpha : beta);
+        if (p != 0.0) xdi_cells_add(a->fixed, a->cells, 0, p * (a->reverse ? alpha - beta : beta - alpha));
+        if (p != 0.0) a->slope[v] = (float)(a->reverse ? p * (alpha - beta + 1.0) : -p);
+        if (a->best < 0 || alpha > a->means[a->pair[a->best] - a->first]) a->best = i;
+    }
+    return XD_OK;
+}
+
+/* ---- tails ---- */
+
+/* Entries of the list on this shard, whose log-probabilities rounded to f32 are what is sorted by: in
+ * scratch, and the first one's index. */
+XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first) {
+    int64_t n = 0;
+    *first = 0;
+    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
+    for (; *first + n < t->count && t->ids[*first + n] < t->end; n++)
+        t->scratch[n] = (float)t->means[t->ids[*first + n] - t->begin];
+    return n;
+}
+
+static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    xd_select_args s;
+    int64_t first;
+    memset(&s, 0, sizeof s);
+    s.columns = xdi_xtoken_tail_keys(t, &first);
+    s.logits.data = t->scratch;
+    s.logits.dtype = XD_DTYPE_F32;
+    s.logits.rows = 1;
+    s.logits.cols = s.columns;
+    s.k = t->k;
+    s.values = t->values;
+    s.ids = t->found;
+    XDI_TRY(xd_ctx_kernels(launch->ctx).loss.select(launch, &s));
+    for (int64_t i = 0; i < t->k; i++) {
+        if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
+        t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
+    }
+    return XD_OK;
+}
+
+XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
+    xd_xtoken_kernels kernels;
+    kernels.project = xdi_cpu_xtoken_project;
+    kernels.target = xdi_cpu_xtoken_target;
+    kernels.divergence = xdi_cpu_xtoken_divergence;
+    kernels.delta = xdi_cpu_xtoken_delta;
+    kernels.gradient = xdi_cpu_xtoken_gradient;
+    kernels.log_probs = xdi_cpu_xtoken_log_probs;
+    kernels.pair = xdi_cpu_xtoken_pair;
+    kernels.tail = xdi_cpu_xtoken_tail;
+    return kernels;
+}
+
 /* >>kernel/optimizer_cpu.c */
 
 #include <float.h>
@@ -10547,6 +11322,7 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.memory.event_wait = xdi_cpu_event_pass;
     kernels.rows = xd_row_kernels_cpu();
     kernels.softmax = xd_softmax_kernels_cpu();
+    kernels.xtoken = xd_xtoken_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);
@@ -10620,6 +11396,20 @@ XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int 
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
+/* collective.c: what is below a handle. */
+XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
+
+/* threads.c: is this a group of threads? The next two are for such groups alone. */
+XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
+
+/* threads.c: zeroed memory that every rank of the group sees, once a group; freed with the group's last
+ * handle. Collective. Errors: MEMORY. */
+XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
+
+/* threads.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches
+ * `target`. Errors: TIMEOUT and PEER, which break the world. */
+XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
+
 /* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
@@ -10664,6 +11454,10 @@ static const char *xdi_comm_kind(uint64_t kind) {
 }
 
 /* ---- arithmetic of counts, shared with the transports ---- */
+
+XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm) {
+    return comm->transport;
+}
 
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n) {
     int64_t total = 0;
@@ -11546,6 +12340,7 @@ struct xdi_threads_group {
     xdi_threads_slot *slots; /* [size] */
     int64_t *offsets;        /* [size][2][size], for the pages */
     xdi_threads_mail *mail;  /* [from][to] */
+    void *shared;            /* see xdi_threads_share */
 };
 
 struct xd_thread_world {
@@ -11588,6 +12383,7 @@ static void xdi_threads_group_free(xdi_threads_group *group) {
         if (slot->ready) slot->event_destroy(slot->ready);
         if (slot->done) slot->event_destroy(slot->done);
     }
+    xdi_threads_free(world, group->shared);
     xdi_threads_free(world, group->mail);
     xdi_threads_free(world, group->offsets);
     xdi_threads_free(world, group->slots);
@@ -12096,6 +12892,31 @@ static const xd_transport_ops xdi_threads_ops = {
     "threads",         xdi_threads_control, xdi_threads_execute,
     xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy
 };
+
+/* ---- memory that a group shares ---- */
+
+XD_PRIVATE bool xdi_threads_has(const xd_comm *comm) {
+    return xdi_comm_transport(comm)->ops == &xdi_threads_ops;
+}
+
+XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out) {
+    const xdi_threads *t = (const xdi_threads *)xdi_comm_transport(comm);
+    xd_result made = XD_OK;
+    if (t->base.rank == 0) {
+        t->group->shared = xdi_threads_allocate(t->group->world, bytes);
+        if (!t->group->shared)
+            made = XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY, "no room for %zu bytes of shared memory", bytes);
+    }
+    XDI_TRY(xd_agree(comm, made));
+    *out = t->group->shared;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank) {
+    xdi_threads *t = (xdi_threads *)xdi_comm_transport(comm);
+    const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
+    return xdi_threads_wait(t, counter, target, rank, deadline);
+}
 
 /* A handle on a group whose holders already count this rank; gives that place back on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {
@@ -20410,19 +21231,864 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
     return XD_OK;
 }
 
+/* >>distill/teacher_cache_internal */
+
+#define XDI_CACHE_MAGIC "XDCACHE\n"
+
+enum {
+    XDI_CACHE_VERSION = 1,
+    XDI_CACHE_CHECKED = 16, /* the header's part of the checksum begins here */
+    XDI_CACHE_NAME = 96,
+    XDI_CACHE_HEADER = 160,
+    XDI_CACHE_DOCUMENT = 24, /* bytes of a document's entry */
+    XDI_CACHE_SPANS = 1,
+    XDI_CACHE_MOST_SPAN = 65535
+};
+
+/* Bytes of the parts of a position, and where they begin in it. */
+typedef struct xdi_cache_form {
+    xd_cache_coding coding;
+    int64_t k;
+    bool spans;
+    int id_bytes, code_bytes, wide_bytes;
+    size_t span, next, tail, ids, codes, bytes; /* bytes: of a whole position */
+} xdi_cache_form;
+
+XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc);
+
+/* Is this, defaults filled in, something that a file can hold? Failures have the given code. */
+XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
+                                          xd_result code);
+
+/* Little-endian integers of 1 to 8 bytes. */
+XD_PRIVATE void xdi_cache_put(unsigned char *at, uint64_t value, int bytes);
+XD_PRIVATE uint64_t xdi_cache_get(const unsigned char *at, int bytes);
+
+/* A log-probability of the k ids, or (wide) of tail and next token, as its file has it, and back. NaN only from
+ * a file that was not checked. */
+XD_PRIVATE uint64_t xdi_cache_encode(const xdi_cache_form *form, bool wide, double log_prob);
+XD_PRIVATE double xdi_cache_decode(const xdi_cache_form *form, bool wide, uint64_t code);
+
+/* teacher_cache.c: log-probability of the next token of a position that the cache has. */
+XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position);
+
+/* teacher_cache.c: may these two use the cache? Names both hashes when not. */
+XD_PRIVATE xd_result xdi_cache_check_origin(xd_ctx *ctx, const xd_teacher_cache *cache,
+                                            const xd_projection_origin *expected);
+
+/* >>distill/teacher_cache.c */
+
+#include <math.h>
+#include <string.h>
+
+struct xd_teacher_cache {
+    xd_ctx *ctx;
+    char *path; /* for messages; behind the struct, in the same allocation */
+    const unsigned char *file;
+    uint64_t bytes;
+    intptr_t handle;
+    bool open, mapped;
+    void *owned; /* the file's bytes where it could not be mapped */
+    xdi_cache_form form;
+    xd_teacher_cache_info info;
+    char name[XD_CACHE_NAME_BYTES];
+};
+
+/* ---- the form ---- */
+
+XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
+    xdi_cache_form f;
+    f.coding = desc->coding;
+    f.k = desc->k;
+    f.spans = desc->spans;
+    f.id_bytes = desc->vocabulary <= 65536 ? 2 : 4;
+    f.code_bytes = desc->coding == XD_CACHE_8_BITS ? 1 : desc->coding == XD_CACHE_16_BITS ? 2 : 4;
+    f.wide_bytes = desc->coding == XD_CACHE_F32 ? 4 : 2;
+    f.span = (size_t)f.id_bytes;
+    f.next = f.span + (desc->spans ? 6 : 0);
+    f.tail = f.next + (size_t)f.wide_bytes;
+    f.ids = f.tail + (size_t)f.wide_bytes;
+    f.codes = f.ids + (size_t)desc->k * (size_t)f.id_bytes;
+    f.bytes = f.codes + (size_t)desc->k * (size_t)f.code_bytes;
+    return f;
+}
+
+XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
+                                          xd_result code) {
+    XDI_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MOST_IDS, code,
+                "%s: a vocabulary of %lld ids, allowed are 1 to %d", path, (long long)d->vocabulary,
+                (int)XD_PROJECTION_MOST_IDS);
+    XDI_REQUIRE(
+        ctx, d->k >= 1 && d->k <= XD_CACHE_MOST_K && d->k <= d->vocabulary, code,
+        "%s: k is %lld, with a vocabulary of %lld allowed are 1 to %lld", path, (long long)d->k,
+        (long long)d->vocabulary,
+        (long long)(d->vocabulary < (int64_t)XD_CACHE_MOST_K ? d->vocabulary : (int64_t)XD_CACHE_MOST_K));
+    XDI_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
+                "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
+    XDI_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
+    XDI_REQUIRE(ctx, (int)d->coding >= 0 && (int)d->coding <= (int)XD_CACHE_F32, code,
+                "%s: coding %d, known are 0 to %d", path, (int)d->coding, (int)XD_CACHE_F32);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_cache_put(unsigned char *at, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> 8 * i & 255);
+}
+
+XD_PRIVATE uint64_t xdi_cache_get(const unsigned char *at, int bytes) {
+    uint64_t value = 0;
+    for (int i = bytes - 1; i >= 0; i--) value = value << 8 | at[i];
+    return value;
+}
+
+/* Steps a nat, and the code of probability 0. */
+static double xdi_cache_steps(const xdi_cache_form *form, bool wide, uint64_t *none) {
+    const bool narrow = !wide && form->coding == XD_CACHE_8_BITS;
+    *none = narrow ? 255 : 65535;
+    return narrow ? 16.0 : 2048.0;
+}
+
+XD_PRIVATE uint64_t xdi_cache_encode(const xdi_cache_form *form, bool wide, double log_prob) {
+    const double l = log_prob < 0.0 ? log_prob : 0.0; /* rounding may have left a little more than 1 */
+    if (form->coding == XD_CACHE_F32) {
+        const float value = (float)l;
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        return bits;
+    }
+    uint64_t none;
+    const double steps = xdi_cache_steps(form, wide, &none);
+    if (l == -INFINITY) return none;
+    const double code = rint(-l * steps);
+    return code < (double)(none - 1) ? (uint64_t)code : none - 1;
+}
+
+XD_PRIVATE double xdi_cache_decode(const xdi_cache_form *form, bool wide, uint64_t code) {
+    if (form->coding == XD_CACHE_F32) {
+        const uint32_t bits = (uint32_t)code;
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        return (double)value;
+    }
+    uint64_t none;
+    const double steps = xdi_cache_steps(form, wide, &none);
+    return code == none ? -INFINITY : -(double)code / steps;
+}
+
+/* ---- parts of a checked file ---- */
+
+static const unsigned char *xdi_cache_position(const xd_teacher_cache *c, int64_t position) {
+    return c->file + XDI_CACHE_HEADER + (size_t)position * c->form.bytes;
+}
+
+static int64_t xdi_cache_id(const xd_teacher_cache *c, const unsigned char *at) {
+    return (int64_t)xdi_cache_get(at, c->form.id_bytes);
+}
+
+static int64_t xdi_cache_entry_id(const xd_teacher_cache *c, const unsigned char *position, int64_t j) {
+    return xdi_cache_id(c, position + c->form.ids + j * c->form.id_bytes);
+}
+
+static double xdi_cache_entry(const xd_teacher_cache *c, const unsigned char *position, int64_t j) {
+    const unsigned char *at = position + c->form.codes + j * c->form.code_bytes;
+    return xdi_cache_decode(&c->form, false, xdi_cache_get(at, c->form.code_bytes));
+}
+
+static double xdi_cache_wide(const xd_teacher_cache *c, const unsigned char *at) {
+    return xdi_cache_decode(&c->form, true, xdi_cache_get(at, c->form.wide_bytes));
+}
+
+static xd_token_span xdi_cache_span(const xd_teacher_cache *c, const unsigned char *position) {
+    xd_token_span span = { 0, 0 };
+    if (!c->form.spans) return span;
+    span.begin = (int64_t)xdi_cache_get(position + c->form.span, 4);
+    span.end = span.begin + (int64_t)xdi_cache_get(position + c->form.span + 4, 2);
+    return span;
+}
+
+static const unsigned char *xdi_cache_document_entry(const xd_teacher_cache *c, int64_t d) {
+    return xdi_cache_position(c, c->info.positions) + d * XDI_CACHE_DOCUMENT;
+}
+
+/* Document d; one past the last begins where the positions end. */
+static xd_cached_document xdi_cache_document_of(const xd_teacher_cache *c, int64_t d) {
+    const unsigned char *at = xdi_cache_document_entry(c, d);
+    const bool last = d + 1 == c->info.documents;
+    xd_cached_document out;
+    out.first = (int64_t)xdi_cache_get(at, 8);
+    out.count = (last ? c->info.positions : (int64_t)xdi_cache_get(at + XDI_CACHE_DOCUMENT, 8)) - out.first;
+    out.text_bytes = (int64_t)xdi_cache_get(at + 8, 8);
+    out.text_checksum = (uint32_t)xdi_cache_get(at + 16, 4);
+    return out;
+}
+
+/* ---- opening ---- */
+
+static double xdi_cache_get_double(const unsigned char *at) {
+    const uint64_t bits = xdi_cache_get(at, 8);
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
+    const unsigned char *file = c->file;
+    xd_teacher_cache_desc *d = &c->info.desc;
+    XDI_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
+                c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER);
+    XDI_REQUIRE(c->ctx, memcmp(file, XDI_CACHE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
+                "%s: no teacher cache: it begins with other bytes", c->path);
+    const unsigned version = (unsigned)xdi_cache_get(file + 8, 4);
+    XDI_REQUIRE(c->ctx, version == XDI_CACHE_VERSION, XD_ERROR_UNSUPPORTED, "%s: version %u, known is %d",
+                c->path, version, (int)XDI_CACHE_VERSION);
+    const uint64_t vocabulary = xdi_cache_get(file + 32, 8), context = xdi_cache_get(file + 64, 8);
+    const unsigned flags = (unsigned)xdi_cache_get(file + 80, 4),
+                   coding = (unsigned)xdi_cache_get(file + 76, 4);
+    d->vocabulary = vocabulary <= XD_PROJECTION_MOST_IDS ? (int64_t)vocabulary : -1;
+    d->student_hash = xdi_cache_get(file + 40, 8);
+    d->teacher_hash = xdi_cache_get(file + 48, 8);
+    d->temperature = xdi_cache_get_double(file + 56);
+    d->context = context <= (uint64_t)INT64_MAX ? (int64_t)context : -1;
+    d->k = (int64_t)xdi_cache_get(file + 72, 4);
+    d->coding = (xd_cache_coding)(coding <= (unsigned)XD_CACHE_F32 ? coding : (unsigned)XD_CACHE_F32 + 1u);
+    d->spans = (flags & XDI_CACHE_SPANS) != 0;
+    XDI_TRY(xdi_cache_check_desc(c->ctx, c->path, d, XD_ERROR_FORMAT));
+    XDI_REQUIRE(c->ctx, flags <= XDI_CACHE_SPANS, XD_ERROR_FORMAT, "%s: unknown flags %08x", c->path, flags);
+    for (int i = 84; i < XDI_CACHE_NAME; i++)
+        XDI_REQUIRE(c->ctx, file[i] == 0, XD_ERROR_FORMAT, "%s: byte %d is %d, not 0", c->path, i, file[i]);
+    memcpy(c->name, file + XDI_CACHE_NAME, sizeof c->name);
+    const char *end = (const char *)memchr(c->name, 0, sizeof c->name);
+    for (const char *at = end; at && at < c->name + sizeof c->name; at++)
+        if (*at) end = NULL;
+    XDI_REQUIRE(c->ctx, end, XD_ERROR_FORMAT, "%s: the name does not end in zeros", c->path);
+    d->name = c->name;
+    return XD_OK;
+}
+
+/* Counts that make up exactly the file's length, and the checksum. */
+static xd_result xdi_cache_check_size(xd_teacher_cache *c) {
+    const uint64_t positions = xdi_cache_get(c->file + 16, 8), documents = xdi_cache_get(c->file + 24, 8);
+    const uint64_t room = c->bytes - XDI_CACHE_HEADER;
+    c->form = xdi_cache_form_of(&c->info.desc);
+    XDI_REQUIRE(c->ctx,
+                positions >= 1 && documents >= 1 && documents <= positions &&
+                    positions <= room / c->form.bytes &&
+                    documents == (room - positions * c->form.bytes) / XDI_CACHE_DOCUMENT &&
+                    (room - positions * c->form.bytes) % XDI_CACHE_DOCUMENT == 0,
+                XD_ERROR_FORMAT, "%s: %llu bytes for %llu positions of %zu and %llu documents", c->path,
+                (unsigned long long)c->bytes, (unsigned long long)positions, c->form.bytes,
+                (unsigned long long)documents);
+    c->info.positions = (int64_t)positions;
+    c->info.documents = (int64_t)documents;
+    c->info.bytes = (size_t)c->bytes;
+    c->info.checksum = (uint32_t)xdi_cache_get(c->file + 12, 4);
+    uint32_t crc = xd_crc32c(0, c->file + XDI_CACHE_HEADER, (size_t)room);
+    crc = xd_crc32c(crc, c->file + XDI_CACHE_CHECKED, XDI_CACHE_HEADER - XDI_CACHE_CHECKED);
+    XDI_REQUIRE(c->ctx, crc == c->info.checksum, XD_ERROR_CORRUPT, "%s: checksum %08x, stored is %08x",
+                c->path, (unsigned)crc, (unsigned)c->info.checksum);
+    return XD_OK;
+}
+
+/* Ids, log-probabilities and their order at one position. */
+static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
+    const unsigned char *at = xdi_cache_position(c, p);
+    const int64_t id = xdi_cache_id(c, at), vocabulary = c->info.desc.vocabulary;
+    const double next = xdi_cache_wide(c, at + c->form.next), tail = xdi_cache_wide(c, at + c->form.tail);
+    double before = 0.0;
+    XDI_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
+                (long long)p, (long long)id, (long long)vocabulary);
+    XDI_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
+                "%s: position %lld has log-probability %g of its next token and %g of the tail", c->path,
+                (long long)p, next, tail);
+    for (int64_t j = 0; j < c->form.k; j++) {
+        const int64_t entry = xdi_cache_entry_id(c, at, j);
+        const double l = xdi_cache_entry(c, at, j);
+        XDI_REQUIRE(c->ctx, entry < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has entry %lld of %lld",
+                    c->path, (long long)p, (long long)entry, (long long)vocabulary);
+        XDI_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
+                    "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
+        before = l;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check_span(const xd_teacher_cache *c, const xd_cached_document *document,
+                                      int64_t p, xd_token_span *before) {
+    const xd_token_span span = xdi_cache_span(c, xdi_cache_position(c, p));
+    XDI_REQUIRE(c->ctx,
+                span.begin >= before->begin && span.end >= before->end && span.end <= document->text_bytes,
+                XD_ERROR_FORMAT, "%s: position %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+                c->path, (long long)p, (long long)span.begin, (long long)span.end,
+                (long long)document->text_bytes, (long long)before->begin, (long long)before->end);
+    *before = span;
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check_document(xd_teacher_cache *c, int64_t d) {
+    const unsigned char *at = xdi_cache_document_entry(c, d);
+    const uint64_t positions = (uint64_t)c->info.positions, first = xdi_cache_get(at, 8);
+    const uint64_t end = d + 1 < c->info.documents ? xdi_cache_get(at + XDI_CACHE_DOCUMENT, 8) : positions;
+    const uint64_t text = xdi_cache_get(at + 8, 8), zero = xdi_cache_get(at + 20, 4);
+    xd_token_span before = { 0, 0 };
+    XDI_REQUIRE(c->ctx, first < end && end <= positions && (d > 0 || first == 0), XD_ERROR_FORMAT,
+                "%s: document %lld is positions %llu to %llu of %llu", c->path, (long long)d,
+                (unsigned long long)first, (unsigned long long)end, (unsigned long long)positions);
+    XDI_REQUIRE(c->ctx, text <= (uint64_t)(INT64_MAX - c->info.text_bytes) && zero == 0, XD_ERROR_FORMAT,
+                "%s: document %lld has %llu bytes of text and %08x at its end", c->path, (long long)d,
+                (unsigned long long)text, (unsigned)zero);
+    const xd_cached_document document = xdi_cache_document_of(c, d);
+    const int64_t last = document.first + document.count - 1;
+    c->info.text_bytes += document.text_bytes;
+    for (int64_t p = document.first; p <= last; p++) {
+        XDI_TRY(xdi_cache_check_entries(c, p));
+        XDI_TRY(xdi_cache_check_span(c, &document, p, &before));
+    }
+    const double next = xdi_cache_wide(c, xdi_cache_position(c, last) + c->form.next);
+    XDI_REQUIRE(c->ctx, next == -INFINITY, XD_ERROR_FORMAT,
+                "%s: document %lld ends, but its last token has a next one of log-probability %g", c->path,
+                (long long)d, next);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_cache_check_origin(xd_ctx *ctx, const xd_teacher_cache *cache,
+                                            const xd_projection_origin *expected) {
+    const xd_teacher_cache_desc *d = &cache->info.desc;
+    XDI_REQUIRE(ctx,
+                !expected || (d->teacher_hash == expected->teacher_hash &&
+                              (d->student_hash == 0 || d->student_hash == expected->student_hash)),
+                XD_ERROR_ARGUMENT,
+                "%s: made for the tokenizers %016llx and %016llx, wanted are %016llx and %016llx",
+                cache->path, (unsigned long long)d->student_hash, (unsigned long long)d->teacher_hash,
+                (unsigned long long)expected->student_hash, (unsigned long long)expected->teacher_hash);
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check(xd_teacher_cache *c, const xd_projection_origin *expected) {
+    XDI_TRY(xdi_cache_read_header(c));
+    XDI_TRY(xdi_cache_check_size(c));
+    XDI_TRY(xdi_cache_check_origin(c->ctx, c, expected));
+    for (int64_t d = 0; d < c->info.documents; d++) XDI_TRY(xdi_cache_check_document(c, d));
+    return XD_OK;
+}
+
+static xd_teacher_cache *xdi_cache_new(xd_ctx *ctx, const char *path) {
+    const size_t length = strlen(path) + 1;
+    xd_teacher_cache *c = (xd_teacher_cache *)xd_allocate(ctx, sizeof *c + length);
+    if (!c) return NULL;
+    c->ctx = ctx;
+    c->path = (char *)(c + 1);
+    memcpy(c->path, path, length);
+    return c;
+}
+
+/* Publishes the object, or takes it down again. */
+static xd_result xdi_cache_publish(xd_teacher_cache *c, xd_result result, xd_teacher_cache **out) {
+    if (result == XD_OK)
+        *out = c;
+    else
+        xd_teacher_cache_close(c);
+    return result;
+}
+
+static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin *expected) {
+    const xd_files *files = &xd_ctx_settings(c->ctx)->files;
+    const void *address = NULL;
+    int error = files->open(files->user, c->path, XD_FILE_READ, &c->handle);
+    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", c->path, strerror(error));
+    c->open = true;
+    error = files->size(files->user, c->handle, &c->bytes);
+    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
+    XDI_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
+                c->path, (unsigned long long)c->bytes,
+                (int)XDI_CACHE_HEADER); /* nothing maps an empty file */
+    c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
+    c->file = (const unsigned char *)address;
+    if (c->mapped) return xdi_cache_check(c, expected);
+    c->owned = c->bytes < SIZE_MAX ? xd_allocate(c->ctx, (size_t)c->bytes) : NULL;
+    XDI_REQUIRE(c->ctx, c->owned, XD_ERROR_MEMORY, "%s: no room for %llu bytes", c->path,
+                (unsigned long long)c->bytes);
+    error = files->read(files->user, c->handle, c->owned, (size_t)c->bytes, 0);
+    XDI_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: read: %s", c->path, strerror(error));
+    c->file = (const unsigned char *)c->owned;
+    return xdi_cache_check(c, expected);
+}
+
+XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                       xd_teacher_cache **out) {
+    xd_teacher_cache *c = xdi_cache_new(ctx, path);
+    XDI_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
+    return xdi_cache_publish(c, xdi_cache_load(c, expected), out);
+}
+
+XD_API xd_result xd_teacher_cache_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                        const xd_projection_origin *expected, xd_teacher_cache **out) {
+    xd_teacher_cache *c = xdi_cache_new(ctx, "teacher cache");
+    XDI_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
+    c->file = (const unsigned char *)data;
+    c->bytes = bytes;
+    return xdi_cache_publish(c, xdi_cache_check(c, expected), out);
+}
+
+XD_API void xd_teacher_cache_close(xd_teacher_cache *cache) {
+    if (!cache) return;
+    const xd_files *files = &xd_ctx_settings(cache->ctx)->files;
+    if (cache->mapped) files->unmap(files->user, cache->file, cache->bytes);
+    if (cache->open) files->close(files->user, cache->handle); /* nothing was written */
+    xd_release(cache->ctx, cache->owned);
+    xd_release(cache->ctx, cache);
+}
+
+/* ---- reading ---- */
+
+XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache) {
+    return cache->info;
+}
+
+XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
+                                                xd_cached_document *out) {
+    XDI_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
+                cache->path, (long long)d, (long long)cache->info.documents);
+    *out = xdi_cache_document_of(cache, d);
+    return XD_OK;
+}
+
+/* The sum that stands for 1: of the k probabilities and the tail as they are stored. */
+static double xdi_cache_total(const xd_teacher_cache *c, const unsigned char *position) {
+    double total = exp(xdi_cache_wide(c, position + c->form.tail));
+    for (int64_t j = 0; j < c->form.k; j++) total += exp(xdi_cache_entry(c, position, j));
+    return total;
+}
+
+/* The document that a position lies in. */
+static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
+    int64_t low = 0, high = c->info.documents;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if ((int64_t)xdi_cache_get(xdi_cache_document_entry(c, middle), 8) <= position)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
+                                       int64_t count, xd_cached_position *out) {
+    const xd_teacher_cache *c = cache;
+    XDI_REQUIRE(ctx,
+                first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
+                XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
+                (long long)first, (long long)c->info.positions);
+    int64_t d = count ? xdi_cache_find(c, first) : 0, end = 0;
+    for (int64_t p = first; p < first + count; p++) {
+        const unsigned char *at = xdi_cache_position(c, p);
+        xd_cached_position *one = &out[p - first];
+        if (p == first || p == end) {
+            const xd_cached_document document = xdi_cache_document_of(c, d++);
+            end = document.first + document.count;
+        }
+        one->id = (int32_t)xdi_cache_id(c, at);
+        one->next = p + 1 < end ? (int32_t)xdi_cache_id(c, at + c->form.bytes) : -1;
+        one->span = xdi_cache_span(c, at);
+        one->next_log_prob = xdi_cache_wide(c, at + c->form.next);
+        one->tail = exp(xdi_cache_wide(c, at + c->form.tail)) / xdi_cache_total(c, at);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position) {
+    return xdi_cache_wide(cache, xdi_cache_position(cache, position) + cache->form.next);
+}
+
+XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
+                                          int32_t *ids, double *probabilities) {
+    const xd_teacher_cache *c = cache;
+    XDI_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
+                "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
+    const unsigned char *at = xdi_cache_position(c, position);
+    const double total = xdi_cache_total(c, at);
+    for (int64_t j = 0; j < c->form.k; j++) {
+        ids[j] = (int32_t)xdi_cache_entry_id(c, at, j);
+        probabilities[j] = exp(xdi_cache_entry(c, at, j)) / total;
+    }
+    return XD_OK;
+}
+
+/* >>distill/teacher_cache_write.c */
+
+#include <math.h>
+#include <string.h>
+
+struct xd_teacher_cache_writer {
+    xd_ctx *ctx;
+    xd_teacher_cache_desc d; /* defaults filled in */
+    xdi_cache_form form;
+    const xd_vocab *vocab;
+    xd_vocab *own_vocab; /* where the caller gave none */
+    xd_comm *tp;
+    char *path; /* behind the struct, in the same allocation */
+    char name[XD_CACHE_NAME_BYTES];
+    xd_publish *file; /* rank 0 of tp */
+    uint64_t offset;
+    uint32_t crc;
+    int64_t positions, document_count, document_room;
+    xd_cached_document *documents;
+    int32_t expected;   /* id of the next position, -1 when the document is complete, -2 at its beginning */
+    xd_token_span span; /* of the last position of the document */
+};
+
+enum { XDI_CACHE_COMPLETE = -1, XDI_CACHE_BEGIN = -2 };
+
+/* What a block's positions are made of, beside the block itself. */
+typedef struct xdi_cache_rows {
+    double *values;               /* [n, k] the largest logits */
+    int64_t *ids;                 /* [n, k] theirs */
+    double *lse, *lse_one, *next; /* [n] at the temperature and at 1; logit of the next token */
+    int64_t *labels;              /* [n] ids of the next tokens */
+    xd_fixed *tail;               /* [n] */
+    unsigned char *file;          /* [n] positions as the file has them */
+} xdi_cache_rows;
+
+/* ---- creating ---- */
+
+static xd_teacher_cache_desc xdi_cache_defaults(const xd_teacher_cache_desc *desc) {
+    xd_teacher_cache_desc d = *desc;
+    if (d.temperature == 0.0) d.temperature = 1.0;
+    if (d.k == 0) d.k = d.vocabulary < 16 ? d.vocabulary : 16;
+    if (!d.name) d.name = "";
+    return d;
+}
+
+static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d) {
+    XDI_TRY(xdi_cache_check_desc(ctx, path, d, XD_ERROR_ARGUMENT));
+    XDI_REQUIRE(ctx, strlen(d->name) < XD_CACHE_NAME_BYTES, XD_ERROR_ARGUMENT,
+                "%s: a name of %zu bytes, a file holds %d", path, strlen(d->name),
+                (int)XD_CACHE_NAME_BYTES - 1);
+    if (!d->vocab) return XD_OK;
+    const int64_t size = xd_vocab_describe(d->vocab).size;
+    XDI_REQUIRE(ctx, size == d->vocabulary, XD_ERROR_ARGUMENT,
+                "%s: a vocabulary of %lld ids, but its cut has %lld", path, (long long)d->vocabulary,
+                (long long)size);
+    return XD_OK;
+}
+
+static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
+    if (!w->d.vocab)
+        XDI_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+    w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
+    w->form = xdi_cache_form_of(&w->d);
+    w->offset = XDI_CACHE_HEADER;
+    w->expected = XDI_CACHE_COMPLETE;
+    if (w->tp && xd_comm_rank(w->tp) != 0) return XD_OK;
+    return xd_publish_begin(w->ctx, w->path, &w->file);
+}
+
+static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
+                                xd_teacher_cache_writer **out) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "teacher caches are written from logits on the CPU only");
+    XDI_TRY(xdi_cache_validate(ctx, path, d));
+    const size_t length = strlen(path) + 1;
+    xd_teacher_cache_writer *w = (xd_teacher_cache_writer *)xd_allocate(ctx, sizeof *w + length);
+    XDI_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
+    *out = w;
+    w->ctx = ctx;
+    w->d = *d;
+    w->tp = d->vocab ? xd_vocab_describe(d->vocab).tp : NULL;
+    w->path = (char *)(w + 1);
+    memcpy(w->path, path, length);
+    memcpy(w->name, d->name, strlen(d->name));
+    w->d.name = w->name;
+    return xdi_cache_begin(w);
+}
+
+XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
+                                         xd_teacher_cache_writer **out) {
+    const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
+    xd_teacher_cache_writer *w = NULL;
+    xd_result result = xdi_cache_make(ctx, path, &d, &w);
+    result = xdi_vocab_agree(d.vocab ? xd_vocab_describe(d.vocab).tp : NULL, NULL, result);
+    if (result == XD_OK)
+        *out = w;
+    else
+        xd_teacher_cache_abort(w);
+    return result;
+}
+
+XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *w) {
+    if (!w) return;
+    xd_publish_abort(w->file);
+    xd_vocab_destroy(w->own_vocab);
+    xd_release(w->ctx, w->documents);
+    xd_release(w->ctx, w);
+}
+
+/* ---- documents ---- */
+
+static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
+    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                "%s: a new document, but document %lld is not complete", w->path,
+                (long long)(w->document_count - 1));
+    XDI_REQUIRE(w->ctx, text || bytes == 0, XD_ERROR_ARGUMENT, "%s: no text of %zu bytes", w->path, bytes);
+    if (w->document_count == w->document_room) {
+        const int64_t room = w->document_room ? 2 * w->document_room : 16;
+        xd_cached_document *more = (xd_cached_document *)xd_allocate(w->ctx, (size_t)room * sizeof *more);
+        XDI_REQUIRE(w->ctx, more, XD_ERROR_MEMORY, "%s: no room for %lld documents", w->path,
+                    (long long)room);
+        if (w->document_count) memcpy(more, w->documents, (size_t)w->document_count * sizeof *more);
+        xd_release(w->ctx, w->documents);
+        w->documents = more;
+        w->document_room = room;
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
+    XDI_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
+    xd_cached_document *document = &w->documents[w->document_count++];
+    memset(document, 0, sizeof *document);
+    document->first = w->positions;
+    document->text_bytes = (int64_t)bytes;
+    document->text_checksum = xd_crc32c(0, text, bytes);
+    memset(&w->span, 0, sizeof w->span);
+    w->expected = XDI_CACHE_BEGIN;
+    return XD_OK;
+}
+
+/* ---- checks of a block ---- */
+
+static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
+    const int64_t text = w->documents[w->document_count - 1].text_bytes;
+    xd_token_span before = w->span;
+    XDI_REQUIRE(w->ctx, b->spans, XD_ERROR_ARGUMENT, "%s: the cache has spans, the block has none", w->path);
+    for (int64_t i = 0; i < b->logits.rows; i++) {
+        const xd_token_span s = b->spans[i];
+        XDI_REQUIRE(w->ctx,
+                    s.begin >= before.begin && s.end >= before.end && s.end >= s.begin && s.end <= text,
+                    XD_ERROR_ARGUMENT, "%s: row %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+                    w->path, (long long)i, (long long)s.begin, (long long)s.end, (long long)text,
+                    (long long)before.begin, (long long)before.end);
+        XDI_REQUIRE(w->ctx, s.end - s.begin <= XDI_CACHE_MOST_SPAN && s.begin <= (int64_t)UINT32_MAX,
+                    XD_ERROR_ARGUMENT, "%s: row %lld is %lld bytes from %lld on, a file holds %d and %lld",
+                    w->path, (long long)i, (long long)(s.end - s.begin), (long long)s.begin,
+                    (int)XDI_CACHE_MOST_SPAN, (long long)UINT32_MAX);
+        before = s;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check_ids(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
+    int32_t expected = w->expected;
+    XDI_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
+    for (int64_t i = 0; i < b->logits.rows; i++) {
+        XDI_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                    "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
+                    (long long)(w->document_count - 1));
+        XDI_REQUIRE(w->ctx,
+                    b->ids[i] >= 0 && b->ids[i] < w->d.vocabulary && b->next[i] >= -1 &&
+                        b->next[i] < w->d.vocabulary,
+                    XD_ERROR_ARGUMENT, "%s: row %lld has id %d and next %d, the vocabulary %lld", w->path,
+                    (long long)i, (int)b->ids[i], (int)b->next[i], (long long)w->d.vocabulary);
+        XDI_REQUIRE(w->ctx, expected == XDI_CACHE_BEGIN || b->ids[i] == expected, XD_ERROR_ARGUMENT,
+                    "%s: row %lld has id %d, but the row before says %d comes next", w->path, (long long)i,
+                    (int)b->ids[i], (int)expected);
+        expected = b->next[i];
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
+    XDI_TRY(xdi_vocab_check_rows(w->ctx, w->vocab, "logits", &b->logits, -1));
+    XDI_REQUIRE(w->ctx, w->document_count > 0, XD_ERROR_ARGUMENT, "%s: positions without a document",
+                w->path);
+    XDI_TRY(xdi_cache_check_ids(w, b));
+    return w->d.spans ? xdi_cache_check_spans(w, b) : XD_OK;
+}
+
+/* ---- positions ---- */
+
+static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_arena *arena,
+                             xdi_cache_rows *r) {
+    const size_t n = (size_t)rows, k = (size_t)w->d.k;
+    size_t entries, bytes;
+    memset(r, 0, sizeof *r);
+    if (!xdi_size_multiply(n, 8 * k, &entries) || !xdi_size_multiply(n, w->form.bytes, &bytes)) return false;
+    void *blocks[8];
+    const size_t sizes[8] = { entries, entries, 8 * n, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
+    for (int i = 0; i < 8; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        blocks[i] = arena->base ? arena->base + offset : NULL;
+    }
+    r->values = (double *)blocks[0];
+    r->ids = (int64_t *)blocks[1];
+    r->lse = (double *)blocks[2];
+    r->lse_one = (double *)blocks[3];
+    r->next = (double *)blocks[4];
+    r->labels = (int64_t *)blocks[5];
+    r->tail = (xd_fixed *)blocks[6];
+    r->file = (unsigned char *)blocks[7];
+    return true;
+}
+
+/* What this shard's columns outside the k add to the tails: those behind the last of the k in their order. */
+static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows *logits, xdi_cache_rows *r) {
+    const xd_vocab_info info = xd_vocab_describe(w->vocab);
+    for (int64_t row = 0; row < logits->rows; row++) {
+        const int64_t last = (row + 1) * w->d.k - 1;
+        for (int64_t id = info.begin; id < info.end; id++) {
+            const double z = xdi_loss_load(logits, row, id - info.begin);
+            if (z > r->values[last] || (z == r->values[last] && id <= r->ids[last])) continue;
+            xd_fixed_add(&r->tail[row], exp(z / w->d.temperature - r->lse[row]));
+        }
+    }
+}
+
+/* Statistics of every row over all shards. */
+static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                      xdi_cache_rows *r) {
+    const int64_t rows = b->logits.rows;
+    for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
+    XDI_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
+    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    XDI_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    for (int64_t i = 0; i < rows; i++)
+        XDI_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
+                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
+    xdi_cache_add_tails(w, &b->logits, r);
+    return w->tp && rows ? xd_all_reduce(w->tp, r->tail, r->tail, 2 * rows, XD_DTYPE_I64, XD_SUM) : XD_OK;
+}
+
+/* Row i of the block as a position of the file. */
+static void xdi_cache_put_position(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                   const xdi_cache_rows *r, int64_t i) {
+    const xdi_cache_form *f = &w->form;
+    unsigned char *at = r->file + (size_t)i * f->bytes;
+    const double next = b->next[i] >= 0 ? r->next[i] - r->lse_one[i] : -INFINITY;
+    xdi_cache_put(at, (uint64_t)b->ids[i], f->id_bytes);
+    if (f->spans) {
+        xdi_cache_put(at + f->span, (uint64_t)b->spans[i].begin, 4);
+        xdi_cache_put(at + f->span + 4, (uint64_t)(b->spans[i].end - b->spans[i].begin), 2);
+    }
+    xdi_cache_put(at + f->next, xdi_cache_encode(f, true, next), f->wide_bytes);
+    xdi_cache_put(at + f->tail, xdi_cache_encode(f, true, log(xd_fixed_value(r->tail[i]))), f->wide_bytes);
+    for (int64_t j = 0; j < f->k; j++) {
+        const int64_t entry = i * f->k + j;
+        const double l = r->values[entry] / w->d.temperature - r->lse[i];
+        xdi_cache_put(at + f->ids + j * f->id_bytes, (uint64_t)r->ids[entry], f->id_bytes);
+        xdi_cache_put(at + f->codes + j * f->code_bytes, xdi_cache_encode(f, false, l), f->code_bytes);
+    }
+}
+
+static xd_result xdi_cache_put_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                     const xdi_cache_rows *r) {
+    const size_t bytes = (size_t)b->logits.rows * w->form.bytes;
+    for (int64_t i = 0; i < b->logits.rows; i++) xdi_cache_put_position(w, b, r, i);
+    return w->file ? xd_publish_write(w->file, r->file, bytes, w->offset) : XD_OK;
+}
+
+static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                              const xdi_cache_rows *r) {
+    const int64_t rows = b->logits.rows;
+    const size_t bytes = (size_t)rows * w->form.bytes;
+    if (rows == 0) return;
+    w->crc = xd_crc32c(w->crc, r->file, bytes);
+    w->offset += bytes;
+    w->positions += rows;
+    w->expected = b->next[rows - 1];
+    if (w->d.spans) w->span = b->spans[rows - 1];
+}
+
+XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *w, const xd_teacher_cache_block *block) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xdi_cache_rows r;
+    void *memory = NULL;
+    xd_result result = xdi_cache_check_block(w, block);
+    if (result == XD_OK && xdi_cache_layout(w, block->logits.rows, &arena, &r))
+        memory = xd_allocate(w->ctx, arena.peak + 1);
+    if (result == XD_OK && !memory)
+        result = XDI_FAIL(w->ctx, XD_ERROR_MEMORY, "%s: no room for %lld rows", w->path,
+                          (long long)block->logits.rows);
+    result = xdi_vocab_agree(w->tp, NULL, result);
+    if (result == XD_OK) {
+        arena = xd_arena_over(memory, arena.peak);
+        xdi_cache_layout(w, block->logits.rows, &arena, &r);
+        result = xdi_cache_statistics(w, block, &r);
+    }
+    if (result == XD_OK) result = xdi_vocab_agree(w->tp, NULL, xdi_cache_put_block(w, block, &r));
+    if (result == XD_OK) xdi_cache_advance(w, block, &r);
+    xd_release(w->ctx, memory);
+    return result;
+}
+
+/* ---- finishing ---- */
+
+static void xdi_cache_put_header(const xd_teacher_cache_writer *w, unsigned char *at) {
+    const xd_teacher_cache_desc *d = &w->d;
+    uint64_t temperature;
+    memcpy(&temperature, &d->temperature, sizeof temperature);
+    memset(at, 0, XDI_CACHE_HEADER);
+    memcpy(at, XDI_CACHE_MAGIC, 8);
+    xdi_cache_put(at + 8, XDI_CACHE_VERSION, 4);
+    xdi_cache_put(at + 16, (uint64_t)w->positions, 8);
+    xdi_cache_put(at + 24, (uint64_t)w->document_count, 8);
+    xdi_cache_put(at + 32, (uint64_t)d->vocabulary, 8);
+    xdi_cache_put(at + 40, d->student_hash, 8);
+    xdi_cache_put(at + 48, d->teacher_hash, 8);
+    xdi_cache_put(at + 56, temperature, 8);
+    xdi_cache_put(at + 64, (uint64_t)d->context, 8);
+    xdi_cache_put(at + 72, (uint64_t)d->k, 4);
+    xdi_cache_put(at + 76, (uint64_t)d->coding, 4);
+    xdi_cache_put(at + 80, d->spans ? XDI_CACHE_SPANS : 0, 4);
+    memcpy(at + XDI_CACHE_NAME, w->name, sizeof w->name);
+}
+
+/* The documents behind the positions, then the header with the checksum of everything. */
+static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
+    unsigned char header[XDI_CACHE_HEADER], entry[XDI_CACHE_DOCUMENT];
+    for (int64_t i = 0; i < w->document_count; i++) {
+        memset(entry, 0, sizeof entry);
+        xdi_cache_put(entry, (uint64_t)w->documents[i].first, 8);
+        xdi_cache_put(entry + 8, (uint64_t)w->documents[i].text_bytes, 8);
+        xdi_cache_put(entry + 16, w->documents[i].text_checksum, 4);
+        XDI_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
+        w->crc = xd_crc32c(w->crc, entry, sizeof entry);
+        w->offset += sizeof entry;
+    }
+    xdi_cache_put_header(w, header);
+    w->crc = xd_crc32c(w->crc, header + XDI_CACHE_CHECKED, XDI_CACHE_HEADER - XDI_CACHE_CHECKED);
+    xdi_cache_put(header + 12, w->crc, 4);
+    return xd_publish_write(w->file, header, sizeof header, 0);
+}
+
+static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
+    XDI_REQUIRE(w->ctx, w->positions > 0, XD_ERROR_ARGUMENT, "%s: a cache without positions", w->path);
+    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
+    if (!w->file) return XD_OK;
+    XDI_TRY(xdi_cache_write_ends(w));
+    const xd_result result = xd_publish_commit(w->file);
+    w->file = NULL; /* freed by the commit */
+    return result;
+}
+
+XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *w) {
+    const xd_result result = xdi_vocab_agree(w->tp, NULL, xdi_cache_end(w));
+    xd_teacher_cache_abort(w);
+    return result;
+}
+
 /* >>distill/xtoken_internal */
 
-/* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
-typedef struct xdi_projection_span {
-    int64_t begin, end;
-} xdi_projection_span;
-XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                     int64_t end);
+/* project.c: the matrix in the columns ids[0 .. k) for student ids [begin, end). The blocks of out are given:
+ * begin [end - begin + 1], student, slot and weight as many as these rows of m have. slots[teacher_size] is
+ * scratch. */
+XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
+                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
+                                        int32_t *slot, float *weight);
 
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
-
-/* The floor of the reference's divisions and logarithms. */
-#define XDI_XTOKEN_EPSILON 1e-10
 
 /* One teacher during a call. */
 typedef struct xdi_xtoken_term {
@@ -20448,16 +22114,12 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* The largest elements of a list first. */
-typedef struct xdi_xtoken_item {
-    double value;
-    int64_t id;
-} xdi_xtoken_item;
-
 /* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
  * over rows or ranks are "cells": see xdi_xtoken_add. */
 typedef struct xdi_xtoken {
     xd_ctx *ctx;
+    xd_launch launch;
+    xd_xtoken_kernels kernels;
     xd_xtoken_desc d;
     xd_vocab_info vocab;
     int64_t held, columns;  /* student positions of a sequence; columns of this shard */
@@ -20467,7 +22129,7 @@ typedef struct xdi_xtoken {
     double *row_weight;     /* [rows] 0 where not counted */
     double *ce_factor;      /* [rows] of the cross entropy's gradient */
     uint8_t *written;       /* [rows] the gradient has this row */
-    double *u;              /* [columns] */
+    float *u;               /* [columns] */
     xdi_xtoken_term *terms; /* [teacher_count] */
     double *sums;           /* cells: what is summed over comm */
     double *row_sums;       /* [rows + 1] cells */
@@ -20477,10 +22139,18 @@ typedef struct xdi_xtoken {
     int64_t *ids;                   /* [most k] J */
     uint8_t *mask;                  /* [most teacher rows] who has a say in J */
     double *student, *teacher;      /* cells of a tile */
-    int64_t *rows;                  /* [held, at least ranks] rows of a tile */
+    int64_t *rows, *places;         /* [most of held, the teacher's and ranks] rows at work, and their chunks */
+    xd_xtoken_chunk *chunks;        /* [most tile] */
+    float *scratch;                 /* for the kernels */
+    xd_xtoken_matrix matrix;        /* PROJECTED: the projection in J ... */
+    int32_t *slots;                 /* ... and for making it: [V_t] */
+    int64_t *row_begin;
+    int32_t *entry_student, *entry_slot;
+    float *entry_weight;
     double *row_delta;              /* [held] cells */
     double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
-    xdi_xtoken_item *items, *teacher_items; /* GOLD: ids without a partner */
+    double *other_tail;        /* GOLD: the teacher's */
+    int64_t *tail_ids;         /* GOLD: both tails' */
     int selected;
     bool fixed; /* INVARIANT: cells are xd_fixed */
     bool write; /* this pass writes the gradient */
@@ -20505,6 +22175,9 @@ XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, do
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
                                      xd_comm *second);
 
+/* A block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
+XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits);
+
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
@@ -20516,9 +22189,15 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
 
-/* Adds u[v] (times the student's probability p_v, or not) - p_v shift to a row of the gradient. A row's
- * first visit brings the cross entropy's part; u NULL: that alone. */
-XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift);
+/* What the kernels are told of the student's rows: count of x->rows. */
+XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count);
+/* And of a teacher's. */
+XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  int64_t count);
+
+/* Adds u - p_v shift to a row of the gradient, p the student's probabilities. A row's first visit brings the
+ * cross entropy's part; u NULL: that alone. */
+XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift);
 
 /* Chooses x->ids for sequence b, or for all where compat. Collective over sequence_comm, agreed over the
  * vocabulary. */
@@ -20530,6 +22209,19 @@ XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
+XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term);
+XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term);
+
+/* xtoken_cached.c: does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* xtoken_cached.c: log-probability, at temperature 1, of the token that a row of such a teacher predicts;
+ * -infinity where there is none. */
+XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
+/* xtoken_cached.c: checks of a teacher without logits, and of both kinds. */
+XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
+XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
+/* xtoken_likelihood.c */
+XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
 
 /* xtoken_score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
 XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
@@ -20656,12 +22348,36 @@ static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_
     return XD_OK;
 }
 
-XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                     int64_t end) {
+/* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
+typedef struct xdi_projection_span {
+    int64_t begin, end;
+} xdi_projection_span;
+
+static xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                 int64_t end) {
     xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
     while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
     while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;
     return span;
+}
+
+XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
+                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
+                                        int32_t *slot, float *weight) {
+    int64_t n = 0;
+    for (int64_t id = 0; id < m->teacher_size; id++) slots[id] = -1;
+    for (int64_t j = 0; j < k; j++) slots[ids[j]] = (int32_t)j;
+    for (int64_t v = begin; v < end; v++) {
+        row_begin[v - begin] = n;
+        for (int64_t e = m->row_begin[v]; e < m->row_begin[v + 1]; e++) {
+            const int32_t at = slots[m->teacher_id[e]];
+            if (at < 0) continue;
+            student[n] = (int32_t)(v - begin);
+            slot[n] = at;
+            weight[n++] = m->weight[e];
+        }
+    }
+    row_begin[end - begin] = n;
 }
 
 static void xdi_project_row(const xd_projection *m, const xd_vocab_info *info, const xd_rows *probs,
@@ -20756,6 +22472,7 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
 
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
     if (t->vocabulary != 0) return t->vocabulary;
+    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
     return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
 }
 
@@ -20836,7 +22553,7 @@ static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int
     return XD_OK;
 }
 
-static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_rows *y = &t->logits;
     const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
@@ -20851,18 +22568,27 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
     XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                 "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                 (long long)y->cols);
+    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+                "teacher %d has no labels to be scored by", index);
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
+                "teacher %d is of kind %d", index, (int)t->kind);
+    XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
+                                       : xdi_xtoken_check_known(ctx, d, index));
     XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
                 XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
                 t->denominator_value);
-    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
-                "teacher %d has no labels to be scored by", index);
     XDI_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                 "teacher %d has a vocabulary of 1: nothing to normalise by", index);
-    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_SAME, XD_ERROR_ARGUMENT,
-                "teacher %d is of kind %d", index, (int)t->kind);
     if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
     XDI_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
+    if (t->kind == XD_XTOKEN_CACHED) return xdi_xtoken_check_cached(ctx, d, index, size);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return xdi_xtoken_check_likelihood(ctx, d, index);
     return xdi_xtoken_check_projected(ctx, t, index, size);
 }
 
@@ -20952,11 +22678,6 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
-#define XDI_XTOKEN_MINUS_INFINITY (-2097152.0)
-#define XDI_XTOKEN_NAN ((int64_t)1 << 57)
-
 /* ---- small parts that the kinds share ---- */
 
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count) {
@@ -20964,28 +22685,7 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 }
 
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
-    if (!x->fixed) {
-        cells[i] += term;
-        return;
-    }
-    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
-    const double low = XDI_XTOKEN_MINUS_INFINITY;
-    if (cell->high >= XDI_XTOKEN_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
-    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_XTOKEN_NAN;
-}
-
-/* Fixed point becomes doubles, from the front: a double is half as wide. */
-static void xdi_xtoken_settle(double *cells, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        xd_fixed cell;
-        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
-        double value = xd_fixed_value(cell);
-        if (cell.high >= XDI_XTOKEN_NAN / 2)
-            value = (double)NAN;
-        else if (value < XDI_XTOKEN_MINUS_INFINITY / 2.0)
-            value = -INFINITY;
-        memcpy(&cells[i], &value, sizeof value);
-    }
+    xdi_cells_add(x->fixed, cells, i, term);
 }
 
 static xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
@@ -20998,7 +22698,7 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
                                      xd_comm *second) {
     XDI_TRY(xdi_xtoken_reduce(x, first, cells, count));
     XDI_TRY(xdi_xtoken_reduce(x, second, cells, count));
-    if (x->fixed) xdi_xtoken_settle(cells, count);
+    if (x->fixed) xdi_cells_settle(cells, count);
     return XD_OK;
 }
 
@@ -21031,9 +22731,10 @@ XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->d.compat && term->teacher->kind == XD_XTOKEN_GOLD ? 1.0 : xdi_xtoken_sample(x, b);
 }
 
-/* tau^2 / D, 0 where nothing counts. */
+/* tau^2 / D, 0 where nothing counts; log-likelihoods are at temperature 1. */
 static double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return term->denominator > 0.0 ? x->d.temperature * x->d.temperature / term->denominator : 0.0;
+    const double tau = term->teacher->kind == XD_XTOKEN_LIKELIHOOD ? 1.0 : x->d.temperature;
+    return term->denominator > 0.0 ? tau * tau / term->denominator : 0.0;
 }
 
 /* omega_i, with the factor of its vocabulary; averaged logits are one teacher of weight 1. */
@@ -21052,22 +22753,46 @@ XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     x->found.first_value = value;
 }
 
-XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift) {
-    const bool first = x->written[row] == 0;
-    const int64_t label = first && x->ce_factor[row] != 0.0 ? x->d.labels[row] - x->vocab.begin : -1;
-    const double ce = first ? x->ce_factor[row] * x->ce_weight : 0.0;
-    const bool needs_p = times_p || shift != 0.0;
-    x->written[row] = 1;
-    for (int64_t v = 0; v < x->columns; v++) {
-        const double z = xdi_loss_load(&x->d.student, row, v);
-        const double p = needs_p ? exp(z / x->d.temperature - x->lse[row]) : 0.0;
-        double g = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
-        if (ce != 0.0) g += ce * (exp(z - x->lse_one[row]) - (v == label ? 1.0 : 0.0));
-        if (u) g += (times_p ? p * u[v] : u[v]) - p * shift;
-        xdi_loss_store(&x->d.gradient, row, v, g);
-    }
-    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
-        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count) {
+    xd_xtoken_args a;
+    memset(&a, 0, sizeof a);
+    a.logits = x->d.student;
+    a.columns = x->columns;
+    a.temperature = x->d.temperature;
+    a.lse = x->lse;
+    a.rows = x->rows;
+    a.places = x->places;
+    a.count = count;
+    a.fixed = x->fixed;
+    a.first = x->vocab.begin;
+    a.gradient = x->d.gradient;
+    a.lse_one = x->lse_one;
+    a.ce_factor = x->d.labels ? x->ce_factor : NULL;
+    a.ce_weight = x->ce_weight;
+    a.labels = x->d.labels;
+    a.written = x->written;
+    a.scratch = x->scratch;
+    return a;
+}
+
+XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  int64_t count) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+    a.logits = term->teacher->logits;
+    a.columns = term->vocabulary;
+    a.lse = NULL;
+    a.ids = x->ids;
+    a.k = term->k;
+    a.cells = x->teacher;
+    return a;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 1);
+    a.rows = &row;
+    a.u = u;
+    a.delta = &shift;
+    return x->kernels.gradient(&x->launch, &a);
 }
 
 /* ---- columns ---- */
@@ -21111,40 +22836,51 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* Widths of the blocks that teachers use in turn: the largest of each. */
 typedef struct xdi_xtoken_sizes {
-    int64_t ids, mask, student, teacher, tail, items, teacher_items;
+    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch;
 } xdi_xtoken_sizes;
 
 static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+/* Entries of the projection in this shard's rows. */
+static int64_t xdi_xtoken_entries(const xd_projection *m, const xd_vocab_info *info) {
+    return m && m->student_size >= info->end ? m->row_begin[info->end] - m->row_begin[info->begin] : 0;
+}
+
 static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
                                     const xd_vocab_info *info, xdi_xtoken_sizes *s) {
     const int64_t k = xdi_xtoken_columns(d, t, info->size), tile = xdi_xtoken_tile(d, k);
     const int64_t columns = info->end - info->begin, size = xdi_xtoken_vocabulary(t);
+    if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
+    s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
     if (t->kind == XD_XTOKEN_GOLD) {
         s->student = xdi_xtoken_most(s->student, columns);
         s->teacher = xdi_xtoken_most(s->teacher, size);
         s->tail = xdi_xtoken_most(s->tail, 2 + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
-        s->items = xdi_xtoken_most(s->items, columns);
-        s->teacher_items = xdi_xtoken_most(s->teacher_items, size);
+        s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
         return;
     }
     s->ids = xdi_xtoken_most(s->ids, k);
     s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
     s->student = xdi_xtoken_most(s->student, tile * k);
     s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
+    if (t->kind != XD_XTOKEN_PROJECTED) return;
+    s->tile = xdi_xtoken_most(s->tile, tile);
+    s->slots = xdi_xtoken_most(s->slots, size);
+    s->begin = columns + 1;
+    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(t->projection, info));
+    s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
-/* A block of count elements; NULL in a planning run. */
-static void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
+XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
     size_t offset = 0, bytes = 0;
     *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
     return *fits && arena->base ? arena->base + offset : NULL;
 }
 
 static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
-    const int64_t rows = x->d.student.rows, held = xdi_xtoken_most(x->held, x->vocab.ranks);
+    const int64_t rows = x->d.student.rows;
     x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
@@ -21152,9 +22888,21 @@ static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
-    x->rows = (int64_t *)xdi_xtoken_take(arena, held, sizeof(int64_t), fits);
-    x->row_delta = (double *)xdi_xtoken_take(arena, held, sizeof(xd_fixed), fits);
+    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
     x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
+}
+
+/* Rows at work, and the matrix in J. */
+static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
+    x->rows = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
+    x->places = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
+    x->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
+    x->slots = (int32_t *)xdi_xtoken_take(arena, s->slots, sizeof(int32_t), fits);
+    x->row_begin = (int64_t *)xdi_xtoken_take(arena, s->begin, sizeof(int64_t), fits);
+    x->entry_student = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_slot = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_weight = (float *)xdi_xtoken_take(arena, s->entries, sizeof(float), fits);
+    x->scratch = (float *)xdi_xtoken_take(arena, s->scratch, sizeof(float), fits);
 }
 
 /* Every block from the arena; with a planning arena this is the size query. False when it does not fit. */
@@ -21164,8 +22912,9 @@ static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
     xdi_xtoken_sizes s;
     bool fits = true;
     memset(&s, 0, sizeof s);
+    s.held = xdi_xtoken_most(x->held, x->vocab.ranks);
     xdi_xtoken_layout_rows(x, arena, &fits);
-    x->u = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
+    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), &fits);
     x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
                                         sizeof(xd_fixed), &fits);
     xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, &fits);
@@ -21187,9 +22936,9 @@ static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
     x->tails = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
     x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s.tail : 0,
                                              sizeof(double), &fits);
-    x->items = (xdi_xtoken_item *)xdi_xtoken_take(arena, s.items, sizeof(xdi_xtoken_item), &fits);
-    x->teacher_items =
-        (xdi_xtoken_item *)xdi_xtoken_take(arena, s.teacher_items, sizeof(xdi_xtoken_item), &fits);
+    x->other_tail = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
+    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s.tail, sizeof(int64_t), &fits);
+    xdi_xtoken_layout_matrix(x, arena, &s, &fits);
     return fits;
 }
 
@@ -21197,6 +22946,8 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     memset(x, 0, sizeof *x);
     x->ctx = ctx;
     x->d = *d;
+    if (ctx) x->launch = xd_ctx_launch(ctx);
+    if (ctx) x->kernels = xd_ctx_kernels(ctx).xtoken;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
@@ -21379,9 +23130,11 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
         if (term->teacher->kind == XD_XTOKEN_PROJECTED) XDI_TRY(xdi_xtoken_projected(x, term));
         if (term->teacher->kind == XD_XTOKEN_GOLD) XDI_TRY(xdi_xtoken_gold(x, term));
         if (term->teacher->kind == XD_XTOKEN_SAME) XDI_TRY(xdi_xtoken_same(x, term));
+        if (term->teacher->kind == XD_XTOKEN_CACHED) XDI_TRY(xdi_xtoken_cached(x, term));
+        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XDI_TRY(xdi_xtoken_likelihood(x, term));
     }
     for (int64_t row = 0; row < x->d.student.rows && write; row++)
-        if (!x->written[row]) xdi_xtoken_write(x, row, NULL, false, 0.0);
+        if (!x->written[row]) XDI_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
     return XD_OK;
 }
 
@@ -21500,206 +23253,149 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 
 /* Chunks [first, end) of sequence b. */
 typedef struct xdi_projected_tile {
-    const xdi_xtoken *x;
-    const xdi_xtoken_term *term;
     int64_t b, first, end;
-    int64_t row_count; /* student rows in x->rows */
 } xdi_projected_tile;
 
-/* The chunk of a held position when it is in the tile and looked at, as its place in the tile; else -1. */
-static int64_t xdi_projected_place(const xdi_projected_tile *tile, const int64_t *chunks, int64_t row) {
-    const int64_t c = chunks[row];
-    if (c < tile->first || c >= tile->end) return -1;
-    return xdi_xtoken_looks(tile->x, tile->term, tile->b, c) ? c - tile->first : -1;
+/* The student's (held of a sequence) or the teacher's rows of the tile whose chunks are looked at: in
+ * x->rows and x->places, by place. Returns how many. */
+static int64_t xdi_projected_rows(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_projected_tile *tile,
+                                  const int64_t *chunks, int64_t held) {
+    int64_t count = 0;
+    for (int64_t i = tile->b * held; i < (tile->b + 1) * held; i++) {
+        const int64_t c = chunks[i];
+        if (c < tile->first || c >= tile->end || !xdi_xtoken_looks(x, term, tile->b, c)) continue;
+        x->rows[count] = i;
+        x->places[count++] = c - tile->first;
+    }
+    return count;
 }
 
-/* Cells [first, first + k) of the student += sum_v p_v M[v, J_j]: only ids with an entry in J are
- * exponentiated. */
-static void xdi_projected_add_student(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row,
-                                      int64_t first) {
-    const xd_projection *m = term->teacher->projection;
-    for (int64_t j = 0; j < term->k; j++) {
-        const xdi_projection_span span = xdi_projection_column(m, x->ids[j], x->vocab.begin, x->vocab.end);
-        for (int64_t e = span.begin; e < span.end; e++) {
-            const double z = xdi_loss_load(&x->d.student, row, m->student_id[e] - x->vocab.begin);
-            xdi_xtoken_add(x, x->student, first + j,
-                           (double)m->column_weight[e] * exp(z / x->d.temperature - x->lse[row]));
-        }
-    }
-}
-
-/* Cells [first, first + k) of the teacher += log_softmax over J of its row. */
-static void xdi_projected_add_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row,
-                                      int64_t first) {
-    const xd_rows *y = &term->teacher->logits;
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t j = 0; j < term->k; j++) {
-        const double z = xdi_loss_load(y, row, x->ids[j]) / x->d.temperature;
-        if (!(z <= max)) max = z; /* a NaN stays */
-    }
-    for (int64_t j = 0; j < term->k; j++)
-        sum += exp(xdi_loss_load(y, row, x->ids[j]) / x->d.temperature - max);
-    const double lse = max + log(sum);
-    for (int64_t j = 0; j < term->k; j++)
-        xdi_xtoken_add(x, x->teacher, first + j, xdi_loss_load(y, row, x->ids[j]) / x->d.temperature - lse);
+static int64_t xdi_projected_student_rows(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          const xdi_projected_tile *tile) {
+    return xdi_projected_rows(x, term, tile, term->teacher->student_chunks, x->held);
 }
 
 /* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
-static xd_result xdi_projected_sums(xdi_xtoken *x, xdi_projected_tile *tile) {
-    const xdi_xtoken_term *term = tile->term;
-    const int64_t count = (tile->end - tile->first) * term->k;
+static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                    const xdi_projected_tile *tile) {
+    const int64_t places = tile->end - tile->first, count = places * term->k;
     xdi_xtoken_zero(x, x->student, count);
     xdi_xtoken_zero(x, x->teacher, count);
-    tile->row_count = 0;
-    for (int64_t i = tile->b * x->held; i < (tile->b + 1) * x->held; i++) {
-        const int64_t place = xdi_projected_place(tile, term->teacher->student_chunks, i);
-        if (place < 0) continue;
-        x->rows[tile->row_count++] = i;
-        xdi_projected_add_student(x, term, i, place * term->k);
-    }
-    for (int64_t i = tile->b * term->held; i < (tile->b + 1) * term->held; i++) {
-        const int64_t place = xdi_projected_place(tile, term->teacher->teacher_chunks, i);
-        if (place >= 0) xdi_projected_add_teacher(x, term, i, place * term->k);
-    }
+    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
+    a.place_count = places;
+    a.matrix = x->matrix;
+    a.k = term->k;
+    a.cells = x->student;
+    XDI_TRY(x->kernels.project(&x->launch, &a));
+    a = xdi_xtoken_teacher_args(
+        x, term, xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
+    a.place_count = places;
+    XDI_TRY(x->kernels.target(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
     return xdi_xtoken_join(x, x->teacher, count, x->d.sequence_comm, NULL);
 }
 
-/* Subtracts ln sum e^a: the target becomes a distribution. */
-static void xdi_projected_normalise(double *a, int64_t k) {
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t j = 0; j < k; j++)
-        if (!(a[j] <= max)) max = a[j];
-    for (int64_t j = 0; j < k; j++) sum += exp(a[j] - max);
-    const double lse = max + log(sum);
-    for (int64_t j = 0; j < k; j++) a[j] -= lse;
+static void xdi_projected_open_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_projected_tile *tile, int64_t c) {
+    const int64_t at = tile->b * term->teacher->chunks + c;
+    xd_xtoken_chunk *chunk = &x->chunks[c - tile->first];
+    memset(chunk, 0, sizeof *chunk);
+    chunk->compared = xdi_xtoken_looks(x, term, tile->b, c);
+    chunk->student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
+    chunk->teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
+    chunk->factor = xdi_xtoken_weight(x, term, tile->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
 }
 
-/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
- *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z */
-static double xdi_projected_divergence(double *q, const double *a, int64_t k, bool reverse) {
-    double z = XDI_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
-    for (int64_t j = 0; j < k; j++) z += q[j];
-    for (int64_t j = 0; j < k; j++) {
-        const double r = q[j] / z, s = log(r + XDI_XTOKEN_EPSILON), target = exp(a[j]);
-        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
-        if (reverse)
-            value += exp(s) * (s - a[j]);
-        else if (target != 0.0)
-            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
-        q[j] = ds / (r + XDI_XTOKEN_EPSILON);
-        dot += q[j] * r;
+/* What a chunk adds to the sums. */
+static void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                    const xdi_projected_tile *tile, int64_t c) {
+    const xd_xtoken_chunk *chunk = &x->chunks[c - tile->first];
+    const double weight = xdi_xtoken_weight(x, term, tile->b, c);
+    const bool good = isfinite(chunk->value) != 0;
+    if (!chunk->compared || !x->owner) return;
+    if (!good && weight != 0.0) xdi_xtoken_found(x, tile->b * term->teacher->chunks + c, chunk->value);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+}
+
+/* Keeps those of the first `count` rows whose chunk is of one position, or of more, and has a gradient. */
+static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool one) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
+        if (chunk->largest == 0.0 || (chunk->student < 1.5) != one) continue;
+        x->rows[kept] = x->rows[i];
+        x->places[kept++] = x->places[i];
     }
-    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
-    return value;
+    return kept;
 }
 
-static int64_t xdi_projected_argmax(const double *x, int64_t k) {
-    int64_t best = 0;
-    for (int64_t j = 1; j < k; j++)
-        if (x[j] > x[best]) best = j;
-    return best;
-}
-
-/* One chunk of the tile: its sums become means, its loss is added, and q becomes d loss / d y of each of its
- * positions, y = p M. Zero where nothing counts. */
-static void xdi_projected_chunk(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b, int64_t c, double *q,
-                                double *a) {
-    const int64_t at = b * term->teacher->chunks + c;
-    const double student = (double)term->student_sizes[at] + XDI_XTOKEN_EPSILON;
-    const double teacher = (double)term->teacher_sizes[at] + XDI_XTOKEN_EPSILON;
-    const double weight = xdi_xtoken_weight(x, term, b, c);
-    for (int64_t j = 0; j < term->k; j++) q[j] /= student;
-    for (int64_t j = 0; j < term->k; j++) a[j] /= teacher;
-    if (!x->d.compat) xdi_projected_normalise(a, term->k);
-    const bool agree = xdi_projected_argmax(q, term->k) == xdi_projected_argmax(a, term->k);
-    const double value = xdi_projected_divergence(q, a, term->k, x->d.reverse);
-    const bool good = isfinite(value) != 0;
-    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, at, value);
-    if (x->owner) {
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. The chunk itself knows delta of its only position. */
+static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xdi_projected_tile *tile, bool one) {
+    const int64_t count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), one);
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+    a.place_count = tile->end - tile->first;
+    a.matrix = x->matrix;
+    a.k = term->k;
+    a.student = x->student;
+    a.chunks = x->chunks;
+    a.cells = x->row_delta;
+    a.delta = x->row_delta;
+    if (!one) {
+        xdi_xtoken_zero(x, x->row_delta, count);
+        XDI_TRY(x->kernels.delta(&x->launch, &a));
+        XDI_TRY(xdi_xtoken_join(x, x->row_delta, count, x->vocab.tp, NULL));
     }
-    const double factor = good ? weight * xdi_xtoken_factor(x, term) / student : 0.0;
-    for (int64_t j = 0; j < term->k; j++) q[j] = factor != 0.0 ? q[j] * factor : 0.0;
-}
-
-/* The largest |dy|: delta is summed in units of it, for fixed point. 0 where nothing counts. */
-static double xdi_projected_unit(const double *dy, int64_t k) {
-    double most = 0.0;
-    for (int64_t j = 0; j < k; j++)
-        if (fabs(dy[j]) > most) most = fabs(dy[j]);
-    return most;
-}
-
-/* Cell i += sum_v p_v h_v of this shard, h = M dy, in units of dy. */
-static void xdi_projected_delta(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t i,
-                                const double *dy) {
-    const xd_projection *m = term->teacher->projection;
-    const double unit = xdi_projected_unit(dy, term->k);
-    const int64_t row = x->rows[i];
-    for (int64_t j = 0; j < term->k; j++) {
-        if (dy[j] == 0.0) continue;
-        const xdi_projection_span span = xdi_projection_column(m, x->ids[j], x->vocab.begin, x->vocab.end);
-        for (int64_t e = span.begin; e < span.end; e++) {
-            const double z = xdi_loss_load(&x->d.student, row, m->student_id[e] - x->vocab.begin);
-            xdi_xtoken_add(x, x->row_delta, i,
-                           (double)m->column_weight[e] * (dy[j] / unit) *
-                               exp(z / x->d.temperature - x->lse[row]));
-        }
+    for (int64_t i = 0; i < count; i++) {
+        const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
+        x->row_delta[i] = one ? chunk->delta : x->row_delta[i] * chunk->largest;
     }
+    return x->kernels.gradient(&x->launch, &a);
 }
 
-/* u = h / tau of this shard. */
-static void xdi_projected_scatter(xdi_xtoken *x, const xdi_xtoken_term *term, const double *dy) {
-    const xd_projection *m = term->teacher->projection;
-    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
-    for (int64_t j = 0; j < term->k; j++) {
-        const xdi_projection_span span = xdi_projection_column(m, x->ids[j], x->vocab.begin, x->vocab.end);
-        for (int64_t e = span.begin; e < span.end; e++)
-            x->u[m->student_id[e] - x->vocab.begin] += (double)m->column_weight[e] * dy[j] / x->d.temperature;
-    }
+static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                   const xdi_projected_tile *tile) {
+    XDI_TRY(xdi_projected_sums(x, term, tile));
+    for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_open_chunk(x, term, tile, c);
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+    a.place_count = tile->end - tile->first;
+    a.k = term->k;
+    a.student = x->student;
+    a.teacher = x->teacher;
+    a.chunks = x->chunks;
+    a.normalise = !x->d.compat;
+    a.reverse = x->d.reverse;
+    XDI_TRY(x->kernels.divergence(&x->launch, &a));
+    for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_add_chunk(x, term, tile, c);
+    if (!x->write) return XD_OK;
+    XDI_TRY(xdi_projected_gradient(x, term, tile, true));
+    return xdi_projected_gradient(x, term, tile, false);
 }
 
-/* dz = p (h - delta) / tau for the rows of the tile. A run of one chunk's rows makes h once. */
-static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_projected_tile *tile) {
-    const xdi_xtoken_term *term = tile->term;
-    const int64_t *chunks = term->teacher->student_chunks;
-    int64_t last = -1;
-    xdi_xtoken_zero(x, x->row_delta, tile->row_count);
-    for (int64_t i = 0; i < tile->row_count; i++)
-        xdi_projected_delta(x, term, i, x->student + (chunks[x->rows[i]] - tile->first) * term->k);
-    XDI_TRY(xdi_xtoken_join(x, x->row_delta, tile->row_count, x->vocab.tp, NULL));
-    for (int64_t i = 0; i < tile->row_count; i++) {
-        const int64_t place = chunks[x->rows[i]] - tile->first;
-        const double *dy = x->student + place * term->k, unit = xdi_projected_unit(dy, term->k);
-        if (unit == 0.0) continue;
-        if (place != last) xdi_projected_scatter(x, term, dy);
-        last = place;
-        xdi_xtoken_write(x, x->rows[i], x->u, true, x->row_delta[i] * unit / x->d.temperature);
-    }
+/* J of sequence b, and the projection in it. */
+static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    XDI_TRY(xdi_xtoken_choose(x, term, b));
+    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end, x->slots,
+                            x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
+    x->matrix.columns = x->columns;
+    x->matrix.k = term->k;
+    x->matrix.begin = x->row_begin;
+    x->matrix.student = x->entry_student;
+    x->matrix.slot = x->entry_slot;
+    x->matrix.weight = x->entry_weight;
     return XD_OK;
-}
-
-static xd_result xdi_projected_run_tile(xdi_xtoken *x, xdi_xtoken_term *term, xdi_projected_tile *tile) {
-    XDI_TRY(xdi_projected_sums(x, tile));
-    for (int64_t c = tile->first; c < tile->end; c++) {
-        const int64_t at = (c - tile->first) * term->k;
-        if (xdi_xtoken_looks(x, term, tile->b, c))
-            xdi_projected_chunk(x, term, tile->b, c, x->student + at, x->teacher + at);
-    }
-    return x->write ? xdi_projected_gradient(x, tile) : XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
     const int64_t chunks = term->teacher->chunks;
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        if (b == 0 || !x->d.compat) XDI_TRY(xdi_xtoken_choose(x, term, b));
+        if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
         for (int64_t first = 0; first < chunks; first += term->tile) {
-            const int64_t end = first + term->tile < chunks ? first + term->tile : chunks;
-            xdi_projected_tile tile = { x, term, b, first, end, 0 };
-            XDI_TRY(xdi_projected_run_tile(x, term, &tile));
+            const xdi_projected_tile tile = { b, first,
+                                              first + term->tile < chunks ? first + term->tile : chunks };
+            XDI_TRY(xdi_projected_run(x, term, &tile));
         }
     }
     return XD_OK;
@@ -21713,59 +23409,23 @@ XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) 
 /* What a shard tells the others of a chunk: its likeliest pair, and behind that its sorted tail. */
 enum { XDI_GOLD_BEST, XDI_GOLD_PAIR, XDI_GOLD_TAIL };
 
-/* ---- the largest of a list ---- */
-
-static bool xdi_gold_before(const xdi_xtoken_item *a, const xdi_xtoken_item *b) {
-    return a->value > b->value || (a->value == b->value && a->id < b->id);
-}
-
-static void xdi_gold_sift(xdi_xtoken_item *heap, int64_t at, int64_t count) {
-    const xdi_xtoken_item item = heap[at];
-    for (int64_t child = 2 * at + 1; child < count; child = 2 * at + 1) {
-        if (child + 1 < count && xdi_gold_before(&heap[child + 1], &heap[child])) child++;
-        if (!xdi_gold_before(&heap[child], &item)) break;
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = item;
-}
-
-/* The k first of the list, in order from its end: items[count - 1 - i] is number i. */
-static void xdi_gold_select(xdi_xtoken_item *items, int64_t count, int64_t k) {
-    for (int64_t at = count / 2; at-- > 0;) xdi_gold_sift(items, at, count);
-    for (int64_t i = 0; i < k; i++) {
-        const int64_t last = count - 1 - i;
-        const xdi_xtoken_item largest = items[0];
-        items[0] = items[last];
-        xdi_gold_sift(items, 0, last);
-        items[last] = largest;
-    }
-}
-
 /* ---- one chunk ---- */
 
-/* Chunk c of sequence b, with its tail's length on this shard and as compared. */
+/* Chunk c of sequence b. */
 typedef struct xdi_gold_chunk {
     int64_t b, c;
-    int64_t mine, student_count,
-        teacher_count; /* tail entries of this shard; lists in x->items, teacher_items */
-    int64_t tail;
+    int64_t tail;       /* how long the tails are */
+    int64_t other_best; /* the teacher's likeliest pair */
     double kl, l1;
     bool agree;
 } xdi_gold_chunk;
 
-static void xdi_gold_add_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row) {
-    const xd_rows *y = &term->teacher->logits;
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t u = 0; u < term->vocabulary; u++) {
-        const double z = xdi_loss_load(y, row, u) / x->d.temperature;
-        if (!(z <= max)) max = z;
-    }
-    for (int64_t u = 0; u < term->vocabulary; u++)
-        sum += exp(xdi_loss_load(y, row, u) / x->d.temperature - max);
-    const double lse = max + log(sum);
-    for (int64_t u = 0; u < term->vocabulary; u++)
-        xdi_xtoken_add(x, x->teacher, u, xdi_loss_load(y, row, u) / x->d.temperature - lse);
+/* The rows of the chunk, in x->rows; returns how many. */
+static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks, int64_t held) {
+    int64_t count = 0;
+    for (int64_t i = chunk->b * held; i < (chunk->b + 1) * held; i++)
+        if (chunks[i] == chunk->c) x->rows[count++] = i;
+    return count;
 }
 
 /* alpha of this shard's ids in x->student, beta of all the teacher's in x->teacher. */
@@ -21774,67 +23434,61 @@ static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     const int64_t at = chunk->b * t->chunks + chunk->c;
     xdi_xtoken_zero(x, x->student, x->columns);
     xdi_xtoken_zero(x, x->teacher, term->vocabulary);
-    for (int64_t i = chunk->b * x->held; i < (chunk->b + 1) * x->held; i++)
-        for (int64_t v = 0; v < x->columns && t->student_chunks[i] == chunk->c; v++)
-            xdi_xtoken_add(x, x->student, v,
-                           xdi_loss_load(&x->d.student, i, v) / x->d.temperature - x->lse[i]);
-    for (int64_t i = chunk->b * term->held; i < (chunk->b + 1) * term->held; i++)
-        if (t->teacher_chunks[i] == chunk->c) xdi_gold_add_teacher(x, term, i);
+    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_rows(x, chunk, t->student_chunks, x->held));
+    a.cells = x->student;
+    XDI_TRY(x->kernels.log_probs(&x->launch, &a));
+    a = xdi_xtoken_teacher_args(x, term, xdi_gold_rows(x, chunk, t->teacher_chunks, term->held));
+    XDI_TRY(x->kernels.log_probs(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, x->d.sequence_comm, NULL));
     XDI_TRY(xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL));
-    for (int64_t v = 0; v < x->columns; v++)
-        x->student[v] /= (double)term->student_sizes[at] + XDI_XTOKEN_EPSILON;
-    for (int64_t u = 0; u < term->vocabulary; u++)
-        x->teacher[u] /= (double)term->teacher_sizes[at] + XDI_XTOKEN_EPSILON;
+    const double student = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
+    const double teacher = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
+    for (int64_t v = 0; v < x->columns; v++) x->student[v] *= student;
+    for (int64_t u = 0; u < term->vocabulary; u++) x->teacher[u] *= teacher;
     return XD_OK;
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
-static void xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl) {
-    double best = -INFINITY, pair = -1.0;
+static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl, xdi_gold_chunk *chunk) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     xdi_xtoken_zero(x, kl, 1);
-    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
-    for (int64_t i = 0; i < map->pairs; i++) {
-        const int64_t v = map->student[i] - x->vocab.begin;
-        if (v < 0 || v >= x->columns) continue;
-        const double alpha = x->student[v], beta = x->teacher[map->teacher[i]];
-        const double p = exp(x->d.reverse ? alpha : beta);
-        if (p != 0.0) xdi_xtoken_add(x, kl, 0, p * (x->d.reverse ? alpha - beta : beta - alpha));
-        if (p != 0.0) x->u[v] = x->d.reverse ? p * (alpha - beta + 1.0) : -p;
-        if (pair >= 0.0 && !(alpha > best)) continue;
-        best = alpha;
-        pair = (double)i;
-    }
-    x->tails[XDI_GOLD_BEST] = best;
-    x->tails[XDI_GOLD_PAIR] = pair;
+    a.cells = kl;
+    a.means = x->student;
+    a.others = x->teacher;
+    a.pair = map->student;
+    a.other = map->teacher;
+    a.pairs = map->pairs;
+    a.reverse = x->d.reverse;
+    a.slope = x->u;
+    XDI_TRY(x->kernels.pair(&x->launch, &a));
+    x->tails[XDI_GOLD_PAIR] = (double)a.best;
+    x->tails[XDI_GOLD_BEST] = a.best < 0 ? -INFINITY : x->student[map->student[a.best] - x->vocab.begin];
+    chunk->other_best = a.other_best;
+    return XD_OK;
 }
 
-/* The tails: this shard's ids and the teacher's without a partner, the largest first; a shorter list of
- * this shard ends in -1, which is less than any probability. */
-static void xdi_gold_tails(xdi_xtoken *x, const xd_exact_map *map, xdi_gold_chunk *chunk) {
-    chunk->student_count = chunk->teacher_count = 0;
-    for (int64_t i = 0; i < map->student_rest_count; i++) {
-        const int64_t v = map->student_rest[i] - x->vocab.begin;
-        if (v < 0 || v >= x->columns) continue;
-        x->items[chunk->student_count].value = exp(x->student[v]);
-        x->items[chunk->student_count++].id = v;
-    }
-    for (int64_t i = 0; i < map->teacher_rest_count; i++) {
-        x->teacher_items[chunk->teacher_count].value = exp(x->teacher[map->teacher_rest[i]]);
-        x->teacher_items[chunk->teacher_count++].id = map->teacher_rest[i];
-    }
-    chunk->mine = chunk->student_count < chunk->tail ? chunk->student_count : chunk->tail;
-    xdi_gold_select(x->items, chunk->student_count, chunk->mine);
-    xdi_gold_select(x->teacher_items, chunk->teacher_count, chunk->tail);
-    for (int64_t i = 0; i < chunk->tail; i++)
-        x->tails[XDI_GOLD_TAIL + i] = i < chunk->mine ? x->items[chunk->student_count - 1 - i].value : -1.0;
+/* The tails: the largest probabilities of this shard's ids and of the teacher's without a partner; a shorter
+ * list of this shard ends in -1, which is less than any probability. */
+static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
+    const xd_exact_map *map = term->teacher->map;
+    xd_xtoken_tail t = { x->student,          map->student_rest, map->student_rest_count,    x->vocab.begin,
+                         x->vocab.end,        chunk->tail,       x->tails + XDI_GOLD_TAIL,   x->tail_ids,
+                         x->scratch };
+    XDI_TRY(x->kernels.tail(&x->launch, &t));
+    t.means = x->teacher;
+    t.ids = map->teacher_rest;
+    t.count = map->teacher_rest_count;
+    t.begin = 0;
+    t.end = term->vocabulary;
+    t.values = x->other_tail;
+    t.found = x->tail_ids + chunk->tail;
+    return x->kernels.tail(&x->launch, &t);
 }
 
 /* Finds the likeliest pair of all shards, and whether the teacher has the same. */
-static void xdi_gold_merge_pairs(xdi_xtoken *x, const xd_exact_map *map, const double *all, int64_t stride,
+static void xdi_gold_merge_pairs(const xdi_xtoken *x, const double *all, int64_t stride,
                                  xdi_gold_chunk *chunk) {
     double best = -INFINITY, pair = -1.0;
-    int64_t teacher = 0;
     for (int r = 0; r < x->vocab.ranks; r++) {
         const double *one = all + r * stride;
         if (one[XDI_GOLD_PAIR] < 0.0 || (pair >= 0.0 && one[XDI_GOLD_BEST] < best)) continue;
@@ -21842,9 +23496,7 @@ static void xdi_gold_merge_pairs(xdi_xtoken *x, const xd_exact_map *map, const d
         best = one[XDI_GOLD_BEST];
         pair = one[XDI_GOLD_PAIR];
     }
-    for (int64_t i = 1; i < map->pairs; i++)
-        if (x->teacher[map->teacher[i]] > x->teacher[map->teacher[teacher]]) teacher = i;
-    chunk->agree = map->pairs > 0 && pair == (double)teacher;
+    chunk->agree = chunk->other_best >= 0 && pair == (double)chunk->other_best;
 }
 
 /* Walks the sorted tails of all shards as one list; u gets the derivative by alpha where an entry is ours.
@@ -21863,12 +23515,12 @@ static void xdi_gold_merge_tails(xdi_xtoken *x, const double *all, int64_t strid
                 owner = r;
             }
         }
-        const double y = x->teacher_items[chunk->teacher_count - 1 - i].value;
+        const double y = x->other_tail[i];
         const int64_t mine = place[owner]++;
         chunk->l1 += fabs(largest - y);
-        if (owner != x->vocab.rank || mine >= chunk->mine) continue;
+        if (owner != x->vocab.rank || x->tail_ids[mine] < 0) continue;
         const double sign = largest > y ? 1.0 : largest < y ? -1.0 : 0.0;
-        x->u[x->items[chunk->student_count - 1 - mine].id] = sign * largest;
+        x->u[x->tail_ids[mine]] = (float)(sign * largest);
     }
 }
 
@@ -21877,12 +23529,12 @@ static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, c
                                    double factor) {
     double *sum = x->row_sums; /* one cell */
     xdi_xtoken_zero(x, sum, 1);
-    for (int64_t v = 0; v < x->columns; v++) xdi_xtoken_add(x, sum, 0, x->u[v]);
-    for (int64_t v = 0; v < x->columns; v++) x->u[v] *= factor / x->d.temperature;
+    for (int64_t v = 0; v < x->columns; v++) xdi_xtoken_add(x, sum, 0, (double)x->u[v]);
+    for (int64_t v = 0; v < x->columns; v++) x->u[v] *= (float)(factor / x->d.temperature);
     XDI_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
     sum[0] *= factor / x->d.temperature;
-    for (int64_t i = chunk->b * x->held; i < (chunk->b + 1) * x->held; i++)
-        if (term->teacher->student_chunks[i] == chunk->c) xdi_xtoken_write(x, i, x->u, false, sum[0]);
+    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
+    for (int64_t i = 0; i < count; i++) XDI_TRY(xdi_xtoken_write(x, x->rows[i], x->u, sum[0]));
     return XD_OK;
 }
 
@@ -21900,24 +23552,23 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
     if (!x->write || !isfinite(value)) return XD_OK;
     return xdi_gold_gradient(x, term, chunk,
                              weight * xdi_xtoken_factor(x, term) /
-                                 ((double)term->student_sizes[at] + XDI_XTOKEN_EPSILON));
+                                 ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON));
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    const xd_exact_map *map = term->teacher->map;
     const int64_t stride = XDI_GOLD_TAIL + chunk->tail;
     const double *all = x->tails;
     double *kl = x->row_sums; /* one cell */
     XDI_TRY(xdi_gold_means(x, term, chunk));
-    xdi_gold_pairs(x, map, kl);
+    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl, chunk));
     XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
-    xdi_gold_tails(x, map, chunk);
+    if (chunk->tail > 0) XDI_TRY(xdi_gold_tails(x, term, chunk));
     if (x->vocab.tp) {
         XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, stride, XD_DTYPE_F64));
         all = x->all_tails;
     }
-    xdi_gold_merge_pairs(x, map, all, stride, chunk);
+    xdi_gold_merge_pairs(x, all, stride, chunk);
     xdi_gold_merge_tails(x, all, stride, chunk);
     return xdi_gold_finish(x, term, chunk);
 }
@@ -22002,7 +23653,7 @@ static double xdi_same_divergence(double *s, const double *t, int64_t k, bool re
     return value;
 }
 
-static void xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
+static xd_result xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
     const double weight = x->row_weight[row], factor = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
     int64_t best[2] = { 0, 0 };
     for (int64_t j = 0; j < term->k; j++) {
@@ -22018,13 +23669,13 @@ static void xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, doub
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, best[0] == best[1] ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
-    if (!good || !x->write) return;
+    if (!good || !x->write) return XD_OK;
     memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
     for (int64_t j = 0; j < term->k; j++) {
         const int64_t id = xdi_same_id(x, term, j);
-        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = factor * s[j];
+        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = (float)(factor * s[j]);
     }
-    xdi_xtoken_write(x, row, x->u, false, 0.0);
+    return xdi_xtoken_write(x, row, x->u, 0.0);
 }
 
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
@@ -22036,10 +23687,591 @@ XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
             XDI_TRY(xdi_same_gather(x, term, first, end));
             for (int64_t row = first; row < end; row++)
                 if (x->row_weight[row] != 0.0)
-                    xdi_same_row(x, term, row, x->student + (row - first) * term->k);
+                    XDI_TRY(xdi_same_row(x, term, row, x->student + (row - first) * term->k));
         }
     }
     return XD_OK;
+}
+
+/* >>distill/xtoken_cached.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
+enum { XDI_XCACHED_ROOM = 16384 };
+
+/* A range of entries, of the tile or of a matrix. */
+typedef struct xdi_xcached_span {
+    int64_t begin, end;
+} xdi_xcached_span;
+
+/* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
+typedef struct xdi_xcached {
+    int64_t k, most, total,
+        room;                /* ids a position, teacher rows of a rank, those with a chunk on all, entries */
+    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
+    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
+    int64_t *places;         /* [total] ascending within a chunk */
+    double *mass;            /* [V_t] zero between uses */
+    double *slopes;          /* [columns] zero between uses: h, the student's side of dy */
+    int32_t *ids;            /* [k] of one position, and their probabilities */
+    double *probabilities;
+    int64_t b, first, end, row_count;
+    int64_t *rows;    /* [held] student rows of the tile */
+    double *deltas;   /* [held] cells */
+    int64_t *offset;  /* [C + 1] where the entries of the tile's chunks begin */
+    int32_t *columns; /* [room] J of one chunk after the other */
+    double *target;   /* [room] a */
+    double *q;        /* [room] cells; after the chunk: d loss / d y, y = p M */
+} xdi_xcached;
+
+/* ---- teachers without logits ---- */
+
+XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t) {
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return !t->cache && !t->target_log_probs;
+    return t->kind != XD_XTOKEN_CACHED;
+}
+
+XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row) {
+    if (t->kind == XD_XTOKEN_LIKELIHOOD && t->target_log_probs) return (double)t->target_log_probs[row];
+    return t->cache_positions[row] < 0 ? -INFINITY : xdi_cache_next(t->cache, t->cache_positions[row]);
+}
+
+static xd_result xdi_xcached_check_cache(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const xd_teacher_cache_info info = xd_teacher_cache_describe(t->cache);
+    XDI_REQUIRE(ctx, t->cache_positions || t->logits.rows == 0, XD_ERROR_ARGUMENT,
+                "teacher %d has a cache but no positions", index);
+    XDI_TRY(xdi_cache_check_origin(ctx, t->cache, t->origin));
+    XDI_REQUIRE(ctx, t->kind == XD_XTOKEN_LIKELIHOOD || info.desc.temperature == d->temperature,
+                XD_ERROR_ARGUMENT, "teacher %d was cached at temperature %g, the loss is at %g", index,
+                info.desc.temperature, d->temperature);
+    XDI_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
+                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
+                (long long)info.desc.vocabulary);
+    for (int64_t i = 0; i < t->logits.rows; i++) {
+        const int64_t at = t->cache_positions[i];
+        const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
+        XDI_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
+                    "teacher %d: row %lld is position %lld of a cache of %lld", index, (long long)i,
+                    (long long)at, (long long)info.positions);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const bool scored = d->score != XD_XTOKEN_SCORE_NONE && d->score != XD_XTOKEN_SCORE_CE;
+    XDI_REQUIRE(ctx, t->logits.rows >= 0 && t->logits.rows % d->sequences == 0 && !t->logits.data,
+                XD_ERROR_SHAPE, "teacher %d has %lld rows%s for %lld sequences", index,
+                (long long)t->logits.rows, t->logits.data ? " of logits beside its cache" : "",
+                (long long)d->sequences);
+    XDI_REQUIRE(ctx, t->cache || t->kind == XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
+                "teacher %d has no cache", index);
+    XDI_REQUIRE(ctx, !scored, XD_ERROR_UNSUPPORTED, "teacher %d has no logits to be scored by %s", index,
+                d->score == XD_XTOKEN_SCORE_ENTROPY ? "entropy" : "its largest probability");
+    return t->cache ? xdi_xcached_check_cache(ctx, d, index) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
+    XDI_REQUIRE(ctx, !t->projection || t->projection->student_size == size, XD_ERROR_SHAPE,
+                "the projection of teacher %d has %lld rows but the student's vocabulary %lld ids", index,
+                t->projection ? (long long)t->projection->student_size : 0LL, (long long)size);
+    XDI_REQUIRE(ctx, !t->projection || t->projection->teacher_size == vocabulary, XD_ERROR_SHAPE,
+                "the projection of teacher %d has %lld columns but its cache %lld ids", index,
+                t->projection ? (long long)t->projection->teacher_size : 0LL, (long long)vocabulary);
+    return XD_OK;
+}
+
+/* ---- places in the cache ---- */
+
+/* Entries that a chunk can have at most. */
+static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached *h, int64_t slot) {
+    const int64_t entries = term->teacher_sizes[slot] * h->k;
+    return entries < term->vocabulary ? entries : term->vocabulary;
+}
+
+static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    int64_t longest = 1;
+    for (int64_t i = 0; i < slots; i++) {
+        const int64_t bound = xdi_xcached_bound(term, h, i);
+        h->total += term->teacher_sizes[i];
+        if (bound > longest) longest = bound;
+    }
+    h->room = h->total * h->k;
+    if (h->room > XDI_XCACHED_ROOM) h->room = XDI_XCACHED_ROOM;
+    if (h->room < longest) h->room = longest;
+}
+
+static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                               xd_arena *arena) {
+    const int64_t chunks = term->teacher->chunks, slots = x->d.sequences * chunks;
+    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
+    bool fits = true;
+    h->mine = (int64_t *)xdi_xtoken_take(arena, 2 * h->most, sizeof(int64_t), &fits);
+    h->all = (int64_t *)xdi_xtoken_take(arena, 2 * h->most * ranks, sizeof(int64_t), &fits);
+    h->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), &fits);
+    h->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), &fits);
+    h->places = (int64_t *)xdi_xtoken_take(arena, h->total, sizeof(int64_t), &fits);
+    h->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), &fits);
+    h->slopes = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
+    h->ids = (int32_t *)xdi_xtoken_take(arena, h->k, sizeof(int32_t), &fits);
+    h->probabilities = (double *)xdi_xtoken_take(arena, h->k, sizeof(double), &fits);
+    h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
+    h->deltas = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), &fits);
+    h->offset = (int64_t *)xdi_xtoken_take(arena, chunks + 1, sizeof(int64_t), &fits);
+    h->columns = (int32_t *)xdi_xtoken_take(arena, h->room, sizeof(int32_t), &fits);
+    h->target = (double *)xdi_xtoken_take(arena, h->room, sizeof(double), &fits);
+    h->q = (double *)xdi_xtoken_take(arena, h->room, sizeof(xd_fixed), &fits);
+    return fits;
+}
+
+/* Every rank gets the places of all positions; it reads the cache by itself. */
+static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                      const int64_t **all, int64_t *count) {
+    const xd_xtoken_teacher *t = term->teacher;
+    xd_comm *comm = x->d.sequence_comm;
+    const bool alone = !comm || xd_comm_size(comm) == 1;
+    for (int64_t i = 0; i < h->most; i++) {
+        const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
+        h->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
+        h->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+    }
+    *all = alone ? h->mine : h->all;
+    *count = h->most * (alone ? 1 : xd_comm_size(comm));
+    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, h->mine, h->all, 2 * h->most, XD_DTYPE_I64);
+}
+
+/* Sorts them by chunk and place, so that sums do not depend on which rank held what. */
+static void xdi_xcached_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                             const int64_t *all, int64_t count) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    h->begin[0] = 0;
+    for (int64_t i = 0; i < slots; i++) h->begin[i + 1] = h->begin[i] + term->teacher_sizes[i];
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t slot = all[2 * i], place = all[2 * i + 1];
+        if (slot < 0) continue;
+        int64_t at = h->begin[slot] + h->filled[slot]++;
+        for (; at > h->begin[slot] && h->places[at - 1] > place; at--) h->places[at] = h->places[at - 1];
+        h->places[at] = place;
+    }
+}
+
+/* ---- the sums of a tile ---- */
+
+/* J and a of one chunk, at the tile's entry `at`. Returns the size of J. */
+static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+                                  int64_t slot, int64_t at) {
+    const xd_teacher_cache *cache = term->teacher->cache;
+    const double positions = (double)term->teacher_sizes[slot];
+    int64_t count = 0;
+    for (int64_t i = h->begin[slot]; i < h->begin[slot + 1]; i++) {
+        xd_teacher_cache_entries(x->ctx, cache, h->places[i], h->ids, h->probabilities);
+        for (int64_t j = 0; j < h->k; j++) {
+            const int32_t id = h->ids[j];
+            if (h->probabilities[j] == 0.0) continue;
+            if (h->mass[id] == 0.0) h->columns[at + count++] = id;
+            h->mass[id] += h->probabilities[j];
+        }
+    }
+    for (int64_t i = at; i < at + count; i++) {
+        h->target[i] = h->mass[h->columns[i]] / positions;
+        h->mass[h->columns[i]] = 0.0;
+    }
+    return count;
+}
+
+/* As many chunks from h->end on as there is room for, with their targets. */
+static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    const int64_t chunks = term->teacher->chunks, most = x->d.tile > 0 ? x->d.tile : chunks;
+    h->first = h->end;
+    h->offset[0] = 0;
+    for (; h->end < chunks && h->end - h->first < most; h->end++) {
+        const int64_t slot = h->b * chunks + h->end, at = h->offset[h->end - h->first];
+        const bool looks = xdi_xtoken_looks(x, term, h->b, h->end);
+        if (looks && at + xdi_xcached_bound(term, h, slot) > h->room) break;
+        h->offset[h->end - h->first + 1] = at + (looks ? xdi_xcached_target(x, term, h, slot, at) : 0);
+    }
+}
+
+/* Entries of the row's chunk when it is in the tile and looked at. */
+static xdi_xcached_span xdi_xcached_entries(const xdi_xtoken_term *term, const xdi_xcached *h, int64_t row) {
+    const int64_t c = term->teacher->student_chunks[row];
+    xdi_xcached_span span = { 0, 0 };
+    if (c < h->first || c >= h->end) return span;
+    span.begin = h->offset[c - h->first];
+    span.end = h->offset[c - h->first + 1];
+    return span;
+}
+
+/* Student ids of this shard that one teacher id comes from, as entries of the transposed matrix. */
+static xdi_xcached_span xdi_xcached_sources(const xdi_xtoken *x, const xd_projection *m, int32_t id) {
+    xdi_xcached_span span = { m->column_begin[id], m->column_begin[id + 1] };
+    while (span.begin < span.end && m->student_id[span.begin] < x->vocab.begin) span.begin++;
+    while (span.begin < span.end && m->student_id[span.end - 1] >= x->vocab.end) span.end--;
+    return span;
+}
+
+/* The probability of an id of this shard. */
+static double xdi_xcached_p(const xdi_xtoken *x, int64_t row, int64_t id) {
+    const double z = xdi_loss_load(&x->d.student, row, id - x->vocab.begin);
+    return exp(z / x->d.temperature - x->lse[row]);
+}
+
+/* Cell i += scale (p M) of one teacher id, of this shard's columns. */
+static void xdi_xcached_add(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row, int32_t id,
+                            double scale, double *cells, int64_t i) {
+    const xd_projection *m = term->teacher->projection;
+    if (!m) {
+        if (id >= x->vocab.begin && id < x->vocab.end)
+            xdi_xtoken_add(x, cells, i, scale * xdi_xcached_p(x, row, id));
+        return;
+    }
+    const xdi_xcached_span span = xdi_xcached_sources(x, m, id);
+    for (int64_t e = span.begin; e < span.end; e++)
+        xdi_xtoken_add(x, cells, i,
+                       (double)m->column_weight[e] * scale * xdi_xcached_p(x, row, m->student_id[e]));
+}
+
+static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    const int64_t count = h->offset[h->end - h->first];
+    xdi_xtoken_zero(x, h->q, count);
+    h->row_count = 0;
+    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
+        const xdi_xcached_span span = xdi_xcached_entries(term, h, row);
+        if (span.begin == span.end) continue;
+        h->rows[h->row_count++] = row;
+        for (int64_t i = span.begin; i < span.end; i++)
+            xdi_xcached_add(x, term, row, h->columns[i], 1.0, h->q, i);
+    }
+    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, x->d.sequence_comm);
+}
+
+/* ---- chunks ---- */
+
+/* One term of d, and its derivative by q; the logarithms have a floor. */
+static double xdi_xcached_term(double q, double a, bool reverse, double *slope) {
+    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
+    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
+    return reverse ? q * difference : -a * difference;
+}
+
+/* d(c), and in q its derivative. What is outside J is 1 minus the sum: each q has its slope the other way round
+ * there, but for sums above 1, which rows of M above 1 can make. */
+static double xdi_xcached_divergence(double *q, const double *a, int64_t n, bool reverse) {
+    double inside = 0.0, target = 0.0, value = 0.0, slope;
+    for (int64_t i = 0; i < n; i++) {
+        inside += q[i];
+        target += a[i];
+        value += xdi_xcached_term(q[i], a[i], reverse, &q[i]);
+    }
+    const double outside = 1.0 - inside;
+    value +=
+        xdi_xcached_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0, reverse, &slope);
+    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
+    return value;
+}
+
+static int64_t xdi_xcached_largest(const double *x, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+/* The chunk's loss is added, and its q become d loss / d y of each of its positions. */
+static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h, int64_t c) {
+    const int64_t slot = h->b * term->teacher->chunks + c, begin = h->offset[c - h->first];
+    const int64_t n = h->offset[c - h->first + 1] - begin;
+    const double size = (double)term->student_sizes[slot], weight = xdi_xtoken_weight(x, term, h->b, c);
+    double *q = h->q + begin;
+    const double *a = h->target + begin;
+    if (n == 0) return;
+    for (int64_t i = 0; i < n; i++) q[i] /= size;
+    const bool agree = xdi_xcached_largest(q, n) == xdi_xcached_largest(a, n);
+    const double value = xdi_xcached_divergence(q, a, n, x->d.reverse);
+    const bool good = isfinite(value) != 0;
+    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
+    if (x->owner) {
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, agree ? 1.0 : 0.0);
+        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    }
+    const double factor = good ? weight * xdi_xtoken_factor(x, term) / size : 0.0;
+    for (int64_t i = 0; i < n; i++) q[i] = factor != 0.0 ? q[i] * factor : 0.0;
+}
+
+/* ---- gradient ---- */
+
+/* The largest |dy|: delta is summed in units of it, for fixed point. 0 where nothing counts. */
+static double xdi_xcached_unit(const xdi_xcached *h, xdi_xcached_span span) {
+    double most = 0.0;
+    for (int64_t i = span.begin; i < span.end; i++)
+        if (fabs(h->q[i]) > most) most = fabs(h->q[i]);
+    return most;
+}
+
+/* What is done to the ids of this shard that a chunk's entries come from. */
+typedef enum xdi_xcached_visit { XDI_XCACHED_ADD, XDI_XCACHED_USE, XDI_XCACHED_CLEAR } xdi_xcached_visit;
+
+/* One id: h += weight dy, then u = p h / tau, then both zero again. */
+static void xdi_xcached_visit_id(xdi_xtoken *x, xdi_xcached *h, int64_t row, int64_t id, double term,
+                                 xdi_xcached_visit visit) {
+    const int64_t v = id - x->vocab.begin;
+    if (visit == XDI_XCACHED_ADD) h->slopes[v] += term;
+    if (visit == XDI_XCACHED_USE)
+        x->u[v] = (float)(xdi_xcached_p(x, row, id) * h->slopes[v] / x->d.temperature);
+    if (visit == XDI_XCACHED_CLEAR) h->slopes[v] = 0.0;
+    if (visit == XDI_XCACHED_CLEAR) x->u[v] = 0.0f;
+}
+
+static void xdi_xcached_scatter(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t row,
+                                xdi_xcached_visit visit) {
+    const xdi_xcached_span span = xdi_xcached_entries(term, h, row);
+    const xd_projection *m = term->teacher->projection;
+    for (int64_t i = span.begin; i < span.end; i++) {
+        const int32_t id = h->columns[i];
+        if (!m) {
+            if (id >= x->vocab.begin && id < x->vocab.end)
+                xdi_xcached_visit_id(x, h, row, id, h->q[i], visit);
+            continue;
+        }
+        const xdi_xcached_span ids = xdi_xcached_sources(x, m, id);
+        for (int64_t e = ids.begin; e < ids.end; e++)
+            xdi_xcached_visit_id(x, h, row, m->student_id[e], (double)m->column_weight[e] * h->q[i], visit);
+    }
+}
+
+/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v. */
+static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    xdi_xtoken_zero(x, h->deltas, h->row_count);
+    for (int64_t r = 0; r < h->row_count; r++) {
+        const xdi_xcached_span span = xdi_xcached_entries(term, h, h->rows[r]);
+        const double unit = xdi_xcached_unit(h, span);
+        for (int64_t i = span.begin; i < span.end; i++)
+            if (h->q[i] != 0.0)
+                xdi_xcached_add(x, term, h->rows[r], h->columns[i], h->q[i] / unit, h->deltas, r);
+    }
+    XDI_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
+    for (int64_t r = 0; r < h->row_count; r++) {
+        const int64_t row = h->rows[r];
+        const double unit = xdi_xcached_unit(h, xdi_xcached_entries(term, h, row));
+        if (unit == 0.0) continue;
+        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_ADD);
+        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_USE);
+        XDI_TRY(xdi_xtoken_write(x, row, x->u, h->deltas[r] * unit / x->d.temperature));
+        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_CLEAR);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    const int64_t *all;
+    int64_t count;
+    XDI_TRY(xdi_xcached_exchange(x, term, h, &all, &count));
+    xdi_xcached_sort(x, term, h, all, count);
+    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
+    for (h->b = 0; h->b < x->d.sequences; h->b++)
+        for (h->end = 0; h->end < term->teacher->chunks;) {
+            xdi_xcached_next_tile(x, term, h);
+            if (h->offset[h->end - h->first] == 0) continue; /* no chunk of it is looked at, on any rank */
+            XDI_TRY(xdi_xcached_sums(x, term, h));
+            for (int64_t c = h->first; c < h->end; c++) xdi_xcached_chunk(x, term, h, c);
+            if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));
+        }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xd_result result = XD_OK;
+    xdi_xcached h;
+    memset(&h, 0, sizeof h);
+    h.k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    h.most = term->teacher->logits.rows;
+    if (x->d.sequence_comm)
+        XDI_TRY(xd_all_reduce(x->d.sequence_comm, &h.most, &h.most, 1, XD_DTYPE_I64, XD_MAX));
+    xdi_xcached_size(x, term, &h);
+    void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
+    if (!memory)
+        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.total);
+    result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
+    arena = xd_arena_over(memory, arena.peak);
+    if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);
+    xd_release(x->ctx, memory);
+    return result;
+}
+
+/* >>distill/xtoken_likelihood.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
+#define XDI_LIKELIHOOD_MOST (-1e-7)
+
+/* What the kind needs beside the workspace. */
+typedef struct xdi_likelihood {
+    double *sums;      /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
+    double *log_probs; /* [rows] of the student's next tokens */
+} xdi_likelihood;
+
+XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const int64_t slots = d->sequences * t->chunks;
+    XDI_REQUIRE(ctx, d->labels, XD_ERROR_ARGUMENT,
+                "teacher %d compares likelihoods, but the student has no labels", index);
+    XDI_REQUIRE(ctx, t->labels || !xdi_xtoken_reads_logits(t), XD_ERROR_ARGUMENT,
+                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
+    XDI_REQUIRE(ctx, (int)t->likelihood >= 0 && (int)t->likelihood <= (int)XD_LIKELIHOOD_KL,
+                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood);
+    for (int64_t i = 0; i < slots && t->chunk_length; i++)
+        XDI_REQUIRE(ctx, t->chunk_length[i] > 0.0f && isfinite(t->chunk_length[i]), XD_ERROR_ARGUMENT,
+                    "teacher %d: chunk %lld of sequence %lld has length %g", index,
+                    (long long)(i % t->chunks), (long long)(i / t->chunks), (double)t->chunk_length[i]);
+    return XD_OK;
+}
+
+/* ---- the two sums of every chunk ---- */
+
+/* log softmax, at temperature 1, of a row of the teacher at its label. NaN for a label it does not have. */
+static double xdi_likelihood_teacher(const xdi_xtoken_term *term, int64_t row) {
+    const xd_xtoken_teacher *t = term->teacher;
+    double max = -INFINITY, sum = 0.0;
+    if (!xdi_xtoken_reads_logits(t)) return xdi_xtoken_known(t, row);
+    const int64_t label = t->labels[row];
+    if (label < 0 || label >= term->vocabulary) return (double)NAN;
+    for (int64_t u = 0; u < term->vocabulary; u++) {
+        const double z = xdi_loss_load(&t->logits, row, u);
+        if (!(z <= max)) max = z; /* a NaN stays */
+    }
+    for (int64_t u = 0; u < term->vocabulary; u++) sum += exp(xdi_loss_load(&t->logits, row, u) - max);
+    return xdi_loss_load(&t->logits, row, label) - max - log(sum);
+}
+
+/* The slot of a row's chunk when it is looked at, else -1. */
+static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
+}
+
+static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slots = x->d.sequences * t->chunks;
+    XDI_TRY(xd_gather_columns(x->ctx, x->d.vocab, x->d.student, x->d.labels, 1, 1, h->log_probs));
+    xdi_xtoken_zero(x, h->sums, 2 * slots);
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, h->log_probs[row] - x->lse_one[row]);
+    }
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
+        if (slot >= 0) xdi_xtoken_add(x, h->sums, slots + slot, xdi_likelihood_teacher(term, row));
+    }
+    return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
+}
+
+/* ---- chunks ---- */
+
+/* ln(1 - e^l) for l < 0, exact on both sides of ln 1/2. */
+static double xdi_likelihood_complement(double l) {
+    return l > -0.6931471805599453 ? log(-expm1(l)) : log1p(-exp(l));
+}
+
+/* p (a - b), 0 where p is: a may be -infinity there. */
+static double xdi_likelihood_part(double p, double a, double b) {
+    return p > 0.0 ? p * (a - b) : 0.0;
+}
+
+/* KL between the coins e^t and e^s, and its derivative by s; with P = e^t, Q = e^s
+ *   forward  (Q - P) / (1 - Q)        reverse  Q ((s - t) - (ln(1 - Q) - ln(1 - P))) */
+static double xdi_likelihood_coins(double s, double t, bool reverse, double *slope) {
+    const bool floor = s > XDI_LIKELIHOOD_MOST;
+    if (floor) s = XDI_LIKELIHOOD_MOST;
+    if (t > XDI_LIKELIHOOD_MOST) t = XDI_LIKELIHOOD_MOST;
+    const double not_s = xdi_likelihood_complement(s), not_t = xdi_likelihood_complement(t);
+    const double p = exp(t), q = exp(s);
+    *slope = reverse ? xdi_likelihood_part(q, s - t, not_s - not_t) : (q - p) / -expm1(s);
+    if (floor) *slope = 0.0;
+    if (reverse) return xdi_likelihood_part(q, s, t) - expm1(s) * (not_s - not_t);
+    return xdi_likelihood_part(p, t, s) - expm1(t) * (not_t - not_s);
+}
+
+/* The loss of a chunk is added; l_s becomes d loss / d l of each of its tokens. */
+static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, double *l_s, double l_t,
+                                 int64_t b, int64_t c) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slot = b * t->chunks + c;
+    const double length = t->chunk_length ? (double)t->chunk_length[slot] : 1.0;
+    const double weight = xdi_xtoken_weight(x, term, b, c), s = *l_s / length, target = l_t / length;
+    double slope = 2.0 * (s - target), value = (s - target) * (s - target);
+    if (t->likelihood == XD_LIKELIHOOD_KL) value = xdi_likelihood_coins(s, target, x->d.reverse, &slope);
+    const bool good = isfinite(value) && isfinite(slope);
+    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
+    if (x->owner) xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
+    *l_s = good ? weight * xdi_xtoken_factor(x, term) * slope / length : 0.0;
+}
+
+/* ---- gradient ---- */
+
+/* dz += slope (onehot(label) - p), p at temperature 1; the row's first visit brings the cross entropy's part,
+ * which is the same vector. */
+static void xdi_likelihood_write(xdi_xtoken *x, int64_t row, double slope) {
+    const bool first = x->written[row] == 0;
+    const int64_t label = x->d.labels[row] - x->vocab.begin;
+    const double factor = slope - (first ? x->ce_factor[row] * x->ce_weight : 0.0);
+    x->written[row] = 1;
+    for (int64_t v = 0; v < x->columns; v++) {
+        const double p = exp(xdi_loss_load(&x->d.student, row, v) - x->lse_one[row]);
+        const double before = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
+        xdi_loss_store(&x->d.gradient, row, v, before + factor * ((v == label ? 1.0 : 0.0) - p));
+    }
+    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
+        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+}
+
+static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slots = x->d.sequences * t->chunks;
+    XDI_TRY(xdi_likelihood_sums(x, term, h));
+    for (int64_t slot = 0; slot < slots; slot++) {
+        const int64_t b = slot / t->chunks, c = slot % t->chunks;
+        if (xdi_likelihood_slot(x, term, b, c) >= 0)
+            xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
+    }
+    for (int64_t row = 0; row < x->d.student.rows && x->write; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        if (slot >= 0 && h->sums[slot] != 0.0) xdi_likelihood_write(x, row, h->sums[slot]);
+    }
+    return XD_OK;
+}
+
+static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
+                                  xd_arena *arena) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    bool fits = true;
+    h->sums = (double *)xdi_xtoken_take(arena, 2 * slots, sizeof(xd_fixed), &fits);
+    h->log_probs = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
+    return fits;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xd_result result = XD_OK;
+    xdi_likelihood h;
+    void *memory = xdi_likelihood_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
+    if (!memory)
+        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for the likelihoods of %lld chunks",
+                          (long long)(x->d.sequences * term->teacher->chunks));
+    result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
+    arena = xd_arena_over(memory, arena.peak);
+    if (result == XD_OK && xdi_likelihood_layout(x, term, &h, &arena))
+        result = xdi_likelihood_run(x, term, &h);
+    xd_release(x->ctx, memory);
+    return result;
 }
 
 /* >>distill/xtoken_score.c */
@@ -22060,7 +24292,7 @@ static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
     out.lse = out.largest + log(sum);
     for (int64_t u = 0; u < y->cols; u++) {
         const double p = exp(xdi_loss_load(y, row, u) - out.lse);
-        out.entropy -= p * log(p + XDI_XTOKEN_EPSILON);
+        out.entropy -= p * log(p + XD_XTOKEN_EPSILON);
     }
     return out;
 }
@@ -22069,6 +24301,10 @@ static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
 static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
                                int64_t row) {
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
+    if (!xdi_xtoken_reads_logits(t)) {
+        if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
+        return t->label_weight ? (double)t->label_weight[row] : 1.0;
+    }
     if (!t->labels) return x->row_weight[row]; /* one tokenizer: the student's */
     if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
         return 0.0;
@@ -22082,6 +24318,11 @@ XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term
     for (int64_t row = 0; row < t->logits.rows; row++) {
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
+        if (!xdi_xtoken_reads_logits(t)) {
+            xdi_xtoken_add(x, x->sums, cell, weight * xdi_xtoken_known(t, row));
+            xdi_xtoken_add(x, x->sums, cell + 1, weight);
+            continue;
+        }
         const xdi_score_row moments = xdi_score_of(&t->logits, row);
         double value = -moments.entropy;
         if (score == XD_XTOKEN_SCORE_CE) value = xdi_loss_load(&t->logits, row, labels[row]) - moments.lse;
@@ -22226,6 +24467,1291 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
             xdi_loss_store(&window, piece->to_position + t, piece->to_column + v,
                            xdi_loss_load(&shard, piece->from_position + t, piece->from_column + v));
     return XD_OK;
+}
+
+/* >>distill/teacher_route_internal */
+
+enum { XDI_ROUTE_TEACHER, XDI_ROUTE_STUDENT, XDI_ROUTE_SIDES };
+
+/* One side of one rank, as every rank knows it. */
+typedef struct xdi_route_half {
+    int64_t sample_count, micro_batch, span_count, column_begin, column_end;
+    const int64_t *samples;     /* [sample_count] */
+    const xd_route_span *spans; /* [span_count] */
+    int64_t held;               /* positions */
+    int64_t batches;            /* micro-batches of a step */
+    int layout;                 /* teacher: the lowest rank with the same positions and columns */
+    int64_t *place;             /* teacher: [samples of the step] where each is in `samples`, or -1 */
+} xdi_route_half;
+
+/* A rectangle that goes from a teacher's slot into a student's window. */
+typedef struct xdi_route_piece {
+    int teacher, student;
+    bool brings_ids;                 /* the first piece of its sample */
+    int64_t batch;                   /* teacher's micro-batch */
+    int64_t from_sample, to_sample;  /* in the micro-batches */
+    int64_t from_position, to_position, positions;
+    int64_t from_column, to_column, columns;
+} xdi_route_piece;
+
+/* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
+typedef struct xdi_route_plan {
+    int ranks, rank;
+    int64_t takes;                               /* students' steps */
+    xdi_route_half *halves[XDI_ROUTE_SIDES];     /* [ranks] each */
+    int64_t *words;                              /* what they point to */
+    int64_t *places;
+    int64_t *need;          /* micro-batches a teacher has posted when students take step i */
+    int64_t *first;         /* a teacher's first micro-batch that students need in steps i and later */
+    int64_t *still;         /* the same for this rank's windows alone */
+    int64_t *step_begin;    /* [takes + 1] in pieces */
+    xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
+    int64_t piece_count;
+    int *sources, *last_sources, *counts; /* [ranks] scratch */
+} xdi_route_plan;
+
+/* teacher_route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
+ * Collective over comm; on failure the plan is half-built and to be freed as well. */
+XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan);
+XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan);
+/* Slots that a teacher rank needs when students step together. */
+XD_PRIVATE int64_t xdi_route_plan_slots(const xdi_route_plan *plan);
+/* The teacher's slot a window of this rank lies in as it is, by its first piece; NULL when it does not. */
+XD_PRIVATE const xdi_route_piece *xdi_route_plan_view(const xdi_route_plan *plan, int64_t step);
+/* Samples of a half's micro-batch; 0 past the end. */
+XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t batch);
+
+/* >>distill/teacher_route_plan.c */
+
+#include <string.h>
+
+/* The words a rank tells of itself: five numbers a side, then for each side its samples and its spans. */
+enum { XDI_ROUTE_HALF_WORDS = 5, XDI_ROUTE_HEAD_WORDS = XDI_ROUTE_SIDES * XDI_ROUTE_HALF_WORDS };
+
+static const char *const xdi_route_side_names[XDI_ROUTE_SIDES] = { "teacher", "student" };
+
+/* ---- the table of all ranks ---- */
+
+static int64_t xdi_route_half_extent(const int64_t *head) {
+    return head[0] + 2 * head[2];
+}
+
+static void xdi_route_pack_head(const xd_route_side *side, int64_t *head) {
+    head[0] = side->sample_count;
+    head[1] = side->micro_batch;
+    head[2] = side->span_count;
+    head[3] = side->column_begin;
+    head[4] = side->column_end;
+}
+
+static int64_t *xdi_route_pack_lists(const xd_route_side *side, int64_t *words) {
+    for (int64_t i = 0; i < side->sample_count; i++)
+        *words++ = side->samples ? side->samples[i] : side->sample_begin + i;
+    for (int i = 0; i < side->span_count; i++) {
+        *words++ = side->positions[i].begin;
+        *words++ = side->positions[i].end;
+    }
+    return words;
+}
+
+static const int64_t *xdi_route_unpack(const int64_t *head, const int64_t *words, xdi_route_half *half) {
+    half->sample_count = head[0];
+    half->micro_batch = head[1];
+    half->span_count = head[2];
+    half->column_begin = head[3];
+    half->column_end = head[4];
+    half->samples = words;
+    half->spans = (const xd_route_span *)(const void *)(words + half->sample_count);
+    if (half->micro_batch > 0)
+        half->batches = (half->sample_count + half->micro_batch - 1) / half->micro_batch;
+    for (int64_t i = 0; i < half->span_count; i++) half->held += half->spans[i].end - half->spans[i].begin;
+    return words + half->sample_count + 2 * half->span_count;
+}
+
+/* All ranks' lists behind one another in plan->words, and where each rank's halves are in them. */
+static xd_result xdi_route_gather(xd_comm *comm, const xd_route_desc *d, const int64_t *heads, int64_t *mine,
+                                  int64_t *counts, xdi_route_plan *plan) {
+    const xd_route_side *sides[XDI_ROUTE_SIDES] = { &d->teacher, &d->student };
+    int64_t *at = mine;
+    for (int s = 0; s < XDI_ROUTE_SIDES; s++) at = xdi_route_pack_lists(sides[s], at);
+    XDI_TRY(xd_all_gather(comm, mine, plan->words, counts, XD_DTYPE_I64));
+    const int64_t *words = plan->words;
+    for (int r = 0; r < plan->ranks; r++)
+        for (int s = 0; s < XDI_ROUTE_SIDES; s++)
+            words = xdi_route_unpack(heads + r * XDI_ROUTE_HEAD_WORDS + s * XDI_ROUTE_HALF_WORDS, words,
+                                     &plan->halves[s][r]);
+    return XD_OK;
+}
+
+static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *heads, int64_t *counts,
+                                xdi_route_plan *plan) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    int64_t head[XDI_ROUTE_HEAD_WORDS];
+    xdi_route_pack_head(&d->teacher, head);
+    xdi_route_pack_head(&d->student, head + XDI_ROUTE_HALF_WORDS);
+    XDI_TRY(xdi_comm_all_gather_equal(comm, head, heads, XDI_ROUTE_HEAD_WORDS, XD_DTYPE_I64));
+    for (int r = 0; r < plan->ranks; r++) {
+        const int64_t *theirs = heads + r * XDI_ROUTE_HEAD_WORDS;
+        counts[r] = xdi_route_half_extent(theirs) + xdi_route_half_extent(theirs + XDI_ROUTE_HALF_WORDS);
+    }
+    const size_t total = (size_t)xdi_comm_total(counts, plan->ranks);
+    plan->words = (int64_t *)xd_allocate(ctx, (total + 1) * sizeof *plan->words);
+    int64_t *mine = (int64_t *)xd_allocate(ctx, ((size_t)counts[plan->rank] + 1) * sizeof *mine);
+    xd_result result = plan->words && mine ? XD_OK
+                                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks",
+                                                      plan->ranks);
+    result = xd_agree(comm, result);
+    if (result == XD_OK) result = xdi_route_gather(comm, d, heads, mine, counts, plan);
+    xd_release(ctx, mine);
+    return result;
+}
+
+/* ---- checks: every rank sees the same table and so the same error ---- */
+
+static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half,
+                                         int rank, const char *side, uint8_t *seen) {
+    memset(seen, 0, (size_t)d->samples);
+    for (int64_t i = 0; i < half->sample_count; i++) {
+        const int64_t sample = half->samples[i];
+        XDI_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
+                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample, (long long)d->samples);
+        XDI_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
+                    (long long)sample);
+        seen[sample] = 1;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half, int rank,
+                                      const char *side) {
+    int64_t last = 0;
+    XDI_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
+                side, rank, (long long)half->micro_batch);
+    for (int64_t i = 0; i < half->span_count; i++) {
+        const xd_route_span *s = &half->spans[i];
+        XDI_REQUIRE(ctx, s->begin >= last && s->begin <= s->end && s->end <= d->length, XD_ERROR_ARGUMENT,
+                    "%s rank %d has positions [%lld, %lld) after %lld, of %lld", side, rank,
+                    (long long)s->begin, (long long)s->end, (long long)last, (long long)d->length);
+        last = s->end;
+    }
+    XDI_REQUIRE(ctx,
+                half->column_begin >= 0 && half->column_begin <= half->column_end &&
+                    half->column_end <= d->columns,
+                XD_ERROR_ARGUMENT, "%s rank %d has columns [%lld, %lld) of %lld", side, rank,
+                (long long)half->column_begin, (long long)half->column_end, (long long)d->columns);
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_table(xd_comm *comm, const xd_route_desc *d, const xdi_route_plan *plan,
+                                       uint8_t *seen) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    for (int s = 0; s < XDI_ROUTE_SIDES; s++) {
+        int present = 0;
+        for (int r = 0; r < plan->ranks; r++) {
+            const xdi_route_half *half = &plan->halves[s][r];
+            const int rank = xd_comm_world_rank(comm, r);
+            if (half->sample_count == 0) continue;
+            present++;
+            XDI_TRY(xdi_route_check_half(ctx, d, half, rank, xdi_route_side_names[s]));
+            XDI_TRY(xdi_route_check_samples(ctx, d, half, rank, xdi_route_side_names[s], seen));
+            XDI_REQUIRE(ctx,
+                        d->payload != XD_ROUTE_COLUMNS || s == XDI_ROUTE_TEACHER ||
+                            half->column_end - half->column_begin == d->columns,
+                        XD_ERROR_ARGUMENT, "student rank %d wants %lld of the %lld chosen columns", rank,
+                        (long long)(half->column_end - half->column_begin), (long long)d->columns);
+        }
+        XDI_REQUIRE(ctx, present > 0, XD_ERROR_ARGUMENT, "no rank is a %s", xdi_route_side_names[s]);
+    }
+    return XD_OK;
+}
+
+/* ---- who has what ---- */
+
+static bool xdi_route_same_layout(const xdi_route_half *a, const xdi_route_half *b) {
+    return a->column_begin == b->column_begin && a->column_end == b->column_end &&
+           a->span_count == b->span_count &&
+           memcmp(a->spans, b->spans, (size_t)a->span_count * sizeof *a->spans) == 0;
+}
+
+/* Layouts, and where each teacher has each sample. */
+static void xdi_route_index(const xd_route_desc *d, xdi_route_plan *plan) {
+    for (int r = 0; r < plan->ranks; r++) {
+        xdi_route_half *half = &plan->halves[XDI_ROUTE_TEACHER][r];
+        half->place = plan->places + (int64_t)r * d->samples;
+        for (int64_t i = 0; i < d->samples; i++) half->place[i] = -1;
+        for (int64_t i = 0; i < half->sample_count; i++) half->place[half->samples[i]] = i;
+        half->layout = 0;
+        while (!xdi_route_same_layout(half, &plan->halves[XDI_ROUTE_TEACHER][half->layout])) half->layout++;
+    }
+}
+
+/* The teacher ranks that a student takes a sample from, ascending: one of each layout that has it. Of replicas
+ * it takes itself, or students spread over them. Returns how many. */
+static int xdi_route_sources(const xdi_route_plan *plan, int student, int64_t sample, int *sources) {
+    const xdi_route_half *teachers = plan->halves[XDI_ROUTE_TEACHER];
+    const bool own = teachers[student].place[sample] >= 0;
+    int count = 0;
+    memset(plan->counts, 0, (size_t)plan->ranks * sizeof *plan->counts);
+    for (int r = 0; r < plan->ranks; r++)
+        if (teachers[r].place[sample] >= 0) plan->counts[teachers[r].layout]++;
+    for (int r = 0; r < plan->ranks; r++) plan->counts[r] = plan->counts[r] ? student % plan->counts[r] : -1;
+    if (own) plan->counts[teachers[student].layout] = -1;
+    for (int r = 0; r < plan->ranks; r++) {
+        if (teachers[r].place[sample] < 0) continue;
+        if (own && r == student)
+            sources[count++] = r;
+        else if (plan->counts[teachers[r].layout] >= 0 && plan->counts[teachers[r].layout]-- == 0)
+            sources[count++] = r;
+    }
+    return count;
+}
+
+static int64_t xdi_route_most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static int64_t xdi_route_least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t xdi_route_common_columns(const xdi_route_half *a, const xdi_route_half *b) {
+    return xdi_route_most(0, xdi_route_least(a->column_end, b->column_end) -
+                                 xdi_route_most(a->column_begin, b->column_begin));
+}
+
+/* A run of positions that two halves share, and where it is in the rows of each. */
+typedef struct xdi_route_run {
+    int64_t a, b;             /* spans to look at next */
+    int64_t a_begin, b_begin; /* their first rows */
+    int64_t a_row, b_row, length;
+} xdi_route_run;
+
+/* The next run of two ascending lists; false at the end. */
+static bool xdi_route_next_run(const xdi_route_half *a, const xdi_route_half *b, xdi_route_run *run) {
+    while (run->a < a->span_count && run->b < b->span_count) {
+        const xd_route_span *x = &a->spans[run->a], *y = &b->spans[run->b];
+        const int64_t begin = xdi_route_most(x->begin, y->begin), end = xdi_route_least(x->end, y->end);
+        run->a_row = run->a_begin + begin - x->begin;
+        run->b_row = run->b_begin + begin - y->begin;
+        run->length = end - begin;
+        if (x->end <= y->end) {
+            run->a_begin += x->end - x->begin;
+            run->a++;
+        } else {
+            run->b_begin += y->end - y->begin;
+            run->b++;
+        }
+        if (run->length > 0) return true;
+    }
+    return false;
+}
+
+static int64_t xdi_route_common(const xdi_route_half *a, const xdi_route_half *b) {
+    xdi_route_run run;
+    int64_t positions = 0;
+    memset(&run, 0, sizeof run);
+    while (xdi_route_next_run(a, b, &run)) positions += run.length;
+    return positions * xdi_route_common_columns(a, b);
+}
+
+/* Disjoint shards whose parts add up to the window cover it. */
+static xd_result xdi_route_check_cover(xd_comm *comm, const xdi_route_plan *plan, int student, int64_t sample,
+                                       int count) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const xdi_route_half *teachers = plan->halves[XDI_ROUTE_TEACHER];
+    const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
+    const int64_t wanted = window->held * (window->column_end - window->column_begin);
+    int64_t covered = 0;
+    for (int i = 0; i < count; i++) {
+        const xdi_route_half *shard = &teachers[plan->sources[i]];
+        covered += xdi_route_common(shard, window);
+        for (int j = 0; j < i; j++)
+            XDI_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
+                        "the shards of teacher ranks %d and %d overlap in part in sample %lld",
+                        xd_comm_world_rank(comm, plan->sources[j]), xd_comm_world_rank(comm, plan->sources[i]),
+                        (long long)sample);
+    }
+    XDI_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
+                "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
+                (long long)covered, (long long)wanted, (long long)sample, xd_comm_world_rank(comm, student));
+    return XD_OK;
+}
+
+/* ---- pieces ---- */
+
+XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t batch) {
+    if (batch >= half->batches) return 0;
+    return xdi_route_least(half->micro_batch, half->sample_count - batch * half->micro_batch);
+}
+
+/* Adds a piece, or lengthens the last one where both sides go on without a gap. */
+static void xdi_route_add(xdi_route_plan *plan, int64_t *of_sample, const xdi_route_piece *piece) {
+    xdi_route_piece *last = plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
+    if (last && *of_sample > 0 && last->teacher == piece->teacher && last->student == piece->student &&
+        last->to_sample == piece->to_sample && last->from_position + last->positions == piece->from_position &&
+        last->to_position + last->positions == piece->to_position) {
+        last->positions += piece->positions;
+        return;
+    }
+    if (plan->pieces) {
+        plan->pieces[plan->piece_count] = *piece;
+        plan->pieces[plan->piece_count].brings_ids = *of_sample == 0;
+    }
+    ++*of_sample;
+    plan->piece_count++;
+}
+
+/* The pieces of one sample that this rank sends or takes. */
+static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, int count) {
+    const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
+    int64_t of_sample = 0;
+    for (int i = 0; i < count; i++) {
+        const int teacher = plan->sources[i];
+        const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][teacher];
+        const int64_t place = shard->place[window->samples[at]], columns = xdi_route_common_columns(shard, window);
+        const bool mine = teacher == plan->rank || student == plan->rank;
+        xdi_route_piece piece;
+        xdi_route_run run;
+        memset(&run, 0, sizeof run);
+        memset(&piece, 0, sizeof piece);
+        piece.teacher = teacher;
+        piece.student = student;
+        piece.batch = place / shard->micro_batch;
+        piece.from_sample = place % shard->micro_batch;
+        piece.to_sample = at % window->micro_batch;
+        piece.columns = columns;
+        piece.from_column = xdi_route_most(0, window->column_begin - shard->column_begin);
+        piece.to_column = xdi_route_most(0, shard->column_begin - window->column_begin);
+        while (columns > 0 && xdi_route_next_run(shard, window, &run)) {
+            piece.from_position = run.a_row;
+            piece.to_position = run.b_row;
+            piece.positions = run.length;
+            if (mine) xdi_route_add(plan, &of_sample, &piece);
+            if (!mine) of_sample++; /* another sender brings the ids */
+        }
+    }
+}
+
+/* What the sample asks of the teachers' rings. */
+static void xdi_route_note(xdi_route_plan *plan, int student, int64_t at, int count) {
+    const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
+    const int64_t step = at / window->micro_batch;
+    for (int i = 0; i < count; i++) {
+        const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][plan->sources[i]];
+        const int64_t batch = shard->place[window->samples[at]] / shard->micro_batch;
+        const int64_t cell = plan->sources[i] * (plan->takes + 1) + step;
+        if (xdi_route_common(shard, window) == 0) continue;
+        plan->need[cell] = xdi_route_most(plan->need[cell], batch + 1);
+        plan->first[cell] = xdi_route_least(plan->first[cell], batch);
+        if (student == plan->rank) plan->still[cell] = xdi_route_least(plan->still[cell], batch);
+    }
+}
+
+/* One window: its samples are checked when the teachers that have them change. */
+static xd_result xdi_route_walk_window(xd_comm *comm, xdi_route_plan *plan, int student, int64_t step) {
+    const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
+    const int64_t begin = step * window->micro_batch, end = begin + xdi_route_plan_samples(window, step);
+    int last = -1;
+    for (int64_t at = begin; at < end; at++) {
+        const int64_t sample = window->samples[at];
+        const int count = xdi_route_sources(plan, student, sample, plan->sources);
+        if (count != last ||
+            memcmp(plan->sources, plan->last_sources, (size_t)count * sizeof *plan->sources) != 0)
+            XDI_TRY(xdi_route_check_cover(comm, plan, student, sample, count));
+        last = count;
+        memcpy(plan->last_sources, plan->sources, (size_t)count * sizeof *plan->sources);
+        xdi_route_note(plan, student, at, count);
+        xdi_route_add_sample(plan, student, at, count);
+    }
+    return XD_OK;
+}
+
+/* With plan->pieces NULL the pieces are counted; a few more than there will be, as none are joined. */
+static xd_result xdi_route_walk(xd_comm *comm, xdi_route_plan *plan) {
+    plan->piece_count = 0;
+    for (int64_t step = 0; step < plan->takes; step++) {
+        plan->step_begin[step] = plan->piece_count;
+        for (int s = 0; s < plan->ranks; s++) XDI_TRY(xdi_route_walk_window(comm, plan, s, step));
+    }
+    plan->step_begin[plan->takes] = plan->piece_count;
+    return XD_OK;
+}
+
+/* Needs add up over the steps so far; what is first needed, over those to come. */
+static void xdi_route_accumulate(xdi_route_plan *plan) {
+    for (int r = 0; r < plan->ranks; r++) {
+        int64_t *need = plan->need + r * (plan->takes + 1);
+        int64_t *first = plan->first + r * (plan->takes + 1), *still = plan->still + r * (plan->takes + 1);
+        for (int64_t i = 1; i <= plan->takes; i++) need[i] = xdi_route_most(need[i], need[i - 1]);
+        for (int64_t i = plan->takes - 1; i >= 0; i--) {
+            first[i] = xdi_route_least(first[i], first[i + 1]);
+            still[i] = xdi_route_least(still[i], still[i + 1]);
+        }
+    }
+}
+
+XD_PRIVATE int64_t xdi_route_plan_slots(const xdi_route_plan *plan) {
+    int64_t slots = 1;
+    for (int64_t r = 0; r < plan->ranks; r++)
+        for (int64_t i = 0; i < plan->takes; i++) {
+            const int64_t cell = r * (plan->takes + 1) + i;
+            slots = xdi_route_most(slots, plan->need[cell] - plan->first[cell]);
+        }
+    return slots;
+}
+
+XD_PRIVATE const xdi_route_piece *xdi_route_plan_view(const xdi_route_plan *plan, int64_t step) {
+    const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][plan->rank];
+    const xdi_route_piece *first = NULL;
+    int64_t samples = 0;
+    for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1]; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        if (!first) first = p;
+        if (p->teacher != first->teacher || p->batch != first->batch || p->positions != window->held ||
+            p->columns != window->column_end - window->column_begin ||
+            p->from_sample != first->from_sample + samples)
+            return NULL;
+        samples++;
+    }
+    const bool aligned =
+        first && (samples == 1 || plan->halves[XDI_ROUTE_TEACHER][first->teacher].held == window->held);
+    return aligned ? first : NULL;
+}
+
+/* ---- the whole ---- */
+
+static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, xdi_route_plan *plan) {
+    const size_t ranks = (size_t)plan->ranks;
+    for (int r = 0; r < plan->ranks; r++)
+        plan->takes = xdi_route_most(plan->takes, plan->halves[XDI_ROUTE_STUDENT][r].batches);
+    const size_t cells = ranks * ((size_t)plan->takes + 1);
+    plan->places = (int64_t *)xd_allocate(ctx, ranks * (size_t)d->samples * sizeof(int64_t));
+    plan->need = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
+    plan->first = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
+    plan->still = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
+    plan->step_begin = (int64_t *)xd_allocate(ctx, ((size_t)plan->takes + 1) * sizeof(int64_t));
+    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin, XD_ERROR_MEMORY,
+                "no room for the plan of %d ranks over %lld steps", plan->ranks, (long long)plan->takes);
+    for (size_t i = 0; i < cells; i++)
+        plan->first[i] = plan->still[i] =
+            plan->halves[XDI_ROUTE_TEACHER][i / ((size_t)plan->takes + 1)].batches;
+    return XD_OK;
+}
+
+/* What every rank alike, or this one alone, may fail in. */
+static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    XDI_TRY(xdi_route_allocate_tables(ctx, d, plan));
+    xdi_route_index(d, plan);
+    XDI_TRY(xdi_route_walk(comm, plan));
+    plan->pieces = (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
+    XDI_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
+    XDI_TRY(xdi_route_walk(comm, plan));
+    xdi_route_accumulate(plan);
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_all(xd_comm *comm, const xd_route_desc *d, const xdi_route_plan *plan) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    uint8_t *seen = (uint8_t *)xd_allocate(ctx, (size_t)d->samples);
+    XDI_REQUIRE(ctx, seen, XD_ERROR_MEMORY, "no room for %lld samples", (long long)d->samples);
+    const xd_result result = xdi_route_check_table(comm, d, plan, seen);
+    xd_release(ctx, seen);
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const size_t ranks = (size_t)xd_comm_size(comm);
+    plan->ranks = xd_comm_size(comm);
+    plan->rank = xd_comm_rank(comm);
+    int64_t *heads = (int64_t *)xd_allocate(ctx, ranks * XDI_ROUTE_HEAD_WORDS * sizeof *heads);
+    int64_t *counts = (int64_t *)xd_allocate(ctx, ranks * sizeof *counts);
+    plan->sources = (int *)xd_allocate(ctx, 3 * ranks * sizeof *plan->sources);
+    plan->halves[0] = (xdi_route_half *)xd_allocate(ctx, 2 * ranks * sizeof *plan->halves[0]);
+    const bool room = heads && counts && plan->sources && plan->halves[0];
+    xd_result result = room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
+    result = xd_agree(comm, result);
+    if (result == XD_OK) {
+        plan->last_sources = plan->sources + ranks;
+        plan->counts = plan->sources + 2 * ranks;
+        plan->halves[1] = plan->halves[0] + ranks;
+        result = xdi_route_read(comm, d, heads, counts, plan);
+    }
+    xd_release(ctx, counts);
+    xd_release(ctx, heads);
+    XDI_TRY(result);
+    result = xdi_route_check_all(comm, d, plan);
+    if (result == XD_OK) result = xdi_route_make(comm, d, plan);
+    return xd_agree(comm, result);
+}
+
+XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan) {
+    xd_release(ctx, plan->pieces);
+    xd_release(ctx, plan->step_begin);
+    xd_release(ctx, plan->still);
+    xd_release(ctx, plan->first);
+    xd_release(ctx, plan->need);
+    xd_release(ctx, plan->places);
+    xd_release(ctx, plan->words);
+    xd_release(ctx, plan->halves[0]);
+    xd_release(ctx, plan->sources);
+}
+
+/* >>distill/teacher_route.c */
+
+#include <string.h>
+
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
+ * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
+ * writer. On messages nobody else sees the ring, and the counters stay unused. */
+enum { XDI_ROUTE_LINE = 64 };
+
+struct xd_route {
+    xd_ctx *ctx;
+    xd_comm *comm; /* ranks with a side; NULL: this one has none */
+    xd_route_desc d;
+    xdi_route_plan plan;
+    int needed;
+    bool shared;
+    bool open;                    /* a slot was handed out and not posted */
+    bool holds;                   /* a window was taken and not released */
+    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
+    char **rings;                 /* [ranks]; NULL where this rank sees none */
+    size_t *slot_bytes;           /* [ranks] */
+    size_t *payload_bytes;        /* [ranks] of a slot, before its ids */
+    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
+    void *memory;                 /* the rings, when they are this rank's own */
+    char *window;
+    int64_t *window_ids;
+    char *send, *recv; /* messages */
+    int64_t *send_ids, *recv_ids;
+    int64_t *counts; /* [4][ranks] */
+    size_t bytes;
+};
+
+/* ---- checks ---- */
+
+static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
+    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0, XD_ERROR_ARGUMENT,
+                "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
+                (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
+    XDI_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
+                "a %s side of %d spans, but none are given", name, side->span_count);
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "routes move host memory only");
+    XDI_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
+                (int)d->payload);
+    XDI_REQUIRE(ctx,
+                d->samples > 0 && d->length > 0 && d->columns > 0 && d->samples <= INT32_MAX &&
+                    d->length <= INT32_MAX && d->columns <= INT32_MAX,
+                XD_ERROR_ARGUMENT, "a route of %lld samples of %lld positions by %lld columns",
+                (long long)d->samples, (long long)d->length, (long long)d->columns);
+    XDI_REQUIRE(ctx,
+                (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
+                    (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
+                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed", xd_dtype_name(d->wire),
+                xd_dtype_name(d->dtype));
+    XDI_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
+    XDI_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
+    return xdi_route_check_side(ctx, &d->student, "student");
+}
+
+static uint64_t xdi_route_hash(const xd_route_desc *d) {
+    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length, d->columns,
+                                (int64_t)d->wire,    d->slots,   d->messages ? 1 : 0 };
+    return xd_hash(0, shared, sizeof shared);
+}
+
+/* The defaults of a side; `whole` is the span of a sample and lives as long as the call. */
+static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *whole, xd_route_side *side) {
+    if (side->micro_batch == 0) side->micro_batch = side->sample_count > 0 ? side->sample_count : 1;
+    if (!side->positions && side->span_count == 0) {
+        side->positions = whole;
+        side->span_count = 1;
+    }
+    if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
+}
+
+/* ---- memory ---- */
+
+static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
+    const size_t lines = bytes / XDI_ROUTE_LINE + 1;
+    if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
+    *sum += lines * XDI_ROUTE_LINE;
+    return true;
+}
+
+/* Bytes of samples * held * columns elements; false when that is too much. */
+static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes) {
+    const int64_t samples = xdi_route_plan_samples(half, 0);
+    *bytes = xd_dtype_size(dtype);
+    return xdi_size_multiply(*bytes, (size_t)samples, bytes) &&
+           xdi_size_multiply(*bytes, (size_t)half->held, bytes) &&
+           xdi_size_multiply(*bytes, (size_t)(half->column_end - half->column_begin), bytes);
+}
+
+static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
+    *bytes = 0;
+    if (route->d.payload != XD_ROUTE_COLUMNS) return true;
+    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t), (size_t)route->d.columns,
+                             bytes);
+}
+
+/* Bytes of rank r's ring, and of its slots. */
+static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *bytes) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][r];
+    size_t payload, ids, slots;
+    *bytes = 0;
+    if (half->sample_count == 0) return true;
+    if (!xdi_route_block_bytes(half, route->d.wire, &payload) || !xdi_route_ids_bytes(route, half, &ids))
+        return false;
+    if (!xdi_route_add_bytes(&route->payload_bytes[r], payload)) return false;
+    route->slot_bytes[r] = route->payload_bytes[r];
+    if (ids > 0 && !xdi_route_add_bytes(&route->slot_bytes[r], ids)) return false;
+    return xdi_size_multiply(route->slot_bytes[r], (size_t)route->d.slots, &slots) &&
+           xdi_route_add_bytes(bytes, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
+           xdi_route_add_bytes(bytes, slots);
+}
+
+/* One block for all rings this rank sees. */
+static xd_result xdi_route_place_rings(xd_route *route) {
+    xd_ctx *ctx = route->ctx;
+    const int ranks = route->plan.ranks, me = route->plan.rank;
+    size_t total = 0;
+    void *memory = NULL;
+    xd_result result = XD_OK;
+    for (int r = 0; r < ranks && result == XD_OK; r++) {
+        size_t bytes;
+        const bool fits = xdi_route_ring_bytes(route, r, &bytes);
+        if (!fits || !xdi_route_add_bytes(&total, route->shared || r == me ? bytes : 0))
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
+                              xd_comm_world_rank(route->comm, r));
+    }
+    if (result == XD_OK && (!route->shared || ranks == 1)) {
+        memory = route->memory = xd_allocate(ctx, total);
+        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
+    }
+    XDI_TRY(xd_agree(route->comm, result));
+    if (route->shared && ranks > 1) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    route->bytes += total;
+    for (int r = 0; r < ranks; r++) {
+        size_t bytes;
+        if (!route->shared && r != me) continue;
+        route->payload_bytes[r] = 0;
+        xdi_route_ring_bytes(route, r, &bytes); /* it fitted before */
+        route->rings[r] = (char *)memory;
+        memory = (char *)memory + (bytes / XDI_ROUTE_LINE + 1) * XDI_ROUTE_LINE;
+    }
+    return XD_OK;
+}
+
+/* The most that one step sends and takes, in elements, and in samples with ids. */
+typedef struct xdi_route_traffic {
+    int64_t sent, taken, sent_ids, taken_ids;
+} xdi_route_traffic;
+
+static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
+    xdi_route_traffic most = { 0, 0, 0, 0 };
+    for (int64_t i = 0; i < plan->takes; i++) {
+        xdi_route_traffic sum = { 0, 0, 0, 0 };
+        for (int64_t p = plan->step_begin[i]; p < plan->step_begin[i + 1]; p++) {
+            const xdi_route_piece *piece = &plan->pieces[p];
+            const int64_t elements = piece->positions * piece->columns, ids = piece->brings_ids ? 1 : 0;
+            sum.sent += piece->teacher == plan->rank ? elements : 0;
+            sum.sent_ids += piece->teacher == plan->rank ? ids : 0;
+            sum.taken += piece->student == plan->rank ? elements : 0;
+            sum.taken_ids += piece->student == plan->rank ? ids : 0;
+        }
+        if (sum.sent > most.sent) most.sent = sum.sent;
+        if (sum.taken > most.taken) most.taken = sum.taken;
+        if (sum.sent_ids > most.sent_ids) most.sent_ids = sum.sent_ids;
+        if (sum.taken_ids > most.taken_ids) most.taken_ids = sum.taken_ids;
+    }
+    return most;
+}
+
+static bool xdi_route_is_view(const xd_route *route, int64_t step) {
+    return route->shared && route->d.dtype == route->d.wire && xdi_route_plan_view(&route->plan, step) != NULL;
+}
+
+static void *xdi_route_allocate(xd_route *route, size_t bytes) {
+    route->bytes += bytes + 1;
+    return xd_allocate(route->ctx, bytes + 1); /* never an empty block */
+}
+
+/* The window, unless every one of them is a view; and what messages are made in. */
+static xd_result xdi_route_place_buffers(xd_route *route) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
+    const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
+    size_t window = 0, ids = 0;
+    bool copies = !route->shared, room = true;
+    for (int64_t i = 0; i < half->batches; i++) copies = copies || !xdi_route_is_view(route, i);
+    if (half->sample_count > 0 && copies)
+        room = xdi_route_block_bytes(half, route->d.dtype, &window) && xdi_route_ids_bytes(route, half, &ids);
+    if (room) {
+        route->window = (char *)xdi_route_allocate(route, window);
+        route->window_ids = (int64_t *)xdi_route_allocate(route, ids);
+        room = route->window && route->window_ids;
+    }
+    if (room && !route->shared) {
+        const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
+        const size_t list = route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
+        route->send = (char *)xdi_route_allocate(route, (size_t)most.sent * wire);
+        route->recv = (char *)xdi_route_allocate(route, (size_t)most.taken * wire);
+        route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
+        route->recv_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.taken_ids * list);
+        route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
+        room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
+    }
+    return xd_agree(route->comm, room ? XD_OK
+                                      : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes",
+                                                 window));
+}
+
+/* ---- counters ---- */
+
+/* A table's entry of teacher rank r at the students' step `number`; both counted over all steps. */
+static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t number, const int64_t *table) {
+    const uint64_t takes = (uint64_t)route->plan.takes, step = number / takes;
+    const int64_t *entries = table + r * (route->plan.takes + 1);
+    return step * (uint64_t)route->plan.halves[XDI_ROUTE_TEACHER][r].batches + (uint64_t)entries[number % takes];
+}
+
+static uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
+    return (uint64_t *)(void *)route->rings[teacher];
+}
+
+static uint64_t *xdi_route_released(const xd_route *route, int teacher, int student) {
+    return (uint64_t *)(void *)(route->rings[teacher] + XDI_ROUTE_LINE * ((size_t)student + 1));
+}
+
+/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
+ * later window needs. That can be more than was ever read, so it is told before the first window too. */
+static void xdi_route_let_go(const xd_route *route, uint64_t number) {
+    const xdi_route_plan *plan = &route->plan;
+    for (int r = 0; r < plan->ranks; r++) {
+        const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
+        if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches) continue; /* nothing comes from there */
+        __atomic_store_n(xdi_route_released(route, r, plan->rank),
+                         xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
+    }
+}
+
+/* ---- creating ---- */
+
+/* The work of the ranks that have a side. */
+static xd_result xdi_route_build(xd_route *route) {
+    XDI_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
+    const xdi_route_plan *plan = &route->plan;
+    const size_t ranks = (size_t)plan->ranks;
+    const int64_t needed = xdi_route_plan_slots(plan);
+    XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
+                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld", route->d.slots,
+                (long long)needed);
+    route->needed = (int)needed;
+    if (route->d.slots == 0) route->d.slots = route->needed + 1;
+    route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
+    route->rings = (char **)xd_allocate(route->ctx, ranks * sizeof *route->rings);
+    route->slot_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->slot_bytes);
+    route->payload_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->payload_bytes);
+    route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
+    const bool room = route->rings && route->slot_bytes && route->payload_bytes && route->used_by;
+    XDI_TRY(xd_agree(route->comm, room ? XD_OK
+                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for the rings of %d ranks",
+                                                  plan->ranks)));
+    for (int64_t i = 0; i < plan->piece_count; i++)
+        if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
+    XDI_TRY(xdi_route_place_rings(route));
+    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0) xdi_route_let_go(route, 0);
+    return xdi_route_place_buffers(route);
+}
+
+static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
+    const bool takes_part = route->d.teacher.sample_count > 0 || route->d.student.sample_count > 0;
+    XDI_TRY(xd_comm_split(comm, takes_part ? 0 : -1, xd_comm_rank(comm), &route->comm));
+    const xd_result built = route->comm ? xdi_route_build(route) : XD_OK;
+    XDI_TRY(xd_agree(comm, built));
+    int sides = route->comm ? 1 : 0;
+    XDI_TRY(xd_all_reduce(comm, &sides, &sides, 1, XD_DTYPE_I32, XD_MAX));
+    XDI_REQUIRE(route->ctx, sides > 0, XD_ERROR_ARGUMENT, "no rank is a teacher or a student");
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xd_route_desc d = *desc;
+    if (d.wire == XD_DTYPE_NONE) d.wire = XD_DTYPE_F32;
+    if (d.dtype == XD_DTYPE_NONE) d.dtype = d.wire;
+    const xd_route_span whole = { 0, d.length };
+    xdi_route_default_side(&d, &whole, &d.teacher);
+    xdi_route_default_side(&d, &whole, &d.student);
+    XDI_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
+    XDI_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
+    xd_result result = xd_agree(comm, route ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
+    if (route) {
+        route->ctx = ctx;
+        route->d = d;
+    }
+    if (result == XD_OK) result = xdi_route_open(comm, route);
+    if (result != XD_OK) {
+        xd_route_destroy(route);
+        return result;
+    }
+    route->d.teacher.samples = route->d.student.samples = NULL; /* the caller's */
+    route->d.teacher.positions = route->d.student.positions = NULL;
+    *out = route;
+    return XD_OK;
+}
+
+XD_API void xd_route_destroy(xd_route *route) {
+    if (!route) return;
+    xd_release(route->ctx, route->counts);
+    xd_release(route->ctx, route->recv_ids);
+    xd_release(route->ctx, route->send_ids);
+    xd_release(route->ctx, route->recv);
+    xd_release(route->ctx, route->send);
+    xd_release(route->ctx, route->window_ids);
+    xd_release(route->ctx, route->window);
+    xd_release(route->ctx, route->memory);
+    xd_release(route->ctx, route->used_by);
+    xd_release(route->ctx, route->payload_bytes);
+    xd_release(route->ctx, route->slot_bytes);
+    xd_release(route->ctx, route->rings);
+    xdi_route_plan_free(route->ctx, &route->plan);
+    xd_comm_destroy(route->comm); /* the last handle frees shared rings */
+    xd_release(route->ctx, route);
+}
+
+/* ---- where a rank stands ---- */
+
+static const xdi_route_half *xdi_route_own(const xd_route *route, int side) {
+    return &route->plan.halves[side][route->plan.rank];
+}
+
+static uint64_t xdi_route_due(const xd_route *route, uint64_t number) {
+    const uint64_t needed = xdi_route_needed_at(route, route->plan.rank, number, route->plan.need);
+    return needed > route->posted ? needed - route->posted : 0;
+}
+
+XD_API xd_route_info xd_route_describe(const xd_route *route) {
+    xd_route_info info;
+    memset(&info, 0, sizeof info);
+    if (!route->comm) return info;
+    const bool takes = xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0;
+    info.posts = xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
+    info.takes = takes ? route->plan.takes : 0;
+    info.due = takes ? (int64_t)xdi_route_due(route, route->taken + (route->holds ? 1 : 0)) : 0;
+    for (int64_t i = 0; i < info.takes; i++) info.views += xdi_route_is_view(route, i) ? 1 : 0;
+    info.slots = route->d.slots;
+    info.needed = route->needed;
+    info.shared = route->shared;
+    info.bytes = route->bytes;
+    return info;
+}
+
+/* ---- rows ---- */
+
+/* Rows of one dtype and stride into those of another. */
+typedef struct xdi_route_rows {
+    char *data;
+    xd_dtype dtype;
+    int64_t stride;
+} xdi_route_rows;
+
+static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row, int64_t column) {
+    xdi_route_rows rows;
+    rows.data = (char *)data + (size_t)(row * stride + column) * xd_dtype_size(dtype);
+    rows.dtype = dtype;
+    rows.stride = stride;
+    return rows;
+}
+
+static void xdi_route_copy_row(const xdi_span_kernels *spans, const char *from, xd_dtype from_dtype, char *to,
+                               xd_dtype to_dtype, int64_t columns) {
+    for (int64_t at = 0; at < columns; at += XDI_SPAN) {
+        const int64_t n = columns - at < XDI_SPAN ? columns - at : XDI_SPAN;
+        const void *source = from + (size_t)at * xd_dtype_size(from_dtype);
+        void *target = to + (size_t)at * xd_dtype_size(to_dtype);
+        if (from_dtype == XD_DTYPE_BF16)
+            spans->widen((const uint16_t *)source, XD_DTYPE_BF16, (float *)target, n);
+        else
+            spans->narrow((const float *)source, (uint16_t *)target, XD_DTYPE_BF16, n);
+    }
+}
+
+static void xdi_route_copy(const xd_route *route, xdi_route_rows from, xdi_route_rows to, int64_t rows,
+                           int64_t columns) {
+    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(route->ctx)->cpu);
+    const size_t from_size = xd_dtype_size(from.dtype), to_size = xd_dtype_size(to.dtype);
+    const bool whole = from.dtype == to.dtype && from.stride == columns && to.stride == columns;
+    if (whole && rows * columns > 0) memcpy(to.data, from.data, (size_t)(rows * columns) * to_size);
+    for (int64_t r = 0; r < rows && !whole; r++) {
+        const char *source = from.data + (size_t)(r * from.stride) * from_size;
+        char *target = to.data + (size_t)(r * to.stride) * to_size;
+        if (from.dtype == to.dtype)
+            memcpy(target, source, (size_t)columns * to_size);
+        else
+            xdi_route_copy_row(spans, source, from.dtype, target, to.dtype, columns);
+    }
+}
+
+/* ---- rings ---- */
+
+static char *xdi_route_slot(const xd_route *route, int teacher, uint64_t number) {
+    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
+    return route->rings[teacher] + head + (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
+}
+
+/* Where a piece begins in its slot. */
+static xdi_route_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, char *slot) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
+    return xdi_route_rows_at(slot, route->d.wire, half->column_end - half->column_begin,
+                             p->from_sample * half->held + p->from_position, p->from_column);
+}
+
+static xdi_route_rows xdi_route_to(const xd_route *route, const xdi_route_piece *p) {
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
+    return xdi_route_rows_at(route->window, route->d.dtype, half->column_end - half->column_begin,
+                             p->to_sample * half->held + p->to_position, p->to_column);
+}
+
+static int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, char *slot) {
+    return (int64_t *)(void *)(slot + route->payload_bytes[teacher]);
+}
+
+/* ---- messages: one step of the students ---- */
+
+static void xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64_t end, int64_t *counts,
+                           int64_t *id_counts) {
+    const xdi_route_plan *plan = &route->plan;
+    const size_t list = (size_t)route->d.columns * sizeof(int64_t);
+    int64_t at = 0, lists = 0;
+    for (int64_t i = begin; i < end; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->teacher != plan->rank) continue;
+        char *slot = xdi_route_slot(route, p->teacher, first + (uint64_t)p->batch);
+        xdi_route_copy(route, xdi_route_from(route, p, slot),
+                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions, p->columns);
+        at += p->positions * p->columns;
+        counts[p->student] += p->positions * p->columns;
+        if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
+        memcpy(route->send_ids + lists++ * route->d.columns,
+               xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns, list);
+        id_counts[p->student] += route->d.columns;
+    }
+}
+
+static void xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t end, int64_t *at, int64_t *ids_at) {
+    const xdi_route_plan *plan = &route->plan;
+    for (int64_t i = begin; i < end; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        xdi_route_copy(route, xdi_route_rows_at(route->recv, route->d.wire, p->columns, 0, at[p->teacher]),
+                       xdi_route_to(route, p), p->positions, p->columns);
+        at[p->teacher] += p->positions * p->columns;
+        if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
+        memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
+               (size_t)route->d.columns * sizeof(int64_t));
+        ids_at[p->teacher] += route->d.columns;
+    }
+}
+
+/* Counts become places, in rank order. */
+static void xdi_route_begins(int64_t *counts, int ranks) {
+    int64_t sum = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int64_t n = counts[r];
+        counts[r] = sum;
+        sum += n;
+    }
+}
+
+static xd_result xdi_route_exchange(xd_route *route) {
+    const xdi_route_plan *plan = &route->plan;
+    const int ranks = plan->ranks;
+    const int64_t step = (int64_t)(route->exchanged % (uint64_t)plan->takes);
+    const uint64_t round = route->exchanged / (uint64_t)plan->takes;
+    const uint64_t first = round * (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
+    const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
+    int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
+    memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
+    xdi_route_pack(route, first, begin, end, out, ids_out);
+    for (int64_t i = begin; i < end; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        in[p->teacher] += p->positions * p->columns;
+        if (p->brings_ids) ids_in[p->teacher] += route->d.columns;
+    }
+    XDI_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
+    if (route->d.payload == XD_ROUTE_COLUMNS)
+        XDI_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
+    route->exchanged++;
+    xdi_route_begins(in, ranks);
+    xdi_route_begins(ids_in, ranks);
+    xdi_route_unpack_step(route, begin, end, in, ids_in);
+    return XD_OK;
+}
+
+/* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
+ * before its first exchange, so that nobody waits in the last post for a step that may never begin. */
+static xd_result xdi_route_catch_up(xd_route *route) {
+    for (;;) {
+        const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
+        const uint64_t begun = route->exchanged / (uint64_t)route->plan.takes * batches;
+        const uint64_t need = xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
+        if (route->posted < need || route->posted <= begun) return XD_OK;
+        XDI_TRY(xdi_route_exchange(route));
+    }
+}
+
+/* ---- a teacher's turn ---- */
+
+/* Is the slot of the next micro-batch free of what it held before? */
+static xd_result xdi_route_wait_slot(xd_route *route) {
+    const int me = route->plan.rank;
+    const uint64_t slots = (uint64_t)route->d.slots;
+    bool own = false;
+    if (route->posted < slots) return XD_OK;
+    const uint64_t target = route->posted - slots + 1;
+    if (!route->shared)
+        own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
+    else if (route->used_by[me])
+        own = __atomic_load_n(xdi_route_released(route, me, me), __ATOMIC_ACQUIRE) < target;
+    XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
+                "all %d slots are full and this rank's own student side has to take first", route->d.slots);
+    for (int s = 0; s < route->plan.ranks && route->shared; s++)
+        if (route->used_by[s] && s != me)
+            XDI_TRY(xdi_threads_watch(route->comm, xdi_route_released(route, me, s), target, s));
+    return XD_OK;
+}
+
+static int64_t xdi_route_next_samples(const xd_route *route) {
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
+    return xdi_route_plan_samples(half, (int64_t)(route->posted % (uint64_t)half->batches));
+}
+
+static xd_result xdi_route_check_teacher(const xd_route *route) {
+    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
+                XD_ERROR_STATE, "this rank has no teacher side");
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
+    XDI_TRY(xdi_route_check_teacher(route));
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
+    const int me = route->plan.rank;
+    if (!route->open) XDI_TRY(xdi_route_wait_slot(route));
+    route->open = true;
+    char *slot = xdi_route_slot(route, me, route->posted);
+    rows->data = slot;
+    rows->dtype = route->d.wire;
+    rows->rows = xdi_route_next_samples(route) * half->held;
+    rows->cols = rows->stride = half->column_end - half->column_begin;
+    if (ids) *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, slot) : NULL;
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_post(xd_route *route) {
+    XDI_TRY(xdi_route_check_teacher(route));
+    XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
+    route->open = false;
+    route->posted++;
+    if (route->shared)
+        __atomic_store_n(xdi_route_posted(route, route->plan.rank), route->posted, __ATOMIC_RELEASE);
+    else if (xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count == 0)
+        return xdi_route_catch_up(route);
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows *rows, const int64_t *ids) {
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
+    const int64_t count = xdi_route_next_samples(route) * half->held;
+    const int64_t columns = half->column_end - half->column_begin;
+    XDI_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XDI_REQUIRE(route->ctx,
+                rows->rows == count && rows->cols == columns && (rows->stride == 0 || rows->stride >= columns) &&
+                    (rows->data || count * columns == 0),
+                XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
+                (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
+                (long long)columns);
+    XDI_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
+                "chosen columns without their ids");
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
+    XDI_TRY(xdi_route_check_teacher(route));
+    XDI_TRY(xdi_route_check_rows_sent(route, &rows, ids));
+    xd_rows slot;
+    int64_t *slot_ids = NULL;
+    XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
+    xdi_route_copy(route, xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
+                   xdi_route_rows_at(slot.data, slot.dtype, slot.stride, 0, 0), slot.rows, slot.cols);
+    if (slot_ids)
+        memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
+    return xd_route_post(route);
+}
+
+/* ---- a student's turn ---- */
+
+static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
+    if (p->teacher == route->plan.rank) return XD_OK; /* nothing is due */
+    return xdi_threads_watch(route->comm, xdi_route_posted(route, p->teacher), number + 1, p->teacher);
+}
+
+/* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
+static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round, bool view) {
+    const xdi_route_plan *plan = &route->plan;
+    for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1]; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        const uint64_t number =
+            round * (uint64_t)plan->halves[XDI_ROUTE_TEACHER][p->teacher].batches + (uint64_t)p->batch;
+        XDI_TRY(xdi_route_wait_piece(route, p, number));
+        if (view) continue;
+        char *slot = xdi_route_slot(route, p->teacher, number);
+        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions, p->columns);
+        if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
+            memcpy(route->window_ids + p->to_sample * route->d.columns,
+                   xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns,
+                   (size_t)route->d.columns * sizeof(int64_t));
+    }
+    if (!view) xdi_route_let_go(route, route->taken + 1);
+    return XD_OK;
+}
+
+/* The window as a part of the slot it lies in. */
+static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
+    const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
+    char *slot = xdi_route_slot(route, p->teacher, round * (uint64_t)half->batches + (uint64_t)p->batch);
+    const xdi_route_rows from = xdi_route_from(route, p, slot);
+    window->is_view = true;
+    window->rows.data = from.data;
+    window->rows.stride = from.stride;
+    if (window->ids) window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
+}
+
+static xd_result xdi_route_check_take(const xd_route *route) {
+    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0,
+                XD_ERROR_STATE, "this rank has no student side");
+    XDI_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
+    const uint64_t due = xdi_route_due(route, route->taken);
+    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE, "%llu micro-batches of this rank have to be posted first",
+                (unsigned long long)due);
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
+    XDI_TRY(xdi_route_check_take(route));
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
+    const uint64_t takes = (uint64_t)route->plan.takes, round = route->taken / takes;
+    const int64_t step = (int64_t)(route->taken % takes);
+    xd_route_window window;
+    memset(&window, 0, sizeof window);
+    window.sample_count = xdi_route_plan_samples(half, step);
+    window.rows.data = route->window;
+    window.rows.dtype = route->d.dtype;
+    window.rows.rows = window.sample_count * half->held;
+    window.rows.cols = window.rows.stride = half->column_end - half->column_begin;
+    if (route->d.payload == XD_ROUTE_COLUMNS) window.ids = route->window_ids;
+    const bool view = xdi_route_is_view(route, step);
+    XDI_TRY(route->shared ? xdi_route_collect(route, step, round, view) : xdi_route_exchange(route));
+    if (view) xdi_route_look(route, step, round, &window);
+    route->holds = true;
+    *out = window;
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_release(xd_route *route) {
+    XDI_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
+    const uint64_t takes = (uint64_t)route->plan.takes;
+    const int64_t step = (int64_t)(route->taken % takes);
+    route->holds = false;
+    route->taken++;
+    if (xdi_route_is_view(route, step)) xdi_route_let_go(route, route->taken);
+    return XD_OK;
+}
+
+/* >>distill/teacher_columns.c */
+
+#include <string.h>
+
+/* This shard's part of the chosen columns of one sequence as f32 bits, zero where another shard has the column:
+ * added as integers over the shards they are the values themselves. */
+static void xdi_columns_pick(const xd_vocab_info *info, const xd_rows *logits, int64_t first, int64_t held,
+                             const int64_t *ids, int64_t k, int32_t *bits) {
+    for (int64_t i = 0; i < held; i++)
+        for (int64_t j = 0; j < k; j++) {
+            const bool mine = ids[j] >= info->begin && ids[j] < info->end;
+            const float value = mine ? (float)xdi_loss_load(logits, first + i, ids[j] - info->begin) : 0.0f;
+            memcpy(&bits[i * k + j], &value, sizeof value);
+        }
+}
+
+static void xdi_columns_store(const int32_t *bits, int64_t first, int64_t held, int64_t k, const xd_rows *values) {
+    for (int64_t i = 0; i < held; i++)
+        for (int64_t j = 0; j < k; j++) {
+            float value;
+            memcpy(&value, &bits[i * k + j], sizeof value);
+            xdi_loss_store(values, first + i, j, (double)value);
+        }
+}
+
+static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t sequences, int64_t k,
+                                   const xd_rows *values) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "a teacher's columns are chosen on the CPU only");
+    XDI_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
+                "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
+    XDI_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "values are %s; F32 or BF16 is needed", xd_dtype_name(values->dtype));
+    XDI_REQUIRE(ctx,
+                values->rows == logits->rows && values->cols == k &&
+                    (values->stride == 0 || values->stride >= k) && (values->data || values->rows == 0),
+                XD_ERROR_SHAPE, "values are %lld by %lld, but there are %lld rows and %lld columns",
+                (long long)values->rows, (long long)values->cols, (long long)logits->rows, (long long)k);
+    return XD_OK;
+}
+
+static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t first,
+                                      int64_t held, const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                      int32_t *bits, const xd_rows *values) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const size_t skip = (size_t)(first * (logits->stride ? logits->stride : logits->cols));
+    xd_rows rows = *logits;
+    rows.rows = held;
+    if (rows.data) rows.data = (char *)rows.data + skip * xd_dtype_size(rows.dtype);
+    XDI_TRY(xd_select_columns(ctx, vocab, rows, mask ? mask + first : NULL, comm, k, ids, NULL));
+    xdi_columns_pick(&info, logits, first, held, ids, k, bits);
+    if (info.ranks > 1) XDI_TRY(xd_all_reduce(info.tp, bits, bits, held * k, XD_DTYPE_I32, XD_SUM));
+    xdi_columns_store(bits, first, held, k, values);
+    return XD_OK;
+}
+
+XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids, xd_rows values) {
+    xd_comm *tp = xd_vocab_describe(vocab).tp;
+    xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
+    int32_t *bits = NULL;
+    const int64_t held = result == XD_OK ? logits.rows / sequences : 0;
+    if (result == XD_OK) {
+        bits = (int32_t *)xd_allocate(ctx, (size_t)(held * k + 1) * sizeof *bits);
+        if (!bits) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(held * k));
+    }
+    result = xdi_vocab_agree(tp, comm, result);
+    for (int64_t b = 0; b < sequences && result == XD_OK; b++)
+        result = xdi_columns_sequence(ctx, vocab, &logits, b * held, held, mask, comm, k, ids + b * k, bits, &values);
+    xd_release(ctx, bits);
+    return result;
 }
 
 
@@ -29015,4 +32541,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 736dffae64a34e8ebd7cab95cfaf732e478e63616fceb3461771243e08f6a809 */
+/* xdistill sha256 493cfe26bb85a1a5fffc77673df112212706485a1e6013116c93387e506e9141 */

@@ -28,6 +28,11 @@ typedef struct problem {
     uint8_t mask[SEQUENCES * CHUNKS], exact[SEQUENCES * CHUNKS];
     xd_projection projection;
     xd_exact_map map;
+    xd_teacher_cache *cache; /* CACHED, and LIKELIHOOD where there is one */
+    int64_t cache_positions[TEACHER_ROWS];
+    float target_log_probs[TEACHER_ROWS], chunk_length[SEQUENCES * CHUNKS];
+    bool known, lengths; /* LIKELIHOOD: target_log_probs are given; chunks have lengths */
+    xd_likelihood_form likelihood;
     xd_xtoken_kind kinds[3];
     int teacher_count;
     xd_xtoken_desc settings;
@@ -103,6 +108,7 @@ static inline void open_problem(problem *p, xd_xtoken_kind kind) {
 }
 
 static inline void close_problem(problem *p) {
+    xd_teacher_cache_close(p->cache);
     xd_projection_free(p->ctx, &p->projection);
     xd_exact_map_free(p->ctx, &p->map);
     xd_ctx_destroy(p->ctx);
@@ -136,6 +142,15 @@ static inline xd_xtoken_teacher teacher_of(problem *p, int index) {
         t.logits = rows_of(p->same, STUDENT_ROWS, STUDENT_SIZE);
         t.labels = NULL;
     }
+    if (t.kind == XD_XTOKEN_CACHED || (t.kind == XD_XTOKEN_LIKELIHOOD && (p->cache || p->known))) {
+        t.logits.data = NULL;
+        t.labels = NULL;
+        t.cache = p->cache;
+        t.cache_positions = p->cache ? p->cache_positions : NULL;
+        t.target_log_probs = p->known ? p->target_log_probs : NULL;
+    }
+    t.likelihood = p->likelihood;
+    t.chunk_length = p->lengths ? p->chunk_length : NULL;
     return t;
 }
 

@@ -34,6 +34,10 @@ static const char *xdi_comm_kind(uint64_t kind) {
 
 /* ---- arithmetic of counts, shared with the transports ---- */
 
+XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm) {
+    return comm->transport;
+}
+
 XD_PRIVATE int64_t xdi_comm_total(const int64_t *counts, int n) {
     int64_t total = 0;
     for (int i = 0; i < n; i++) total += counts[i];

@@ -21,6 +21,20 @@ XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int 
 XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, void *recv, int64_t count,
                                                xd_dtype dtype);
 
+/* collective.c: what is below a handle. */
+XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
+
+/* threads.c: is this a group of threads? The next two are for such groups alone. */
+XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
+
+/* threads.c: zeroed memory that every rank of the group sees, once a group; freed with the group's last
+ * handle. Collective. Errors: MEMORY. */
+XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
+
+/* threads.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches
+ * `target`. Errors: TIMEOUT and PEER, which break the world. */
+XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
+
 /* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);

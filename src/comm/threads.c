@@ -71,6 +71,7 @@ struct xdi_threads_group {
     xdi_threads_slot *slots; /* [size] */
     int64_t *offsets;        /* [size][2][size], for the pages */
     xdi_threads_mail *mail;  /* [from][to] */
+    void *shared;            /* see xdi_threads_share */
 };
 
 struct xd_thread_world {
@@ -113,6 +114,7 @@ static void xdi_threads_group_free(xdi_threads_group *group) {
         if (slot->ready) slot->event_destroy(slot->ready);
         if (slot->done) slot->event_destroy(slot->done);
     }
+    xdi_threads_free(world, group->shared);
     xdi_threads_free(world, group->mail);
     xdi_threads_free(world, group->offsets);
     xdi_threads_free(world, group->slots);
@@ -621,6 +623,31 @@ static const xd_transport_ops xdi_threads_ops = {
     "threads",         xdi_threads_control, xdi_threads_execute,
     xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy
 };
+
+/* ---- memory that a group shares ---- */
+
+XD_PRIVATE bool xdi_threads_has(const xd_comm *comm) {
+    return xdi_comm_transport(comm)->ops == &xdi_threads_ops;
+}
+
+XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out) {
+    const xdi_threads *t = (const xdi_threads *)xdi_comm_transport(comm);
+    xd_result made = XD_OK;
+    if (t->base.rank == 0) {
+        t->group->shared = xdi_threads_allocate(t->group->world, bytes);
+        if (!t->group->shared)
+            made = XDI_FAIL(t->base.ctx, XD_ERROR_MEMORY, "no room for %zu bytes of shared memory", bytes);
+    }
+    XDI_TRY(xd_agree(comm, made));
+    *out = t->group->shared;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank) {
+    xdi_threads *t = (xdi_threads *)xdi_comm_transport(comm);
+    const double deadline = xd_now(t->base.ctx) + xd_ctx_settings(t->base.ctx)->timeout_seconds;
+    return xdi_threads_wait(t, counter, target, rank, deadline);
+}
 
 /* A handle on a group whose holders already count this rank; gives that place back on failure. */
 static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int rank, xd_transport **out) {

@@ -22,12 +22,36 @@ static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_
     return XD_OK;
 }
 
-XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                     int64_t end) {
+/* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
+typedef struct xdi_projection_span {
+    int64_t begin, end;
+} xdi_projection_span;
+
+static xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                 int64_t end) {
     xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
     while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
     while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;
     return span;
+}
+
+XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
+                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
+                                        int32_t *slot, float *weight) {
+    int64_t n = 0;
+    for (int64_t id = 0; id < m->teacher_size; id++) slots[id] = -1;
+    for (int64_t j = 0; j < k; j++) slots[ids[j]] = (int32_t)j;
+    for (int64_t v = begin; v < end; v++) {
+        row_begin[v - begin] = n;
+        for (int64_t e = m->row_begin[v]; e < m->row_begin[v + 1]; e++) {
+            const int32_t at = slots[m->teacher_id[e]];
+            if (at < 0) continue;
+            student[n] = (int32_t)(v - begin);
+            slot[n] = at;
+            weight[n++] = m->weight[e];
+        }
+    }
+    row_begin[end - begin] = n;
 }
 
 static void xdi_project_row(const xd_projection *m, const xd_vocab_info *info, const xd_rows *probs,

@@ -12,11 +12,6 @@ enum {
     XDI_XTOKEN_FIRST
 };
 
-/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
- * sum, also when those of up to 63 ranks are added up. */
-#define XDI_XTOKEN_MINUS_INFINITY (-2097152.0)
-#define XDI_XTOKEN_NAN ((int64_t)1 << 57)
-
 /* ---- small parts that the kinds share ---- */
 
 XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t count) {
@@ -24,28 +19,7 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 }
 
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term) {
-    if (!x->fixed) {
-        cells[i] += term;
-        return;
-    }
-    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
-    const double low = XDI_XTOKEN_MINUS_INFINITY;
-    if (cell->high >= XDI_XTOKEN_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
-    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_XTOKEN_NAN;
-}
-
-/* Fixed point becomes doubles, from the front: a double is half as wide. */
-static void xdi_xtoken_settle(double *cells, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        xd_fixed cell;
-        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
-        double value = xd_fixed_value(cell);
-        if (cell.high >= XDI_XTOKEN_NAN / 2)
-            value = (double)NAN;
-        else if (value < XDI_XTOKEN_MINUS_INFINITY / 2.0)
-            value = -INFINITY;
-        memcpy(&cells[i], &value, sizeof value);
-    }
+    xdi_cells_add(x->fixed, cells, i, term);
 }
 
 static xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
@@ -58,7 +32,7 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
                                      xd_comm *second) {
     XDI_TRY(xdi_xtoken_reduce(x, first, cells, count));
     XDI_TRY(xdi_xtoken_reduce(x, second, cells, count));
-    if (x->fixed) xdi_xtoken_settle(cells, count);
+    if (x->fixed) xdi_cells_settle(cells, count);
     return XD_OK;
 }
 
@@ -91,9 +65,10 @@ XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *
     return x->d.compat && term->teacher->kind == XD_XTOKEN_GOLD ? 1.0 : xdi_xtoken_sample(x, b);
 }
 
-/* tau^2 / D, 0 where nothing counts. */
+/* tau^2 / D, 0 where nothing counts; log-likelihoods are at temperature 1. */
 static double xdi_xtoken_scale(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return term->denominator > 0.0 ? x->d.temperature * x->d.temperature / term->denominator : 0.0;
+    const double tau = term->teacher->kind == XD_XTOKEN_LIKELIHOOD ? 1.0 : x->d.temperature;
+    return term->denominator > 0.0 ? tau * tau / term->denominator : 0.0;
 }
 
 /* omega_i, with the factor of its vocabulary; averaged logits are one teacher of weight 1. */
@@ -112,22 +87,46 @@ XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value) {
     x->found.first_value = value;
 }
 
-XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift) {
-    const bool first = x->written[row] == 0;
-    const int64_t label = first && x->ce_factor[row] != 0.0 ? x->d.labels[row] - x->vocab.begin : -1;
-    const double ce = first ? x->ce_factor[row] * x->ce_weight : 0.0;
-    const bool needs_p = times_p || shift != 0.0;
-    x->written[row] = 1;
-    for (int64_t v = 0; v < x->columns; v++) {
-        const double z = xdi_loss_load(&x->d.student, row, v);
-        const double p = needs_p ? exp(z / x->d.temperature - x->lse[row]) : 0.0;
-        double g = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
-        if (ce != 0.0) g += ce * (exp(z - x->lse_one[row]) - (v == label ? 1.0 : 0.0));
-        if (u) g += (times_p ? p * u[v] : u[v]) - p * shift;
-        xdi_loss_store(&x->d.gradient, row, v, g);
-    }
-    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
-        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count) {
+    xd_xtoken_args a;
+    memset(&a, 0, sizeof a);
+    a.logits = x->d.student;
+    a.columns = x->columns;
+    a.temperature = x->d.temperature;
+    a.lse = x->lse;
+    a.rows = x->rows;
+    a.places = x->places;
+    a.count = count;
+    a.fixed = x->fixed;
+    a.first = x->vocab.begin;
+    a.gradient = x->d.gradient;
+    a.lse_one = x->lse_one;
+    a.ce_factor = x->d.labels ? x->ce_factor : NULL;
+    a.ce_weight = x->ce_weight;
+    a.labels = x->d.labels;
+    a.written = x->written;
+    a.scratch = x->scratch;
+    return a;
+}
+
+XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  int64_t count) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+    a.logits = term->teacher->logits;
+    a.columns = term->vocabulary;
+    a.lse = NULL;
+    a.ids = x->ids;
+    a.k = term->k;
+    a.cells = x->teacher;
+    return a;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 1);
+    a.rows = &row;
+    a.u = u;
+    a.delta = &shift;
+    return x->kernels.gradient(&x->launch, &a);
 }
 
 /* ---- columns ---- */
@@ -171,40 +170,51 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* Widths of the blocks that teachers use in turn: the largest of each. */
 typedef struct xdi_xtoken_sizes {
-    int64_t ids, mask, student, teacher, tail, items, teacher_items;
+    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch;
 } xdi_xtoken_sizes;
 
 static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+/* Entries of the projection in this shard's rows. */
+static int64_t xdi_xtoken_entries(const xd_projection *m, const xd_vocab_info *info) {
+    return m && m->student_size >= info->end ? m->row_begin[info->end] - m->row_begin[info->begin] : 0;
+}
+
 static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
                                     const xd_vocab_info *info, xdi_xtoken_sizes *s) {
     const int64_t k = xdi_xtoken_columns(d, t, info->size), tile = xdi_xtoken_tile(d, k);
     const int64_t columns = info->end - info->begin, size = xdi_xtoken_vocabulary(t);
+    if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
+    s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
     if (t->kind == XD_XTOKEN_GOLD) {
         s->student = xdi_xtoken_most(s->student, columns);
         s->teacher = xdi_xtoken_most(s->teacher, size);
         s->tail = xdi_xtoken_most(s->tail, 2 + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
-        s->items = xdi_xtoken_most(s->items, columns);
-        s->teacher_items = xdi_xtoken_most(s->teacher_items, size);
+        s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
         return;
     }
     s->ids = xdi_xtoken_most(s->ids, k);
     s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
     s->student = xdi_xtoken_most(s->student, tile * k);
     s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
+    if (t->kind != XD_XTOKEN_PROJECTED) return;
+    s->tile = xdi_xtoken_most(s->tile, tile);
+    s->slots = xdi_xtoken_most(s->slots, size);
+    s->begin = columns + 1;
+    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(t->projection, info));
+    s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
-/* A block of count elements; NULL in a planning run. */
-static void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
+XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
     size_t offset = 0, bytes = 0;
     *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
     return *fits && arena->base ? arena->base + offset : NULL;
 }
 
 static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
-    const int64_t rows = x->d.student.rows, held = xdi_xtoken_most(x->held, x->vocab.ranks);
+    const int64_t rows = x->d.student.rows;
     x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
@@ -212,9 +222,21 @@ static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
-    x->rows = (int64_t *)xdi_xtoken_take(arena, held, sizeof(int64_t), fits);
-    x->row_delta = (double *)xdi_xtoken_take(arena, held, sizeof(xd_fixed), fits);
+    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
     x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
+}
+
+/* Rows at work, and the matrix in J. */
+static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
+    x->rows = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
+    x->places = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
+    x->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
+    x->slots = (int32_t *)xdi_xtoken_take(arena, s->slots, sizeof(int32_t), fits);
+    x->row_begin = (int64_t *)xdi_xtoken_take(arena, s->begin, sizeof(int64_t), fits);
+    x->entry_student = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_slot = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_weight = (float *)xdi_xtoken_take(arena, s->entries, sizeof(float), fits);
+    x->scratch = (float *)xdi_xtoken_take(arena, s->scratch, sizeof(float), fits);
 }
 
 /* Every block from the arena; with a planning arena this is the size query. False when it does not fit. */
@@ -224,8 +246,9 @@ static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
     xdi_xtoken_sizes s;
     bool fits = true;
     memset(&s, 0, sizeof s);
+    s.held = xdi_xtoken_most(x->held, x->vocab.ranks);
     xdi_xtoken_layout_rows(x, arena, &fits);
-    x->u = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
+    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), &fits);
     x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
                                         sizeof(xd_fixed), &fits);
     xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, &fits);
@@ -247,9 +270,9 @@ static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
     x->tails = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
     x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s.tail : 0,
                                              sizeof(double), &fits);
-    x->items = (xdi_xtoken_item *)xdi_xtoken_take(arena, s.items, sizeof(xdi_xtoken_item), &fits);
-    x->teacher_items =
-        (xdi_xtoken_item *)xdi_xtoken_take(arena, s.teacher_items, sizeof(xdi_xtoken_item), &fits);
+    x->other_tail = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
+    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s.tail, sizeof(int64_t), &fits);
+    xdi_xtoken_layout_matrix(x, arena, &s, &fits);
     return fits;
 }
 
@@ -257,6 +280,8 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     memset(x, 0, sizeof *x);
     x->ctx = ctx;
     x->d = *d;
+    if (ctx) x->launch = xd_ctx_launch(ctx);
+    if (ctx) x->kernels = xd_ctx_kernels(ctx).xtoken;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
@@ -439,9 +464,11 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
         if (term->teacher->kind == XD_XTOKEN_PROJECTED) XDI_TRY(xdi_xtoken_projected(x, term));
         if (term->teacher->kind == XD_XTOKEN_GOLD) XDI_TRY(xdi_xtoken_gold(x, term));
         if (term->teacher->kind == XD_XTOKEN_SAME) XDI_TRY(xdi_xtoken_same(x, term));
+        if (term->teacher->kind == XD_XTOKEN_CACHED) XDI_TRY(xdi_xtoken_cached(x, term));
+        if (term->teacher->kind == XD_XTOKEN_LIKELIHOOD) XDI_TRY(xdi_xtoken_likelihood(x, term));
     }
     for (int64_t row = 0; row < x->d.student.rows && write; row++)
-        if (!x->written[row]) xdi_xtoken_write(x, row, NULL, false, 0.0);
+        if (!x->written[row]) XDI_TRY(xdi_xtoken_write(x, row, NULL, 0.0));
     return XD_OK;
 }
 

@@ -3,6 +3,7 @@
 
 #include "distill/chunks.h"
 #include "distill/projection.h"
+#include "distill/teacher_cache.h"
 #include "distill/vocab.h"
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
@@ -17,13 +18,34 @@
  *                   + sum_i |x_i - y_i|, x and y the largest e^alpha and e^beta of ids without a partner,
  *                     sorted: min(both counts, tail) of them  (gold; with the relaxed map: H-KL)
  *   SAME       one tokenizer: KL over J of every counted position, both sides renormalised over J
+ *   CACHED     J: the ids that a cache has at the chunk's teacher positions
+ *              a = mean_t of their cached probabilities, 0 at positions where they are not among the k
+ *              q = mean_t softmax(x_t / tau) M, columns J; without projection M is the identity
+ *              d(c) = sum_J a (ln a - ln q) and the same for what is outside J, 1 - sum_J a and 1 - sum_J q
+ *                     reverse: with a and q exchanged
+ *   LIKELIHOOD l_s, l_t = the sums of the log-probabilities, at temperature 1, of the chunk's own tokens, over
+ *              the chunk's length
+ *              d(c) = (l_s - l_t)^2, or the KL between the coins of probability e^l_t and e^l_s
  *
- *   KD_i = tau^2 / D_i sum_c w_c d(c)        loss = kd_weight sum_i omega_i KD_i + ce_weight CE
+ *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
+ *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
  *
- * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the forms:
+ * CE is the cross entropy of the student's own next tokens at temperature 1. Source of the first three forms:
  * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; where they differ from it is told at the field
  * `compat`. */
-typedef enum xd_xtoken_kind { XD_XTOKEN_PROJECTED = 0, XD_XTOKEN_GOLD, XD_XTOKEN_SAME } xd_xtoken_kind;
+typedef enum xd_xtoken_kind {
+    XD_XTOKEN_PROJECTED = 0,
+    XD_XTOKEN_GOLD,
+    XD_XTOKEN_SAME,
+    XD_XTOKEN_CACHED,
+    XD_XTOKEN_LIKELIHOOD
+} xd_xtoken_kind;
+
+/* How LIKELIHOOD compares a chunk's two log-likelihoods. */
+typedef enum xd_likelihood_form {
+    XD_LIKELIHOOD_SQUARED = 0,
+    XD_LIKELIHOOD_KL /* KL(teacher || student) of "the chunk comes next" and "it does not"; or reverse */
+} xd_likelihood_form;
 
 /* How several teachers become one KD. */
 typedef enum xd_xtoken_mode {
@@ -61,6 +83,17 @@ typedef struct xd_xtoken_teacher {
     const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
+    /* CACHED, and LIKELIHOOD without logits: logits.rows alone is read, data is NULL. The same file on every
+     * rank; CACHED needs it at the temperature of the desc. */
+    const xd_teacher_cache *cache;
+    const int64_t *cache_positions;     /* [rows of logits] places in the cache; -1 where there is no chunk */
+    const xd_projection_origin *origin; /* tokenizers in use: another one's cache is refused; NULL -> any */
+    const float *target_log_probs; /* LIKELIHOOD: [rows of logits] of its next tokens; NULL -> from the cache,
+                                      or else from logits and labels */
+    /* LIKELIHOOD: a chunk is summed over the positions that predict its tokens. Nobody predicts the first token
+     * of a sequence: where no start token stands before the text, mask the chunk it belongs to. */
+    xd_likelihood_form likelihood;
+    const float *chunk_length; /* LIKELIHOOD: [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_teacher;
 
 /* Sums over comm, for one teacher: numerators and denominators of its metrics. */
@@ -129,15 +162,16 @@ typedef struct xd_xtoken_desc {
 } xd_xtoken_desc;
 
 /* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp]
- * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. 0 for an
- * invalid desc. Local. */
+ * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. CACHED takes
+ * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
+ * 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
  * weights and the choice of columns are constants in it.
  *
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
  * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
  * and sequences. Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY;

@@ -26,6 +26,7 @@ XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc) {
 
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t) {
     if (t->vocabulary != 0) return t->vocabulary;
+    if (t->cache && !xdi_xtoken_reads_logits(t)) return xd_teacher_cache_describe(t->cache).desc.vocabulary;
     return t->kind == XD_XTOKEN_PROJECTED && t->projection ? t->projection->teacher_size : t->logits.cols;
 }
 
@@ -106,7 +107,7 @@ static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int
     return XD_OK;
 }
 
-static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const xd_rows *y = &t->logits;
     const bool scores = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
@@ -121,18 +122,27 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
     XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                 "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                 (long long)y->cols);
+    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
+                "teacher %d has no labels to be scored by", index);
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
+                "teacher %d is of kind %d", index, (int)t->kind);
+    XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
+                                       : xdi_xtoken_check_known(ctx, d, index));
     XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
                 XD_ERROR_ARGUMENT, "teacher %d has weight %g and denominator %g", index, t->weight,
                 t->denominator_value);
-    XDI_REQUIRE(ctx, !scores || t->labels || (t->kind == XD_XTOKEN_SAME && d->labels), XD_ERROR_ARGUMENT,
-                "teacher %d has no labels to be scored by", index);
     XDI_REQUIRE(ctx, !d->normalise_by_vocabulary || xdi_xtoken_vocabulary(t) > 1, XD_ERROR_ARGUMENT,
                 "teacher %d has a vocabulary of 1: nothing to normalise by", index);
-    XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_SAME, XD_ERROR_ARGUMENT,
-                "teacher %d is of kind %d", index, (int)t->kind);
     if (t->kind == XD_XTOKEN_SAME) return xdi_xtoken_check_same(ctx, d, index, size);
     XDI_TRY(xdi_xtoken_check_chunks(ctx, d, index));
     if (t->kind == XD_XTOKEN_GOLD) return xdi_xtoken_check_gold(ctx, t, index, size);
+    if (t->kind == XD_XTOKEN_CACHED) return xdi_xtoken_check_cached(ctx, d, index, size);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return xdi_xtoken_check_likelihood(ctx, d, index);
     return xdi_xtoken_check_projected(ctx, t, index, size);
 }
 

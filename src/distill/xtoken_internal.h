@@ -4,17 +4,14 @@
 #include "distill/internal.h"
 #include "distill/xtoken.h"
 
-/* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
-typedef struct xdi_projection_span {
-    int64_t begin, end;
-} xdi_projection_span;
-XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                     int64_t end);
+/* project.c: the matrix in the columns ids[0 .. k) for student ids [begin, end). The blocks of out are given:
+ * begin [end - begin + 1], student, slot and weight as many as these rows of m have. slots[teacher_size] is
+ * scratch. */
+XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *ids, int64_t k, int64_t begin,
+                                        int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
+                                        int32_t *slot, float *weight);
 
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
-
-/* The floor of the reference's divisions and logarithms. */
-#define XDI_XTOKEN_EPSILON 1e-10
 
 /* One teacher during a call. */
 typedef struct xdi_xtoken_term {
@@ -40,16 +37,12 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
-/* The largest elements of a list first. */
-typedef struct xdi_xtoken_item {
-    double value;
-    int64_t id;
-} xdi_xtoken_item;
-
 /* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
  * over rows or ranks are "cells": see xdi_xtoken_add. */
 typedef struct xdi_xtoken {
     xd_ctx *ctx;
+    xd_launch launch;
+    xd_xtoken_kernels kernels;
     xd_xtoken_desc d;
     xd_vocab_info vocab;
     int64_t held, columns;  /* student positions of a sequence; columns of this shard */
@@ -59,7 +52,7 @@ typedef struct xdi_xtoken {
     double *row_weight;     /* [rows] 0 where not counted */
     double *ce_factor;      /* [rows] of the cross entropy's gradient */
     uint8_t *written;       /* [rows] the gradient has this row */
-    double *u;              /* [columns] */
+    float *u;               /* [columns] */
     xdi_xtoken_term *terms; /* [teacher_count] */
     double *sums;           /* cells: what is summed over comm */
     double *row_sums;       /* [rows + 1] cells */
@@ -69,10 +62,18 @@ typedef struct xdi_xtoken {
     int64_t *ids;                   /* [most k] J */
     uint8_t *mask;                  /* [most teacher rows] who has a say in J */
     double *student, *teacher;      /* cells of a tile */
-    int64_t *rows;                  /* [held, at least ranks] rows of a tile */
+    int64_t *rows, *places;         /* [most of held, the teacher's and ranks] rows at work, and their chunks */
+    xd_xtoken_chunk *chunks;        /* [most tile] */
+    float *scratch;                 /* for the kernels */
+    xd_xtoken_matrix matrix;        /* PROJECTED: the projection in J ... */
+    int32_t *slots;                 /* ... and for making it: [V_t] */
+    int64_t *row_begin;
+    int32_t *entry_student, *entry_slot;
+    float *entry_weight;
     double *row_delta;              /* [held] cells */
     double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
-    xdi_xtoken_item *items, *teacher_items; /* GOLD: ids without a partner */
+    double *other_tail;        /* GOLD: the teacher's */
+    int64_t *tail_ids;         /* GOLD: both tails' */
     int selected;
     bool fixed; /* INVARIANT: cells are xd_fixed */
     bool write; /* this pass writes the gradient */
@@ -97,6 +98,9 @@ XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, do
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
                                      xd_comm *second);
 
+/* A block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
+XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits);
+
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
@@ -108,9 +112,15 @@ XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *
 /* A chunk or position whose loss is not finite. */
 XD_PRIVATE void xdi_xtoken_found(xdi_xtoken *x, int64_t row, double value);
 
-/* Adds u[v] (times the student's probability p_v, or not) - p_v shift to a row of the gradient. A row's
- * first visit brings the cross entropy's part; u NULL: that alone. */
-XD_PRIVATE void xdi_xtoken_write(xdi_xtoken *x, int64_t row, const double *u, bool times_p, double shift);
+/* What the kernels are told of the student's rows: count of x->rows. */
+XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t count);
+/* And of a teacher's. */
+XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                  int64_t count);
+
+/* Adds u - p_v shift to a row of the gradient, p the student's probabilities. A row's first visit brings the
+ * cross entropy's part; u NULL: that alone. */
+XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u, double shift);
 
 /* Chooses x->ids for sequence b, or for all where compat. Collective over sequence_comm, agreed over the
  * vocabulary. */
@@ -122,6 +132,19 @@ XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
+XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term);
+XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term);
+
+/* xtoken_cached.c: does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
+XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
+/* xtoken_cached.c: log-probability, at temperature 1, of the token that a row of such a teacher predicts;
+ * -infinity where there is none. */
+XD_PRIVATE double xdi_xtoken_known(const xd_xtoken_teacher *t, int64_t row);
+/* xtoken_cached.c: checks of a teacher without logits, and of both kinds. */
+XD_PRIVATE xd_result xdi_xtoken_check_known(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
+XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
+/* xtoken_likelihood.c */
+XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
 
 /* xtoken_score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
 XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,

@@ -57,7 +57,7 @@ static double xdi_same_divergence(double *s, const double *t, int64_t k, bool re
     return value;
 }
 
-static void xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
+static xd_result xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
     const double weight = x->row_weight[row], factor = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
     int64_t best[2] = { 0, 0 };
     for (int64_t j = 0; j < term->k; j++) {
@@ -73,13 +73,13 @@ static void xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, doub
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, best[0] == best[1] ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
-    if (!good || !x->write) return;
+    if (!good || !x->write) return XD_OK;
     memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
     for (int64_t j = 0; j < term->k; j++) {
         const int64_t id = xdi_same_id(x, term, j);
-        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = factor * s[j];
+        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = (float)(factor * s[j]);
     }
-    xdi_xtoken_write(x, row, x->u, false, 0.0);
+    return xdi_xtoken_write(x, row, x->u, 0.0);
 }
 
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
@@ -91,7 +91,7 @@ XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
             XDI_TRY(xdi_same_gather(x, term, first, end));
             for (int64_t row = first; row < end; row++)
                 if (x->row_weight[row] != 0.0)
-                    xdi_same_row(x, term, row, x->student + (row - first) * term->k);
+                    XDI_TRY(xdi_same_row(x, term, row, x->student + (row - first) * term->k));
         }
     }
     return XD_OK;

@@ -14,7 +14,7 @@ static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
     out.lse = out.largest + log(sum);
     for (int64_t u = 0; u < y->cols; u++) {
         const double p = exp(xdi_loss_load(y, row, u) - out.lse);
-        out.entropy -= p * log(p + XDI_XTOKEN_EPSILON);
+        out.entropy -= p * log(p + XD_XTOKEN_EPSILON);
     }
     return out;
 }
@@ -23,6 +23,10 @@ static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
 static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
                                int64_t row) {
     if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
+    if (!xdi_xtoken_reads_logits(t)) {
+        if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
+        return t->label_weight ? (double)t->label_weight[row] : 1.0;
+    }
     if (!t->labels) return x->row_weight[row]; /* one tokenizer: the student's */
     if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
         return 0.0;
@@ -36,6 +40,11 @@ XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term
     for (int64_t row = 0; row < t->logits.rows; row++) {
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
+        if (!xdi_xtoken_reads_logits(t)) {
+            xdi_xtoken_add(x, x->sums, cell, weight * xdi_xtoken_known(t, row));
+            xdi_xtoken_add(x, x->sums, cell + 1, weight);
+            continue;
+        }
         const xdi_score_row moments = xdi_score_of(&t->logits, row);
         double value = -moments.entropy;
         if (score == XD_XTOKEN_SCORE_CE) value = xdi_loss_load(&t->logits, row, labels[row]) - moments.lse;

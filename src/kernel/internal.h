@@ -7,6 +7,7 @@
 #include "base/internal.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
+#include "kernel/xtoken.h"
 
 /* Elements of logits and gradients; f32 is the common case. */
 static inline double xdi_loss_load(const xd_rows *x, int64_t row, int64_t column) {
@@ -57,6 +58,20 @@ XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 /* loss_simd.c, topk_simd.c: the entries that vectors do better, over those of the plain table. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
+
+/* xtoken_cpu.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
+ * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
+ * doubles of fixed ones. */
+XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term);
+XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count);
+
+/* xtoken_cpu.c: parts of the entries of losses across tokenizers that every level has: dq becomes dy; the
+ * gradient at column v of rows[i], and all of that row; keys of a tail's list in scratch, and the index of
+ * the first of them. */
+XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k);
+XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
+XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first);
 
 /* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);

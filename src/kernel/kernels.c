@@ -62,6 +62,7 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.memory.event_wait = xdi_cpu_event_pass;
     kernels.rows = xd_row_kernels_cpu();
     kernels.softmax = xd_softmax_kernels_cpu();
+    kernels.xtoken = xd_xtoken_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);

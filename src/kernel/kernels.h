@@ -9,6 +9,7 @@
 #include "kernel/reduce.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/xtoken.h"
 
 /* Whose memory the tensors of a context are. */
 typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type;
@@ -42,6 +43,7 @@ typedef struct xd_kernels {
     xd_loss_kernels loss;
     xd_row_kernels rows;
     xd_softmax_kernels softmax;
+    xd_xtoken_kernels xtoken;
     xd_optimizer_kernels optimizer;
     xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
     xd_reduce_kernels reduce;

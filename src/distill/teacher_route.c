@@ -1,0 +1,679 @@
+#include <string.h>
+
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
+ * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
+ * writer. On messages nobody else sees the ring, and the counters stay unused. */
+enum { XDI_ROUTE_LINE = 64 };
+
+struct xd_route {
+    xd_ctx *ctx;
+    xd_comm *comm; /* ranks with a side; NULL: this one has none */
+    xd_route_desc d;
+    xdi_route_plan plan;
+    int needed;
+    bool shared;
+    bool open;                    /* a slot was handed out and not posted */
+    bool holds;                   /* a window was taken and not released */
+    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
+    char **rings;                 /* [ranks]; NULL where this rank sees none */
+    size_t *slot_bytes;           /* [ranks] */
+    size_t *payload_bytes;        /* [ranks] of a slot, before its ids */
+    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
+    void *memory;                 /* the rings, when they are this rank's own */
+    char *window;
+    int64_t *window_ids;
+    char *send, *recv; /* messages */
+    int64_t *send_ids, *recv_ids;
+    int64_t *counts; /* [4][ranks] */
+    size_t bytes;
+};
+
+/* ---- checks ---- */
+
+static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
+    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0, XD_ERROR_ARGUMENT,
+                "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
+                (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
+    XDI_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
+                "a %s side of %d spans, but none are given", name, side->span_count);
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "routes move host memory only");
+    XDI_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
+                (int)d->payload);
+    XDI_REQUIRE(ctx,
+                d->samples > 0 && d->length > 0 && d->columns > 0 && d->samples <= INT32_MAX &&
+                    d->length <= INT32_MAX && d->columns <= INT32_MAX,
+                XD_ERROR_ARGUMENT, "a route of %lld samples of %lld positions by %lld columns",
+                (long long)d->samples, (long long)d->length, (long long)d->columns);
+    XDI_REQUIRE(ctx,
+                (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
+                    (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
+                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed", xd_dtype_name(d->wire),
+                xd_dtype_name(d->dtype));
+    XDI_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
+    XDI_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
+    return xdi_route_check_side(ctx, &d->student, "student");
+}
+
+static uint64_t xdi_route_hash(const xd_route_desc *d) {
+    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length, d->columns,
+                                (int64_t)d->wire,    d->slots,   d->messages ? 1 : 0 };
+    return xd_hash(0, shared, sizeof shared);
+}
+
+/* The defaults of a side; `whole` is the span of a sample and lives as long as the call. */
+static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *whole, xd_route_side *side) {
+    if (side->micro_batch == 0) side->micro_batch = side->sample_count > 0 ? side->sample_count : 1;
+    if (!side->positions && side->span_count == 0) {
+        side->positions = whole;
+        side->span_count = 1;
+    }
+    if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
+}
+
+/* ---- memory ---- */
+
+static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
+    const size_t lines = bytes / XDI_ROUTE_LINE + 1;
+    if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
+    *sum += lines * XDI_ROUTE_LINE;
+    return true;
+}
+
+/* Bytes of samples * held * columns elements; false when that is too much. */
+static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes) {
+    const int64_t samples = xdi_route_plan_samples(half, 0);
+    *bytes = xd_dtype_size(dtype);
+    return xdi_size_multiply(*bytes, (size_t)samples, bytes) &&
+           xdi_size_multiply(*bytes, (size_t)half->held, bytes) &&
+           xdi_size_multiply(*bytes, (size_t)(half->column_end - half->column_begin), bytes);
+}
+
+static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
+    *bytes = 0;
+    if (route->d.payload != XD_ROUTE_COLUMNS) return true;
+    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t), (size_t)route->d.columns,
+                             bytes);
+}
+
+/* Bytes of rank r's ring, and of its slots. */
+static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *bytes) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][r];
+    size_t payload, ids, slots;
+    *bytes = 0;
+    if (half->sample_count == 0) return true;
+    if (!xdi_route_block_bytes(half, route->d.wire, &payload) || !xdi_route_ids_bytes(route, half, &ids))
+        return false;
+    if (!xdi_route_add_bytes(&route->payload_bytes[r], payload)) return false;
+    route->slot_bytes[r] = route->payload_bytes[r];
+    if (ids > 0 && !xdi_route_add_bytes(&route->slot_bytes[r], ids)) return false;
+    return xdi_size_multiply(route->slot_bytes[r], (size_t)route->d.slots, &slots) &&
+           xdi_route_add_bytes(bytes, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
+           xdi_route_add_bytes(bytes, slots);
+}
+
+/* One block for all rings this rank sees. */
+static xd_result xdi_route_place_rings(xd_route *route) {
+    xd_ctx *ctx = route->ctx;
+    const int ranks = route->plan.ranks, me = route->plan.rank;
+    size_t total = 0;
+    void *memory = NULL;
+    xd_result result = XD_OK;
+    for (int r = 0; r < ranks && result == XD_OK; r++) {
+        size_t bytes;
+        const bool fits = xdi_route_ring_bytes(route, r, &bytes);
+        if (!fits || !xdi_route_add_bytes(&total, route->shared || r == me ? bytes : 0))
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
+                              xd_comm_world_rank(route->comm, r));
+    }
+    if (result == XD_OK && (!route->shared || ranks == 1)) {
+        memory = route->memory = xd_allocate(ctx, total);
+        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
+    }
+    XDI_TRY(xd_agree(route->comm, result));
+    if (route->shared && ranks > 1) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    route->bytes += total;
+    for (int r = 0; r < ranks; r++) {
+        size_t bytes;
+        if (!route->shared && r != me) continue;
+        route->payload_bytes[r] = 0;
+        xdi_route_ring_bytes(route, r, &bytes); /* it fitted before */
+        route->rings[r] = (char *)memory;
+        memory = (char *)memory + (bytes / XDI_ROUTE_LINE + 1) * XDI_ROUTE_LINE;
+    }
+    return XD_OK;
+}
+
+/* The most that one step sends and takes, in elements, and in samples with ids. */
+typedef struct xdi_route_traffic {
+    int64_t sent, taken, sent_ids, taken_ids;
+} xdi_route_traffic;
+
+static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
+    xdi_route_traffic most = { 0, 0, 0, 0 };
+    for (int64_t i = 0; i < plan->takes; i++) {
+        xdi_route_traffic sum = { 0, 0, 0, 0 };
+        for (int64_t p = plan->step_begin[i]; p < plan->step_begin[i + 1]; p++) {
+            const xdi_route_piece *piece = &plan->pieces[p];
+            const int64_t elements = piece->positions * piece->columns, ids = piece->brings_ids ? 1 : 0;
+            sum.sent += piece->teacher == plan->rank ? elements : 0;
+            sum.sent_ids += piece->teacher == plan->rank ? ids : 0;
+            sum.taken += piece->student == plan->rank ? elements : 0;
+            sum.taken_ids += piece->student == plan->rank ? ids : 0;
+        }
+        if (sum.sent > most.sent) most.sent = sum.sent;
+        if (sum.taken > most.taken) most.taken = sum.taken;
+        if (sum.sent_ids > most.sent_ids) most.sent_ids = sum.sent_ids;
+        if (sum.taken_ids > most.taken_ids) most.taken_ids = sum.taken_ids;
+    }
+    return most;
+}
+
+static bool xdi_route_is_view(const xd_route *route, int64_t step) {
+    return route->shared && route->d.dtype == route->d.wire && xdi_route_plan_view(&route->plan, step) != NULL;
+}
+
+static void *xdi_route_allocate(xd_route *route, size_t bytes) {
+    route->bytes += bytes + 1;
+    return xd_allocate(route->ctx, bytes + 1); /* never an empty block */
+}
+
+/* The window, unless every one of them is a view; and what messages are made in. */
+static xd_result xdi_route_place_buffers(xd_route *route) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
+    const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
+    size_t window = 0, ids = 0;
+    bool copies = !route->shared, room = true;
+    for (int64_t i = 0; i < half->batches; i++) copies = copies || !xdi_route_is_view(route, i);
+    if (half->sample_count > 0 && copies)
+        room = xdi_route_block_bytes(half, route->d.dtype, &window) && xdi_route_ids_bytes(route, half, &ids);
+    if (room) {
+        route->window = (char *)xdi_route_allocate(route, window);
+        route->window_ids = (int64_t *)xdi_route_allocate(route, ids);
+        room = route->window && route->window_ids;
+    }
+    if (room && !route->shared) {
+        const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
+        const size_t list = route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
+        route->send = (char *)xdi_route_allocate(route, (size_t)most.sent * wire);
+        route->recv = (char *)xdi_route_allocate(route, (size_t)most.taken * wire);
+        route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
+        route->recv_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.taken_ids * list);
+        route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
+        room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
+    }
+    return xd_agree(route->comm, room ? XD_OK
+                                      : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes",
+                                                 window));
+}
+
+/* ---- counters ---- */
+
+/* A table's entry of teacher rank r at the students' step `number`; both counted over all steps. */
+static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t number, const int64_t *table) {
+    const uint64_t takes = (uint64_t)route->plan.takes, step = number / takes;
+    const int64_t *entries = table + r * (route->plan.takes + 1);
+    return step * (uint64_t)route->plan.halves[XDI_ROUTE_TEACHER][r].batches + (uint64_t)entries[number % takes];
+}
+
+static uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
+    return (uint64_t *)(void *)route->rings[teacher];
+}
+
+static uint64_t *xdi_route_released(const xd_route *route, int teacher, int student) {
+    return (uint64_t *)(void *)(route->rings[teacher] + XDI_ROUTE_LINE * ((size_t)student + 1));
+}
+
+/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
+ * later window needs. That can be more than was ever read, so it is told before the first window too. */
+static void xdi_route_let_go(const xd_route *route, uint64_t number) {
+    const xdi_route_plan *plan = &route->plan;
+    for (int r = 0; r < plan->ranks; r++) {
+        const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
+        if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches) continue; /* nothing comes from there */
+        __atomic_store_n(xdi_route_released(route, r, plan->rank),
+                         xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
+    }
+}
+
+/* ---- creating ---- */
+
+/* The work of the ranks that have a side. */
+static xd_result xdi_route_build(xd_route *route) {
+    XDI_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
+    const xdi_route_plan *plan = &route->plan;
+    const size_t ranks = (size_t)plan->ranks;
+    const int64_t needed = xdi_route_plan_slots(plan);
+    XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
+                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld", route->d.slots,
+                (long long)needed);
+    route->needed = (int)needed;
+    if (route->d.slots == 0) route->d.slots = route->needed + 1;
+    route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
+    route->rings = (char **)xd_allocate(route->ctx, ranks * sizeof *route->rings);
+    route->slot_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->slot_bytes);
+    route->payload_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->payload_bytes);
+    route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
+    const bool room = route->rings && route->slot_bytes && route->payload_bytes && route->used_by;
+    XDI_TRY(xd_agree(route->comm, room ? XD_OK
+                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for the rings of %d ranks",
+                                                  plan->ranks)));
+    for (int64_t i = 0; i < plan->piece_count; i++)
+        if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
+    XDI_TRY(xdi_route_place_rings(route));
+    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0) xdi_route_let_go(route, 0);
+    return xdi_route_place_buffers(route);
+}
+
+static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
+    const bool takes_part = route->d.teacher.sample_count > 0 || route->d.student.sample_count > 0;
+    XDI_TRY(xd_comm_split(comm, takes_part ? 0 : -1, xd_comm_rank(comm), &route->comm));
+    const xd_result built = route->comm ? xdi_route_build(route) : XD_OK;
+    XDI_TRY(xd_agree(comm, built));
+    int sides = route->comm ? 1 : 0;
+    XDI_TRY(xd_all_reduce(comm, &sides, &sides, 1, XD_DTYPE_I32, XD_MAX));
+    XDI_REQUIRE(route->ctx, sides > 0, XD_ERROR_ARGUMENT, "no rank is a teacher or a student");
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xd_route_desc d = *desc;
+    if (d.wire == XD_DTYPE_NONE) d.wire = XD_DTYPE_F32;
+    if (d.dtype == XD_DTYPE_NONE) d.dtype = d.wire;
+    const xd_route_span whole = { 0, d.length };
+    xdi_route_default_side(&d, &whole, &d.teacher);
+    xdi_route_default_side(&d, &whole, &d.student);
+    XDI_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
+    XDI_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
+    xd_result result = xd_agree(comm, route ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
+    if (route) {
+        route->ctx = ctx;
+        route->d = d;
+    }
+    if (result == XD_OK) result = xdi_route_open(comm, route);
+    if (result != XD_OK) {
+        xd_route_destroy(route);
+        return result;
+    }
+    route->d.teacher.samples = route->d.student.samples = NULL; /* the caller's */
+    route->d.teacher.positions = route->d.student.positions = NULL;
+    *out = route;
+    return XD_OK;
+}
+
+XD_API void xd_route_destroy(xd_route *route) {
+    if (!route) return;
+    xd_release(route->ctx, route->counts);
+    xd_release(route->ctx, route->recv_ids);
+    xd_release(route->ctx, route->send_ids);
+    xd_release(route->ctx, route->recv);
+    xd_release(route->ctx, route->send);
+    xd_release(route->ctx, route->window_ids);
+    xd_release(route->ctx, route->window);
+    xd_release(route->ctx, route->memory);
+    xd_release(route->ctx, route->used_by);
+    xd_release(route->ctx, route->payload_bytes);
+    xd_release(route->ctx, route->slot_bytes);
+    xd_release(route->ctx, route->rings);
+    xdi_route_plan_free(route->ctx, &route->plan);
+    xd_comm_destroy(route->comm); /* the last handle frees shared rings */
+    xd_release(route->ctx, route);
+}
+
+/* ---- where a rank stands ---- */
+
+static const xdi_route_half *xdi_route_own(const xd_route *route, int side) {
+    return &route->plan.halves[side][route->plan.rank];
+}
+
+static uint64_t xdi_route_due(const xd_route *route, uint64_t number) {
+    const uint64_t needed = xdi_route_needed_at(route, route->plan.rank, number, route->plan.need);
+    return needed > route->posted ? needed - route->posted : 0;
+}
+
+XD_API xd_route_info xd_route_describe(const xd_route *route) {
+    xd_route_info info;
+    memset(&info, 0, sizeof info);
+    if (!route->comm) return info;
+    const bool takes = xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0;
+    info.posts = xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
+    info.takes = takes ? route->plan.takes : 0;
+    info.due = takes ? (int64_t)xdi_route_due(route, route->taken + (route->holds ? 1 : 0)) : 0;
+    for (int64_t i = 0; i < info.takes; i++) info.views += xdi_route_is_view(route, i) ? 1 : 0;
+    info.slots = route->d.slots;
+    info.needed = route->needed;
+    info.shared = route->shared;
+    info.bytes = route->bytes;
+    return info;
+}
+
+/* ---- rows ---- */
+
+/* Rows of one dtype and stride into those of another. */
+typedef struct xdi_route_rows {
+    char *data;
+    xd_dtype dtype;
+    int64_t stride;
+} xdi_route_rows;
+
+static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row, int64_t column) {
+    xdi_route_rows rows;
+    rows.data = (char *)data + (size_t)(row * stride + column) * xd_dtype_size(dtype);
+    rows.dtype = dtype;
+    rows.stride = stride;
+    return rows;
+}
+
+static void xdi_route_copy_row(const xdi_span_kernels *spans, const char *from, xd_dtype from_dtype, char *to,
+                               xd_dtype to_dtype, int64_t columns) {
+    for (int64_t at = 0; at < columns; at += XDI_SPAN) {
+        const int64_t n = columns - at < XDI_SPAN ? columns - at : XDI_SPAN;
+        const void *source = from + (size_t)at * xd_dtype_size(from_dtype);
+        void *target = to + (size_t)at * xd_dtype_size(to_dtype);
+        if (from_dtype == XD_DTYPE_BF16)
+            spans->widen((const uint16_t *)source, XD_DTYPE_BF16, (float *)target, n);
+        else
+            spans->narrow((const float *)source, (uint16_t *)target, XD_DTYPE_BF16, n);
+    }
+}
+
+static void xdi_route_copy(const xd_route *route, xdi_route_rows from, xdi_route_rows to, int64_t rows,
+                           int64_t columns) {
+    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(route->ctx)->cpu);
+    const size_t from_size = xd_dtype_size(from.dtype), to_size = xd_dtype_size(to.dtype);
+    const bool whole = from.dtype == to.dtype && from.stride == columns && to.stride == columns;
+    if (whole && rows * columns > 0) memcpy(to.data, from.data, (size_t)(rows * columns) * to_size);
+    for (int64_t r = 0; r < rows && !whole; r++) {
+        const char *source = from.data + (size_t)(r * from.stride) * from_size;
+        char *target = to.data + (size_t)(r * to.stride) * to_size;
+        if (from.dtype == to.dtype)
+            memcpy(target, source, (size_t)columns * to_size);
+        else
+            xdi_route_copy_row(spans, source, from.dtype, target, to.dtype, columns);
+    }
+}
+
+/* ---- rings ---- */
+
+static char *xdi_route_slot(const xd_route *route, int teacher, uint64_t number) {
+    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
+    return route->rings[teacher] + head + (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
+}
+
+/* Where a piece begins in its slot. */
+static xdi_route_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, char *slot) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
+    return xdi_route_rows_at(slot, route->d.wire, half->column_end - half->column_begin,
+                             p->from_sample * half->held + p->from_position, p->from_column);
+}
+
+static xdi_route_rows xdi_route_to(const xd_route *route, const xdi_route_piece *p) {
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
+    return xdi_route_rows_at(route->window, route->d.dtype, half->column_end - half->column_begin,
+                             p->to_sample * half->held + p->to_position, p->to_column);
+}
+
+static int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, char *slot) {
+    return (int64_t *)(void *)(slot + route->payload_bytes[teacher]);
+}
+
+/* ---- messages: one step of the students ---- */
+
+static void xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64_t end, int64_t *counts,
+                           int64_t *id_counts) {
+    const xdi_route_plan *plan = &route->plan;
+    const size_t list = (size_t)route->d.columns * sizeof(int64_t);
+    int64_t at = 0, lists = 0;
+    for (int64_t i = begin; i < end; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->teacher != plan->rank) continue;
+        char *slot = xdi_route_slot(route, p->teacher, first + (uint64_t)p->batch);
+        xdi_route_copy(route, xdi_route_from(route, p, slot),
+                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions, p->columns);
+        at += p->positions * p->columns;
+        counts[p->student] += p->positions * p->columns;
+        if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
+        memcpy(route->send_ids + lists++ * route->d.columns,
+               xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns, list);
+        id_counts[p->student] += route->d.columns;
+    }
+}
+
+static void xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t end, int64_t *at, int64_t *ids_at) {
+    const xdi_route_plan *plan = &route->plan;
+    for (int64_t i = begin; i < end; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        xdi_route_copy(route, xdi_route_rows_at(route->recv, route->d.wire, p->columns, 0, at[p->teacher]),
+                       xdi_route_to(route, p), p->positions, p->columns);
+        at[p->teacher] += p->positions * p->columns;
+        if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
+        memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
+               (size_t)route->d.columns * sizeof(int64_t));
+        ids_at[p->teacher] += route->d.columns;
+    }
+}
+
+/* Counts become places, in rank order. */
+static void xdi_route_begins(int64_t *counts, int ranks) {
+    int64_t sum = 0;
+    for (int r = 0; r < ranks; r++) {
+        const int64_t n = counts[r];
+        counts[r] = sum;
+        sum += n;
+    }
+}
+
+static xd_result xdi_route_exchange(xd_route *route) {
+    const xdi_route_plan *plan = &route->plan;
+    const int ranks = plan->ranks;
+    const int64_t step = (int64_t)(route->exchanged % (uint64_t)plan->takes);
+    const uint64_t round = route->exchanged / (uint64_t)plan->takes;
+    const uint64_t first = round * (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
+    const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
+    int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
+    memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
+    xdi_route_pack(route, first, begin, end, out, ids_out);
+    for (int64_t i = begin; i < end; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        in[p->teacher] += p->positions * p->columns;
+        if (p->brings_ids) ids_in[p->teacher] += route->d.columns;
+    }
+    XDI_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
+    if (route->d.payload == XD_ROUTE_COLUMNS)
+        XDI_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
+    route->exchanged++;
+    xdi_route_begins(in, ranks);
+    xdi_route_begins(ids_in, ranks);
+    xdi_route_unpack_step(route, begin, end, in, ids_in);
+    return XD_OK;
+}
+
+/* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
+ * before its first exchange, so that nobody waits in the last post for a step that may never begin. */
+static xd_result xdi_route_catch_up(xd_route *route) {
+    for (;;) {
+        const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
+        const uint64_t begun = route->exchanged / (uint64_t)route->plan.takes * batches;
+        const uint64_t need = xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
+        if (route->posted < need || route->posted <= begun) return XD_OK;
+        XDI_TRY(xdi_route_exchange(route));
+    }
+}
+
+/* ---- a teacher's turn ---- */
+
+/* Is the slot of the next micro-batch free of what it held before? */
+static xd_result xdi_route_wait_slot(xd_route *route) {
+    const int me = route->plan.rank;
+    const uint64_t slots = (uint64_t)route->d.slots;
+    bool own = false;
+    if (route->posted < slots) return XD_OK;
+    const uint64_t target = route->posted - slots + 1;
+    if (!route->shared)
+        own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
+    else if (route->used_by[me])
+        own = __atomic_load_n(xdi_route_released(route, me, me), __ATOMIC_ACQUIRE) < target;
+    XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
+                "all %d slots are full and this rank's own student side has to take first", route->d.slots);
+    for (int s = 0; s < route->plan.ranks && route->shared; s++)
+        if (route->used_by[s] && s != me)
+            XDI_TRY(xdi_threads_watch(route->comm, xdi_route_released(route, me, s), target, s));
+    return XD_OK;
+}
+
+static int64_t xdi_route_next_samples(const xd_route *route) {
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
+    return xdi_route_plan_samples(half, (int64_t)(route->posted % (uint64_t)half->batches));
+}
+
+static xd_result xdi_route_check_teacher(const xd_route *route) {
+    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
+                XD_ERROR_STATE, "this rank has no teacher side");
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
+    XDI_TRY(xdi_route_check_teacher(route));
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
+    const int me = route->plan.rank;
+    if (!route->open) XDI_TRY(xdi_route_wait_slot(route));
+    route->open = true;
+    char *slot = xdi_route_slot(route, me, route->posted);
+    rows->data = slot;
+    rows->dtype = route->d.wire;
+    rows->rows = xdi_route_next_samples(route) * half->held;
+    rows->cols = rows->stride = half->column_end - half->column_begin;
+    if (ids) *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, slot) : NULL;
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_post(xd_route *route) {
+    XDI_TRY(xdi_route_check_teacher(route));
+    XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
+    route->open = false;
+    route->posted++;
+    if (route->shared)
+        __atomic_store_n(xdi_route_posted(route, route->plan.rank), route->posted, __ATOMIC_RELEASE);
+    else if (xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count == 0)
+        return xdi_route_catch_up(route);
+    return XD_OK;
+}
+
+static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows *rows, const int64_t *ids) {
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
+    const int64_t count = xdi_route_next_samples(route) * half->held;
+    const int64_t columns = half->column_end - half->column_begin;
+    XDI_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XDI_REQUIRE(route->ctx,
+                rows->rows == count && rows->cols == columns && (rows->stride == 0 || rows->stride >= columns) &&
+                    (rows->data || count * columns == 0),
+                XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
+                (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
+                (long long)columns);
+    XDI_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
+                "chosen columns without their ids");
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
+    XDI_TRY(xdi_route_check_teacher(route));
+    XDI_TRY(xdi_route_check_rows_sent(route, &rows, ids));
+    xd_rows slot;
+    int64_t *slot_ids = NULL;
+    XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
+    xdi_route_copy(route, xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
+                   xdi_route_rows_at(slot.data, slot.dtype, slot.stride, 0, 0), slot.rows, slot.cols);
+    if (slot_ids)
+        memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
+    return xd_route_post(route);
+}
+
+/* ---- a student's turn ---- */
+
+static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
+    if (p->teacher == route->plan.rank) return XD_OK; /* nothing is due */
+    return xdi_threads_watch(route->comm, xdi_route_posted(route, p->teacher), number + 1, p->teacher);
+}
+
+/* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
+static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round, bool view) {
+    const xdi_route_plan *plan = &route->plan;
+    for (int64_t i = plan->step_begin[step]; i < plan->step_begin[step + 1]; i++) {
+        const xdi_route_piece *p = &plan->pieces[i];
+        if (p->student != plan->rank) continue;
+        const uint64_t number =
+            round * (uint64_t)plan->halves[XDI_ROUTE_TEACHER][p->teacher].batches + (uint64_t)p->batch;
+        XDI_TRY(xdi_route_wait_piece(route, p, number));
+        if (view) continue;
+        char *slot = xdi_route_slot(route, p->teacher, number);
+        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions, p->columns);
+        if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
+            memcpy(route->window_ids + p->to_sample * route->d.columns,
+                   xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns,
+                   (size_t)route->d.columns * sizeof(int64_t));
+    }
+    if (!view) xdi_route_let_go(route, route->taken + 1);
+    return XD_OK;
+}
+
+/* The window as a part of the slot it lies in. */
+static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
+    const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
+    char *slot = xdi_route_slot(route, p->teacher, round * (uint64_t)half->batches + (uint64_t)p->batch);
+    const xdi_route_rows from = xdi_route_from(route, p, slot);
+    window->is_view = true;
+    window->rows.data = from.data;
+    window->rows.stride = from.stride;
+    if (window->ids) window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
+}
+
+static xd_result xdi_route_check_take(const xd_route *route) {
+    XDI_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count > 0,
+                XD_ERROR_STATE, "this rank has no student side");
+    XDI_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
+    const uint64_t due = xdi_route_due(route, route->taken);
+    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE, "%llu micro-batches of this rank have to be posted first",
+                (unsigned long long)due);
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
+    XDI_TRY(xdi_route_check_take(route));
+    const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
+    const uint64_t takes = (uint64_t)route->plan.takes, round = route->taken / takes;
+    const int64_t step = (int64_t)(route->taken % takes);
+    xd_route_window window;
+    memset(&window, 0, sizeof window);
+    window.sample_count = xdi_route_plan_samples(half, step);
+    window.rows.data = route->window;
+    window.rows.dtype = route->d.dtype;
+    window.rows.rows = window.sample_count * half->held;
+    window.rows.cols = window.rows.stride = half->column_end - half->column_begin;
+    if (route->d.payload == XD_ROUTE_COLUMNS) window.ids = route->window_ids;
+    const bool view = xdi_route_is_view(route, step);
+    XDI_TRY(route->shared ? xdi_route_collect(route, step, round, view) : xdi_route_exchange(route));
+    if (view) xdi_route_look(route, step, round, &window);
+    route->holds = true;
+    *out = window;
+    return XD_OK;
+}
+
+XD_API xd_result xd_route_release(xd_route *route) {
+    XDI_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
+    const uint64_t takes = (uint64_t)route->plan.takes;
+    const int64_t step = (int64_t)(route->taken % takes);
+    route->holds = false;
+    route->taken++;
+    if (xdi_route_is_view(route, step)) xdi_route_let_go(route, route->taken);
+    return XD_OK;
+}

@@ -1,0 +1,274 @@
+#include <math.h>
+#include <string.h>
+
+/* ---- cells ---- */
+
+/* A cell in fixed point: -infinity is a number below all sums of log-probabilities; a NaN stays above every
+ * sum, also when those of up to 63 ranks are added up. */
+#define XDI_CELLS_MINUS_INFINITY (-2097152.0)
+#define XDI_CELLS_NAN ((int64_t)1 << 57)
+
+XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term) {
+    if (!fixed) {
+        cells[i] += term;
+        return;
+    }
+    xd_fixed *cell = (xd_fixed *)(void *)cells + i;
+    const double low = XDI_CELLS_MINUS_INFINITY;
+    if (cell->high >= XDI_CELLS_NAN / 2 || (term == -INFINITY && xd_fixed_value(*cell) < low / 2.0)) return;
+    if (!xd_fixed_add(cell, term == -INFINITY ? low : term)) cell->high = XDI_CELLS_NAN;
+}
+
+/* From the front: a double is half as wide. */
+XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        xd_fixed cell;
+        memcpy(&cell, (const unsigned char *)cells + (size_t)i * sizeof cell, sizeof cell);
+        double value = xd_fixed_value(cell);
+        if (cell.high >= XDI_CELLS_NAN / 2)
+            value = (double)NAN;
+        else if (value < XDI_CELLS_MINUS_INFINITY / 2.0)
+            value = -INFINITY;
+        memcpy(&cells[i], &value, sizeof value);
+    }
+}
+
+/* ---- projected chunks ---- */
+
+static double xdi_cpu_xtoken_p(const xd_xtoken_args *a, int64_t row, int64_t column) {
+    return exp(xdi_loss_load(&a->logits, row, column) / a->temperature - a->lse[row]);
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        for (int64_t v = 0; v < m->columns; v++) {
+            if (m->begin[v] == m->begin[v + 1]) continue;
+            const double p = xdi_cpu_xtoken_p(a, a->rows[i], v);
+            for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++)
+                xdi_cells_add(a->fixed, a->cells, a->places[i] * m->k + m->slot[e], (double)m->weight[e] * p);
+        }
+    return XD_OK;
+}
+
+/* ln sum e^x; a NaN stays. */
+static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        if (!(x[i] <= max)) max = x[i];
+    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - max);
+    return max + log(sum);
+}
+
+/* The same of a row at the columns `ids`, or at all when there are none. */
+static double xdi_cpu_xtoken_row_lse(const xd_xtoken_args *a, int64_t row, const int64_t *ids, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double z = xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature;
+        if (!(z <= max)) max = z;
+    }
+    for (int64_t i = 0; i < n; i++)
+        sum += exp(xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature - max);
+    return max + log(sum);
+}
+
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse = xdi_cpu_xtoken_row_lse(a, row, a->ids, a->k);
+        for (int64_t j = 0; j < a->k; j++)
+            xdi_cells_add(a->fixed, a->cells, a->places[i] * a->k + j,
+                          xdi_loss_load(&a->logits, row, a->ids[j]) / a->temperature - lse);
+    }
+    return XD_OK;
+}
+
+static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < k; j++)
+        if (x[j] > x[best]) best = j;
+    return best;
+}
+
+/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+ *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
+ * delta is sum q dq. */
+static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
+    double z = XD_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
+    for (int64_t j = 0; j < k; j++) z += q[j];
+    for (int64_t j = 0; j < k; j++) {
+        const double r = q[j] / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a[j]);
+        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
+        if (reverse)
+            value += exp(s) * (s - a[j]);
+        else if (target != 0.0)
+            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
+        q[j] = ds / (r + XD_XTOKEN_EPSILON);
+        dot += q[j] * r;
+    }
+    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
+    *delta = dot * XD_XTOKEN_EPSILON / z; /* sum q = z - epsilon */
+    return value;
+}
+
+XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->largest = 0.0;
+    c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
+    for (int64_t j = 0; j < k; j++) {
+        q[j] = factor != 0.0 ? q[j] * factor : 0.0;
+        if (fabs(q[j]) > c->largest) c->largest = fabs(q[j]);
+    }
+}
+
+static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c, double *q, double *a) {
+    const int64_t k = args->k;
+    for (int64_t j = 0; j < k; j++) q[j] /= c->student;
+    for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
+    const double lse = args->normalise ? xdi_cpu_xtoken_lse(a, k) : 0.0;
+    for (int64_t j = 0; j < k; j++) a[j] -= lse;
+    c->agree = xdi_cpu_xtoken_argmax(q, k) == xdi_cpu_xtoken_argmax(a, k);
+    c->value = xdi_cpu_xtoken_slopes(q, a, k, args->reverse, &c->delta);
+    xdi_xtoken_scale_slopes(c, q, k);
+}
+
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->place_count; i++) {
+        double *q = a->student + i * a->k;
+        if (a->chunks[i].compared)
+            xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
+        else
+            memset(q, 0, (size_t)a->k * sizeof *q);
+    }
+    return XD_OK;
+}
+
+/* (M dy)_v */
+static double xdi_cpu_xtoken_back(const xd_xtoken_matrix *m, int64_t v, const double *dy) {
+    double sum = 0.0;
+    for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++) sum += (double)m->weight[e] * dy[m->slot[e]];
+    return sum;
+}
+
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const double *dy = a->student + a->places[i] * m->k, largest = a->chunks[a->places[i]].largest;
+        for (int64_t v = 0; v < m->columns && largest != 0.0; v++)
+            if (m->begin[v] != m->begin[v + 1])
+                xdi_cells_add(a->fixed, a->cells, i,
+                              xdi_cpu_xtoken_back(m, v, dy) / largest * xdi_cpu_xtoken_p(a, a->rows[i], v));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h) {
+    const int64_t row = a->rows[i];
+    const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
+    const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
+    const double ce = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
+    if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
+    if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
+    return a->u ? g + ((double)a->u[v] - p * delta) : g;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
+    const int64_t row = a->rows[i];
+    const double *dy = a->matrix.begin ? a->student + a->places[i] * a->k : NULL;
+    for (int64_t v = 0; v < a->columns; v++) {
+        const double h = dy ? xdi_cpu_xtoken_back(&a->matrix, v, dy) : 0.0;
+        xdi_loss_store(&a->gradient, row, v, xdi_xtoken_gradient_at(a, i, v, h));
+    }
+    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
+        xdi_loss_store(&a->gradient, row, v, 0.0);
+    a->written[row] = 1;
+}
+
+static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_gradient_row(a, i);
+    return XD_OK;
+}
+
+/* ---- means over the whole vocabulary ---- */
+
+static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
+        for (int64_t v = 0; v < a->columns; v++)
+            xdi_cells_add(a->fixed, a->cells, v, xdi_loss_load(&a->logits, row, v) / a->temperature - lse);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+    (void)launch;
+    a->best = a->other_best = -1;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t i = 0; i < a->pairs; i++) {
+        const int64_t v = a->pair[i] - a->first;
+        const double beta = a->others[a->other[i]];
+        if (a->other_best < 0 || beta > a->others[a->other[a->other_best]]) a->other_best = i;
+        if (v < 0 || v >= a->columns) continue;
+        const double alpha = a->means[v], p = exp(a->reverse ? alpha : beta);
+        if (p != 0.0) xdi_cells_add(a->fixed, a->cells, 0, p * (a->reverse ? alpha - beta : beta - alpha));
+        if (p != 0.0) a->slope[v] = (float)(a->reverse ? p * (alpha - beta + 1.0) : -p);
+        if (a->best < 0 || alpha > a->means[a->pair[a->best] - a->first]) a->best = i;
+    }
+    return XD_OK;
+}
+
+/* ---- tails ---- */
+
+/* Entries of the list on this shard, whose log-probabilities rounded to f32 are what is sorted by: in
+ * scratch, and the first one's index. */
+XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first) {
+    int64_t n = 0;
+    *first = 0;
+    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
+    for (; *first + n < t->count && t->ids[*first + n] < t->end; n++)
+        t->scratch[n] = (float)t->means[t->ids[*first + n] - t->begin];
+    return n;
+}
+
+static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    xd_select_args s;
+    int64_t first;
+    memset(&s, 0, sizeof s);
+    s.columns = xdi_xtoken_tail_keys(t, &first);
+    s.logits.data = t->scratch;
+    s.logits.dtype = XD_DTYPE_F32;
+    s.logits.rows = 1;
+    s.logits.cols = s.columns;
+    s.k = t->k;
+    s.values = t->values;
+    s.ids = t->found;
+    XDI_TRY(xd_ctx_kernels(launch->ctx).loss.select(launch, &s));
+    for (int64_t i = 0; i < t->k; i++) {
+        if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
+        t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
+    }
+    return XD_OK;
+}
+
+XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
+    xd_xtoken_kernels kernels;
+    kernels.project = xdi_cpu_xtoken_project;
+    kernels.target = xdi_cpu_xtoken_target;
+    kernels.divergence = xdi_cpu_xtoken_divergence;
+    kernels.delta = xdi_cpu_xtoken_delta;
+    kernels.gradient = xdi_cpu_xtoken_gradient;
+    kernels.log_probs = xdi_cpu_xtoken_log_probs;
+    kernels.pair = xdi_cpu_xtoken_pair;
+    kernels.tail = xdi_cpu_xtoken_tail;
+    return kernels;
+}

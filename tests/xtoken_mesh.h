@@ -1,0 +1,172 @@
+/* The problem of xtoken_problem.h on many ranks against one. */
+#ifndef XTOKEN_MESH_H
+#define XTOKEN_MESH_H
+
+#include "xtoken_problem.h"
+
+typedef struct mesh_job {
+    problem *p;
+    int dp, cp, tp;
+    int spoilt; /* this rank gets a wrong chunk id; 0 -> none */
+    xd_result results[16];
+    double gradient[STUDENT_ROWS * STUDENT_SIZE];
+    xd_xtoken_values values[16];
+    xd_xtoken_teacher_values teacher_values[16][3];
+} mesh_job;
+
+/* What one rank holds: sequences of its data rank, every cp-th student position, a piece of the teacher's. */
+typedef struct mesh_rank {
+    int64_t student_row[STUDENT_ROWS], teacher_row[TEACHER_ROWS], students, teachers;
+    int64_t begin, end, first_sequence, sequences;
+    float student[STUDENT_ROWS * STUDENT_SIZE], teacher[TEACHER_ROWS * TEACHER_SIZE];
+    float same[STUDENT_ROWS * STUDENT_SIZE], row_weight[STUDENT_ROWS];
+    int64_t labels[STUDENT_ROWS], teacher_labels[TEACHER_ROWS];
+    int64_t student_chunks[STUDENT_ROWS], teacher_chunks[TEACHER_ROWS];
+    int64_t cache_positions[TEACHER_ROWS];
+    float target_log_probs[TEACHER_ROWS];
+} mesh_rank;
+
+static inline void mesh_cut(const mesh_job *job, int d, int c, mesh_rank *m) {
+    m->sequences = SEQUENCES / job->dp;
+    m->first_sequence = d * m->sequences;
+    for (int64_t b = m->first_sequence; b < m->first_sequence + m->sequences; b++) {
+        for (int64_t i = c; i < STUDENT_LENGTH; i += job->cp)
+            m->student_row[m->students++] = b * STUDENT_LENGTH + i;
+        for (int64_t i = TEACHER_LENGTH * c / job->cp; i < TEACHER_LENGTH * (c + 1) / job->cp; i++)
+            m->teacher_row[m->teachers++] = b * TEACHER_LENGTH + i;
+    }
+}
+
+static inline void mesh_copy(const problem *p, mesh_rank *m) {
+    const int64_t columns = m->end - m->begin;
+    for (int64_t i = 0; i < m->students; i++) {
+        const int64_t row = m->student_row[i];
+        memcpy(m->student + i * columns, p->student + row * STUDENT_SIZE + m->begin,
+               (size_t)columns * sizeof(float));
+        memcpy(m->same + i * STUDENT_SIZE, p->same + row * STUDENT_SIZE, STUDENT_SIZE * sizeof(float));
+        m->row_weight[i] = p->row_weight[row];
+        m->labels[i] = p->labels[row];
+        m->student_chunks[i] = p->student_chunks[row];
+    }
+    for (int64_t i = 0; i < m->teachers; i++) {
+        const int64_t row = m->teacher_row[i];
+        memcpy(m->teacher + i * TEACHER_SIZE, p->teacher + row * TEACHER_SIZE, TEACHER_SIZE * sizeof(float));
+        m->teacher_labels[i] = p->teacher_labels[row];
+        m->teacher_chunks[i] = p->teacher_chunks[row];
+        m->cache_positions[i] = p->cache_positions[row];
+        m->target_log_probs[i] = p->target_log_probs[row];
+    }
+}
+
+static inline xd_xtoken_teacher mesh_teacher(problem *p, mesh_rank *m, int index) {
+    xd_xtoken_teacher t = teacher_of(p, index);
+    if (t.logits.data) t.logits.data = t.kind == XD_XTOKEN_SAME ? m->same : m->teacher;
+    t.logits.rows = t.kind == XD_XTOKEN_SAME ? m->students : m->teachers;
+    t.student_chunks = m->student_chunks;
+    t.teacher_chunks = m->teacher_chunks;
+    t.chunk_mask += m->first_sequence * CHUNKS;
+    t.chunk_exact += m->first_sequence * CHUNKS;
+    if (t.labels) t.labels = m->teacher_labels;
+    if (t.cache_positions) t.cache_positions = m->cache_positions;
+    if (t.target_log_probs) t.target_log_probs = m->target_log_probs;
+    if (t.chunk_length) t.chunk_length += m->first_sequence * CHUNKS;
+    return t;
+}
+
+static inline xd_result mesh_body(xd_comm *world, void *argument) {
+    mesh_job *job = (mesh_job *)argument;
+    problem *p = job->p;
+    const int rank = xd_comm_rank(world), t = rank % job->tp, c = rank / job->tp % job->cp;
+    const int d = rank / job->tp / job->cp;
+    static const int64_t cuts[5][5] = {
+        { 0 }, { 0, 13 }, { 0, 4, 13 }, { 0, 5, 5, 13 }, { 0, 1, 7, 12, 13 }
+    };
+    xd_comm *tp = NULL, *cp = NULL, *data = NULL;
+    xd_vocab *vocab = NULL;
+    xd_xtoken_teacher teachers[3];
+    xd_xtoken_desc desc = p->settings;
+    mesh_rank *m = (mesh_rank *)calloc(1, sizeof *m);
+    m->begin = cuts[job->tp][t];
+    m->end = cuts[job->tp][t + 1];
+    mesh_cut(job, d, c, m);
+    mesh_copy(p, m);
+    if (job->spoilt > 0 && rank == job->spoilt) m->student_chunks[0] = CHUNKS;
+    for (int i = 0; i < p->teacher_count; i++) teachers[i] = mesh_teacher(p, m, i);
+    xd_result result = xd_comm_split(world, rank / job->tp, rank, &tp);
+    if (result == XD_OK) result = xd_comm_split(world, d * job->tp + t, rank, &cp);
+    if (result == XD_OK) result = xd_comm_split(world, t, rank, &data);
+    if (result == XD_OK)
+        result = xd_vocab_create(xd_comm_ctx(world), tp, m->begin, m->end, STUDENT_SIZE, &vocab);
+    desc.student = desc.gradient = rows_of(m->student, m->students, m->end - m->begin);
+    if (p->teacher_count > 1)
+        desc.gradient.data = calloc((size_t)(STUDENT_ROWS * STUDENT_SIZE), sizeof(float));
+    desc.vocab = vocab;
+    desc.sequences = m->sequences;
+    desc.sequence_comm = cp;
+    desc.comm = data;
+    desc.sample_weight = p->sample_weight + m->first_sequence;
+    desc.labels = m->labels;
+    desc.row_weight = m->row_weight;
+    desc.teachers = teachers;
+    desc.teacher_count = p->teacher_count;
+    desc.teacher_values = job->teacher_values[rank];
+    if (result == XD_OK) result = xd_xtoken_loss(xd_comm_ctx(world), &desc, &job->values[rank]);
+    job->results[rank] = result;
+    if (job->spoilt > 0) result = xd_barrier(world); /* an error would end the others' calls early */
+    for (int64_t i = 0; i < m->students; i++)
+        for (int64_t v = m->begin; v < m->end; v++)
+            job->gradient[m->student_row[i] * STUDENT_SIZE + v] =
+                (double)((float *)desc.gradient.data)[i * (m->end - m->begin) + v - m->begin];
+    if (p->teacher_count > 1) free(desc.gradient.data);
+    xd_vocab_destroy(vocab);
+    xd_comm_destroy(tp);
+    xd_comm_destroy(cp);
+    xd_comm_destroy(data);
+    free(m);
+    return result;
+}
+
+static inline void check_mesh(problem *p, const call *one, const xd_xtoken_values *whole, int dp, int cp,
+                              int tp) {
+    mesh_job *job = (mesh_job *)calloc(1, sizeof *job);
+    xd_error error;
+    double most = 0.0;
+    memset(&error, 0, sizeof error);
+    job->p = p;
+    job->dp = dp;
+    job->cp = cp;
+    job->tp = tp;
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.reduction = xd_ctx_settings(p->ctx)->reduction;
+    const bool exact = desc.reduction == XD_REDUCTION_INVARIANT;
+    CHECK(xd_run_threads(dp * cp * tp, &desc, mesh_body, job, &error) == XD_OK);
+    CHECK_EQ_STR(error.message, "");
+    for (int r = 0; r < dp * cp * tp; r++) {
+        CHECK_NEAR(job->values[r].loss, whole->loss, exact ? 0.0 : 1e-7 * fabs(whole->loss));
+        CHECK_NEAR(job->values[r].ce, whole->ce, exact ? 0.0 : 1e-7 * fabs(whole->ce));
+        CHECK_NEAR(job->values[r].right, whole->right, 1e-12);
+        CHECK(job->values[r].loss == job->values[0].loss); /* the same bits on every rank */
+        for (int i = 0; i < p->teacher_count; i++) {
+            CHECK_NEAR(job->teacher_values[r][i].agreeing, one->teacher_values[i].agreeing, 1e-12);
+            CHECK_NEAR(job->teacher_values[r][i].weight, one->teacher_values[i].weight, 1e-7);
+        }
+    }
+    for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) most = fmax(most, fabs((double)one->gradient[i]));
+    for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++)
+        CHECK_NEAR(job->gradient[i], one->gradient[i], exact ? 0.0 : 1e-6 * most);
+    free(job);
+}
+
+/* Uneven shards, one of them empty; sequences cut unevenly; a data axis. */
+static inline void check_meshes(problem *p) {
+    static const int meshes[6][3] = { { 1, 1, 2 }, { 1, 1, 3 }, { 1, 2, 1 },
+                                      { 1, 3, 2 }, { 2, 1, 1 }, { 2, 2, 3 } };
+    call one;
+    open_call(p, &one);
+    const xd_xtoken_values whole = run_call(p, &one);
+    for (int i = 0; i < 6; i++) check_mesh(p, &one, &whole, meshes[i][0], meshes[i][1], meshes[i][2]);
+    xd_vocab_destroy(one.vocab);
+}
+
+#endif

@@ -35,6 +35,8 @@ typedef struct bench_row {
     const char *ceiling_name;
     double error; /* relative error against the reference, checked before timing */
     double error_limit;
+    double target; /* score that performance.md asks for: with the floor, what the model predicts; 0 -> no prediction */
+    double extra_bytes; /* memory that the operation takes beyond its arrays, at its peak */
 } bench_row;
 
 /* Rates of this machine, bytes a second, one thread, buffers far larger than the caches where memory allows. */
@@ -152,8 +154,9 @@ static void bench_header(const bench_machine *m, const char *title) {
     printf("# cpu %s, %ld cores, last-level cache %ld MiB; read %.1f, copy %.1f, in place %.1f GB/s (one "
            "thread)\n",
            m->cpu, m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
-    printf("# %-22s %-26s %-5s %12s %12s %7s %6s %12s %8s %6s %8s\n", "op", "variant", "type", "time(us)",
-           "p90(us)", "GB/s", "score", "ref(us)", "speedup", "A/A", "error");
+    printf("# %-22s %-26s %-5s %12s %12s %12s %7s %6s %6s %9s %12s %8s %6s %8s\n", "op", "variant", "type",
+           "time(us)", "p90(us)", "model(us)", "GB/s", "score", "asked", "extra(KB)", "ref(us)", "speedup", "A/A",
+           "error");
 }
 
 typedef struct bench_times {
@@ -205,6 +208,8 @@ static void bench_write_json(FILE *json, const bench_machine *m, const bench_row
                 "\"ceiling_value\":%.4g,\"score\":%.4g},\"achieved\":{\"GBps_min\":%.4g},",
                 row->bytes, floor_seconds * 1e3, row->ceiling_name, row->ceiling,
                 floor_seconds / t->ours.median, row->bytes / t->ours.median * 1e-9);
+    if (row->target > 0.0) fprintf(json, "\"predicted_ms\":%.6g,", floor_seconds / row->target * 1e3);
+    fprintf(json, "\"mem\":{\"peak_extra_bytes\":%.0f},", row->extra_bytes);
     fprintf(json, "\"check\":{\"error\":%.3g,\"limit\":%.3g,\"pass\":true},", row->error, row->error_limit);
     fprintf(json,
             "\"device\":{\"cpu\":\"%s\",\"cores\":%ld,\"llc_bytes\":%ld,\"commit\":\"%s\",\"utc\":\"%s\"}}\n",
@@ -222,10 +227,11 @@ static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, 
     }
     const bench_times t = bench_interleave(ours, reference);
     const double floor_seconds = row->bytes > 0.0 ? row->bytes / row->ceiling : 0.0;
-    printf("  %-22s %-26s %-5s %12.2f %12.2f %7.2f %6.2f %12.2f %8.2f %6.2f %8.1e\n", row->op, row->variant,
-           row->dtype, t.ours.median * 1e6, t.ours.high * 1e6, row->bytes / t.ours.median * 1e-9,
-           floor_seconds / t.ours.median, t.reference.median * 1e6, t.ratio.median, t.aa_spread,
-           row->error);
+    printf("  %-22s %-26s %-5s %12.2f %12.2f %12.2f %7.2f %6.2f %6.2f %9.1f %12.2f %8.2f %6.2f %8.1e\n", row->op,
+           row->variant, row->dtype, t.ours.median * 1e6, t.ours.high * 1e6,
+           row->target > 0.0 ? floor_seconds / row->target * 1e6 : 0.0, row->bytes / t.ours.median * 1e-9,
+           floor_seconds / t.ours.median, row->target, row->extra_bytes / 1024.0, t.reference.median * 1e6,
+           t.ratio.median, t.aa_spread, row->error);
     fflush(stdout);
     if (json) bench_write_json(json, m, row, &t, reference->name, floor_seconds);
     return true;

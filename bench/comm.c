@@ -280,6 +280,8 @@ static bool bench_team(FILE *json, const bench_machine *m, team_operation operat
                             m->copy * workers,
                             "copy of one thread x ranks that run",
                             fmax(check(&c, false), check(&c, true)),
+                            0.0,
+                            operation == BARRIER ? 0.0 : 0.85,
                             0.0 };
     const bench_arm ours = { "xdistill", &c, NULL, measure_ours },
                     other = { other_name, &c, NULL, measure_other };

@@ -163,7 +163,7 @@ static bool bench_head(FILE *json, bool kl, bool bf16) {
     const double operations = (kl ? 8.0 : 6.0) * ROWS * (double)VOCABULARY * WIDTH, rate = peak(bf16);
     bench_row row = { "head", kl ? "KL, teacher's head" : "CE", "\"N\":512,\"V\":8192,\"H\":1024",
                       bf16 ? "bf16" : "f32", rate > 0.0 ? operations : 0.0, rate, "multiply-adds from registers",
-                      0.0, 1e-5 };
+                      0.0, 1e-5, 0.60, (double)head.d.workspace_bytes };
     const bench_arm ours = { "xdistill", &head, run_head, NULL }, other = { "logits in memory", &logits, run_logits, NULL };
     run_head(&head);
     run_logits(&logits);

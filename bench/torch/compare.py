@@ -5,12 +5,19 @@
 
 Every row first checks both results against double precision, then picks PyTorch's fastest admissible form (eager and
 compiled), then times blocks A B B A or B A A B by a coin, and prints the median of the per-block ratios, its 95 % interval,
-and the spread of the same comparison of our arm with itself. Rows whose memory exceeds 16 times the last-level cache run
-from memory, the others are "hot". The allocator keeps its memory, so that no arm pays for page faults."""
+and the spread of the same comparison of our arm with itself. In every block the ceilings are measured too, on the arrays of
+the operation: the floor is the larger of its bytes over the rate of memory and its powers, logarithms or products over
+theirs, the score floor / measured. "model" is what performance.md expects: the floor over the score it asks for; "H100" the
+same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches the target.
+
+Rows whose memory exceeds 16 times the last-level cache run from memory, the others are "hot". The allocator keeps its
+memory, so that no arm pays for page faults. The whole table takes some minutes; --hot adds small sizes; --busy counts
+processor time instead of wall time, for a machine that others use, where threads that wait in a loop count as well."""
 
 import argparse
 import ctypes
 import datetime
+import gc
 import json
 import os
 import random
@@ -40,9 +47,25 @@ def parse():
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--exclusive", action="store_true",
                    help="timed blocks go before all other work of the machine (SCHED_FIFO, needs root)")
+    p.add_argument("--hot", action="store_true", help="add rows that stay in the cache")
+    p.add_argument("--busy", action="store_true", help="processor time per thread instead of wall time")
     p.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     return p.parse_args()
 
+
+# What performance.md asks of a row: ratio to PyTorch (0: none), score, then the same on an H100: score there and the
+# ceiling it is of, bytes or operations a second.
+COPY, PRODUCTS = 3.0e12, 798e12
+TARGETS = {
+    "ce_bf16": (10, 0.68, 0.90, COPY), "ce_f32": (8, 0.75, 0.90, COPY),
+    "kl_bf16": (20, 0.80, 0.88, COPY), "kl_f32": (12, 0.80, 0.88, COPY),
+    "jsd_bf16": (0, 0.65, 0.85, COPY), "jsd_f32": (0, 0.65, 0.85, COPY),
+    "ema_bf16": (1.35, 0.95, 0.92, COPY), "ema_f32": (1.35, 0.95, 0.92, COPY),
+    "adamw": (1.35, 0.94, 0.92, COPY), "both": (1.7, 0.94, 0.92, COPY),
+    "norm_f32": (2.5, 0.90, 0.93, COPY), "norm_bf16": (10, 0.90, 0.93, COPY),
+    "select": (14, 1.0, 0.75, COPY), "head": (0, 0.60, 0.92, PRODUCTS),
+}
+SELECT_SECONDS = 60e-6  # a list of 8192 of 50,000 on one core
 
 ARGS = parse()
 restart_with_fair_allocator(ARGS.threads)
@@ -64,12 +87,15 @@ class Shim:
         cls.library = lib = ctypes.CDLL(os.path.abspath(path))
         pointer, i64, real, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
         forms = {
-            "shim_loss": (pointer, integer, integer, i64, i64, pointer, pointer, pointer, pointer, real),
+            "shim_loss": (pointer, integer, integer, i64, i64, pointer, pointer, pointer, pointer, real, ctypes.c_bool),
+            "shim_head": (pointer, integer, i64, i64, i64, pointer, pointer, pointer, pointer, pointer),
             "shim_select": (pointer, integer, integer, i64, i64, pointer, i64),
             "shim_ema": (pointer, integer, i64, integer, pointer, real),
             "shim_adamw": (pointer, integer, i64, integer, pointer, integer, pointer, real),
             "shim_norm": (pointer, integer, i64, integer, pointer),
-            "shim_probe": (pointer, integer, i64, ctypes.c_bool),
+            "shim_probe": (pointer, integer, pointer, ctypes.c_bool), "shim_probed_bytes": (i64, pointer),
+            "shim_unit": (pointer, integer, ctypes.c_bool), "shim_unit_count": (i64,),
+            "shim_dots": (pointer, integer), "shim_dot_count": (i64,), "shim_extra_bytes": (i64, pointer),
             "shim_run": (None, pointer), "shim_close": (None, pointer), "shim_value": (real, pointer),
             "shim_ids": (None, pointer, pointer), "shim_average": (None, pointer, pointer),
             "shim_dtype": (integer, ctypes.c_bool), "shim_level": (ctypes.c_char_p,),
@@ -78,8 +104,8 @@ class Shim:
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
 
-    def __init__(self, kind, *arguments):
-        self.handle = getattr(self.library, "shim_" + kind)(ARGS.threads, *arguments)
+    def __init__(self, kind, *arguments, threads=0):
+        self.handle = getattr(self.library, "shim_" + kind)(threads or ARGS.threads, *arguments)
 
     def __call__(self):
         self.library.shim_run(self.handle)
@@ -110,9 +136,18 @@ class Row:
     moves at least, and how far each side is from double precision."""
 
     limit = 1e-5  # largest relative error of an arm
+    threads = 0   # 0: as many as the others
+    powers = logarithms = products = 0  # that the operation takes
+    seconds = 0.0  # where the target is a time on all cores
 
     def label(self):
         return self.op + (" " + self.dtype if self.dtype else "") + (" hot" if self.hot() else "")
+
+    def floors(self, unit):
+        """Seconds that each bound allows, from what one byte and one operation take."""
+        return {"bytes": self.bytes * unit.get("bytes", 0.0), "flop": self.products * unit.get("products", 0.0),
+                "sfu": self.powers * unit.get("powers", 0.0) + self.logarithms * unit.get("logarithms", 0.0),
+                "latency": self.seconds}
 
     def hot(self):
         return self.footprint < 16 * cache_bytes()
@@ -128,20 +163,23 @@ class Loss(Row):
 
     def __init__(self, kind, dtype, rows, cols=128256, temperature=1.0):
         self.op, self.kind, self.temperature = kind + "_fwd_bwd", kind, temperature
+        soft = kind != "ce"
         self.dtype, self.shape = str(dtype).split(".")[1], {"N": rows, "V": cols, "T": temperature}
         self.limit = 1e-5 if dtype == torch.float32 else 6e-3
         self.student = torch.empty(rows, cols, dtype=dtype).normal_(0, 4).requires_grad_()
         self.teacher = None
         self.gradient = torch.full((rows, cols), float("nan"), dtype=dtype)
         self.labels = torch.randint(cols, (rows,))
-        if kind == "kl":
+        if soft:
             self.teacher = (self.student.detach() + torch.empty(rows, cols, dtype=dtype).normal_(0, 1)).contiguous()
-        units = 2 if kind == "ce" else 3
+        units = 3 if soft else 2
         self.bytes = units * self.student.numel() * self.student.element_size()
         self.footprint, self.elements = self.bytes, self.student.numel()
+        self.powers = {"ce": 2, "kl": 4, "jsd": 7}[kind] * self.elements
+        self.logarithms = 2 * self.elements if kind == "jsd" else 0
         self.ours = Shim("loss", dtype_of(self.student), rows, cols, self.student.data_ptr(),
-                         self.teacher.data_ptr() if kind == "kl" else None,
-                         self.labels.data_ptr() if kind == "ce" else None, self.gradient.data_ptr(), temperature)
+                         self.teacher.data_ptr() if soft else None, None if soft else self.labels.data_ptr(),
+                         self.gradient.data_ptr(), temperature, kind == "jsd")
         self.forms = {}
         for widen in (False, True) if dtype != torch.float32 else (False,):
             value = self.value_function(widen)
@@ -159,7 +197,14 @@ class Loss(Row):
             if widen: s, t = s.float(), t.float()
             s, t = F.log_softmax(s / tau, -1), F.log_softmax(t / tau, -1)
             return F.kl_div(s, t, log_target=True, reduction="batchmean") * tau ** 2
-        return kl
+
+        def jsd(s, t):
+            if widen: s, t = s.float(), t.float()
+            s, t = F.log_softmax(s, -1), F.log_softmax(t, -1)
+            middle = torch.logaddexp(s, t) - 0.6931471805599453
+            return 0.5 * (F.kl_div(middle, s, log_target=True, reduction="batchmean") +
+                          F.kl_div(middle, t, log_target=True, reduction="batchmean"))
+        return kl if self.kind == "kl" else jsd
 
     def with_gradient(self, value):
         other = self.labels if self.kind == "ce" else self.teacher
@@ -311,6 +356,7 @@ class Select(Row):
         self.shape = {"N": rows, "V": cols, "K": k}
         self.data, self.k = torch.randn(rows, cols), k
         self.bytes = self.footprint = self.data.numel() * 4 + rows * k * 12
+        self.seconds = SELECT_SECONDS * rows / ARGS.threads
         self.elements = self.data.numel()
         self.ours = Shim("select", dtype_of(self.data), rows, cols, self.data.data_ptr(), k)
         self.forms = {"topk": lambda: torch.topk(self.data, k), "sort": lambda: torch.sort(self.data, descending=True)}
@@ -324,6 +370,41 @@ class Select(Row):
         return distance(self.data.gather(1, ids), expected)
 
 
+class Head(Row):
+    """Cross entropy with its head, on one core: the bf16 products decide."""
+
+    op, dtype, ceiling, limit, threads = "head", "bfloat16", None, 1e-2, 1
+
+    def __init__(self, rows=512, cols=16384, width=1024):
+        self.shape = {"N": rows, "V": cols, "H_s": width}
+        self.hidden = torch.randn(rows, width).mul_(0.1).bfloat16().requires_grad_()
+        self.weight = torch.randn(cols, width).mul_(0.1).bfloat16().requires_grad_()
+        self.labels = torch.randint(cols, (rows,))
+        self.hidden_gradient, self.weight_gradient = torch.zeros(rows, width), torch.zeros(cols, width)
+        self.products, self.elements = 6 * rows * cols * width, rows * cols
+        self.bytes = 2 * (rows + cols) * width + 4 * rows * width + 8 * cols * width
+        self.footprint = self.bytes
+        self.ours = Shim("head", rows, cols, width, self.hidden.data_ptr(), self.weight.data_ptr(),
+                         self.labels.data_ptr(), self.hidden_gradient.data_ptr(), self.weight_gradient.data_ptr(), threads=1)
+
+        def value(x, w, labels):
+            return F.cross_entropy((x @ w.t()).float(), labels)
+
+        def with_gradient(function):
+            return lambda: torch.autograd.grad(function(self.hidden, self.weight, self.labels), (self.hidden, self.weight))[0]
+        self.forms = {"eager": with_gradient(value)}
+        fast = compiled(value)
+        if fast: self.forms["compile"] = with_gradient(fast)
+
+    def check(self, form):
+        hidden = self.hidden.detach()[:4].float().requires_grad_()
+        loss = F.cross_entropy(hidden @ self.weight.detach().float().t(), self.labels[:4]) * (4 / self.hidden.shape[0])
+        expected = torch.autograd.grad(loss, hidden)[0]
+        if form: return distance(form()[:4], expected)
+        self.ours()
+        return distance(self.hidden_gradient[:4], expected)
+
+
 def rows():
     """Sizes: the large rows come to at least 16 times a cache of 32 MiB, the small ones stay in it."""
     s, bf16, f32 = ARGS.size, torch.bfloat16, torch.float32
@@ -333,6 +414,8 @@ def rows():
         ("ce_f32", lambda: Loss("ce", f32, max(16, int(512 * s)))),
         ("kl_bf16", lambda: Loss("kl", bf16, max(16, int(768 * s)), temperature=2.0)),
         ("kl_f32", lambda: Loss("kl", f32, max(16, int(384 * s)), temperature=2.0)),
+        ("jsd_bf16", lambda: Loss("jsd", bf16, max(16, int(768 * s)))),
+        ("jsd_f32", lambda: Loss("jsd", f32, max(16, int(384 * s)))),
         ("ema_bf16", lambda: Ema(bf16, n(96 << 20))),
         ("ema_f32", lambda: Ema(f32, n(80 << 20))),
         ("adamw", lambda: AdamW(n(40 << 20))),
@@ -340,6 +423,7 @@ def rows():
         ("norm_f32", lambda: Norm(f32, n(160 << 20))),
         ("norm_bf16", lambda: Norm(bf16, n(320 << 20))),
         ("select", lambda: Select(64)),
+        ("head", Head),
         ("hot_ce_bf16", lambda: Loss("ce", bf16, 16)),
         ("hot_ce_f32", lambda: Loss("ce", f32, 16)),
         ("hot_kl_bf16", lambda: Loss("kl", bf16, 16, temperature=2.0)),
@@ -359,18 +443,19 @@ def prefer(first):
         os.sched_setscheduler(int(thread), os.SCHED_FIFO if first else os.SCHED_OTHER, os.sched_param(1 if first else 0))
 
 
-def sample(function, calls=1):
+def sample(function, calls=1, threads=0):
     """Seconds of one call, and the processor time that the process took for it, per thread."""
     time.sleep(PAUSE)
     cpu, begin = time.process_time(), time.perf_counter()
     for _ in range(calls): function()
     wall = time.perf_counter() - begin
-    return wall / calls, (time.process_time() - cpu) / ARGS.threads / wall
+    share = (time.process_time() - cpu) / (threads or ARGS.threads) / wall
+    return (wall * share if ARGS.busy else wall) / calls, share
 
 
 def calls_for(function):
     """Calls that fill a few milliseconds: what runs hot must find its data where the call before left them."""
-    return max(1, int(0.005 / statistics.median(sample(function)[0] for _ in range(3))))
+    return max(1, int(0.005 / max(1e-6, statistics.median(sample(function)[0] for _ in range(3)))))
 
 
 def warm_up(function):
@@ -391,31 +476,49 @@ def pick(row):
     return min(admissible, key=lambda name: seen[name]["ms"]), seen
 
 
-class Probe:
-    """Rate of plain reading or of changing in place, with all threads, over buffers of a row's size."""
+class Probes:
+    """What a byte, a power, a logarithm and a product take at best, with the row's threads: the bytes on the row's own
+    arrays, the others from registers and the first cache."""
 
-    def __init__(self, kind, size):
-        self.shim = Shim("probe", size, kind == "in place")
-        self.bytes = size * (2 if kind == "in place" else 1)
-        self.calls = calls_for(self.shim)
+    def __init__(self, row):
+        library, threads = Shim.library, row.threads or ARGS.threads
+        self.threads, self.arms = threads, {}
+        if row.ceiling:
+            probe = Shim("probe", row.ours.handle, row.ceiling == "in place", threads=threads)
+            factor = 2 if row.ceiling == "in place" else 1
+            self.add("bytes", probe, library.shim_probed_bytes(probe.handle) * factor)
+        if row.powers: self.add("powers", Shim("unit", False, threads=threads), library.shim_unit_count() * threads)
+        if row.logarithms: self.add("logarithms", Shim("unit", True, threads=threads), library.shim_unit_count() * threads)
+        if row.products:
+            dots = Shim("dots", threads=threads)
+            if dots.handle: self.add("products", dots, library.shim_dot_count() * threads)
 
-    def rate(self):
-        return self.bytes / sample(self.shim, self.calls)[0]
+    def add(self, name, shim, count):
+        self.arms[name] = (shim, calls_for(shim), count)
+
+    def units(self):
+        """Seconds of one of each."""
+        return {name: sample(shim, calls, self.threads)[0] / count for name, (shim, calls, count) in self.arms.items()}
+
+    def close(self):
+        for shim, _, _ in self.arms.values(): shim.close()
 
 
-def interleave(a, b, rounds, probe=None):
-    """Samples of both arms in blocks of ABBA or BAAB; of every block the ratio b / a and the probe's rate."""
-    arms, times, ratios, rates, shares = {"a": (a, calls_for(a)), "b": (b, calls_for(b))}, [], [], [], []
+def interleave(a, b, rounds, probes=None, threads=0):
+    """Samples of both arms in blocks of ABBA or BAAB; of every block the ratio b / a and the probes' units."""
+    arms, times, ratios, units, shares = {"a": (a, calls_for(a)), "b": (b, calls_for(b))}, [], [], [], []
     for _ in range(rounds):
         block = {"a": [], "b": []}
+        before = probes.units() if probes else {}
         for arm in random.choice(("abba", "baab")):
-            seconds, share = sample(*arms[arm])
+            seconds, share = sample(*arms[arm], threads)
             block[arm].append(seconds)
             shares.append(share)
+        after = probes.units() if probes else {}
         times.append(block)
         ratios.append(sum(block["b"]) / sum(block["a"]))
-        if probe: rates.append(probe.rate())
-    return times, ratios, rates, statistics.median(shares)
+        units.append({name: (before[name] + after[name]) / 2 for name in before})
+    return times, ratios, units, statistics.median(shares)
 
 
 def bootstrap(values, draws=2000):
@@ -434,34 +537,53 @@ def summary(blocks, arm):
             "p90": round(percentile(ms, 0.9), 5), "samples": len(ms), "rounds": len(blocks)}
 
 
-def measure(row, device):
+def roofline(row, target, blocks, units):
+    """Floor, bound and score by block, and what the model expects."""
+    floors = [row.floors(unit) for unit in units]
+    tops = [max(floor, key=floor.get) for floor in floors]
+    scores = [2 * floor[top] / sum(block["a"]) for floor, top, block in zip(floors, tops, blocks)]
+    floor = statistics.median(max(f.values()) for f in floors)
+    names = {"bytes": row.ceiling, "sfu": "exp", "flop": "bf16 dot", "latency": "target"}
+    bound = max(set(tops), key=tops.count)
+    amount = {"bytes": row.bytes, "sfu": row.powers + row.logarithms, "flop": row.products, "latency": 0}[bound]
+    roof = {"min_bytes": row.bytes, "min_flop": row.products, "bound": bound, "floor_ms": round(floor * 1e3, 5),
+            "ceiling_name": names[bound], "ceiling_value": amount / floor if floor else 0.0,
+            "score": round(statistics.median(scores), 4), "target": target[1]}
+    card = (row.products if target[3] == PRODUCTS else row.bytes) / target[3] / target[2]
+    return roof, floor / target[1] * 1e3, card * 1e3
+
+
+def measure(name, row, device):
+    target = TARGETS[name.replace("hot_", "")]
+    torch.set_num_threads(row.threads or ARGS.threads)
     error = row.check(None)
     form, forms = pick(row)
     warm_up(row.ours)
     prefer(True)
-    probe = Probe(row.ceiling, row.footprint) if row.ceiling else None
-    blocks, ratios, rates, share = interleave(row.ours, row.forms[form], ARGS.rounds, probe)
-    same = interleave(row.ours, row.ours, ARGS.rounds)[1]
+    probes = Probes(row)
+    blocks, ratios, units, share = interleave(row.ours, row.forms[form], ARGS.rounds, probes, row.threads)
+    same = interleave(row.ours, row.ours, max(3, ARGS.rounds // 2), None, row.threads)[1]
     prefer(False)
+    probes.close()
     low, high = bootstrap(ratios)
     ours = summary(blocks, "a")
     seconds = ours["median"] * 1e-3
-    line = {
+    roof, predicted, card = roofline(row, target, blocks, units)
+    ratio = statistics.median(ratios)
+    verdict = "ratio" if 0 < target[0] <= ratio else "score" if roof["score"] >= target[1] else "below"
+    return {
         "schema": "xdistill-bench/1", "op": row.op, "variant": "hot" if row.hot() else "", "shape": row.shape,
-        "dtype_in": row.dtype, "arm": "xdistill", "mode": "as_used", "ms": ours, "reference_ms": summary(blocks, "b"),
-        "ratio": {"vs": "torch " + torch.__version__ + " " + form, "median": round(statistics.median(ratios), 4),
-                  "ci_lo": round(low, 4), "ci_hi": round(high, 4), "aa_spread": round(max(same) - min(same), 4)},
+        "dtype_in": row.dtype, "arm": "xdistill", "mode": "hot" if row.hot() else "as_used", "ms": ours,
+        "reference_ms": summary(blocks, "b"),
+        "ratio": {"vs": "torch " + torch.__version__ + " " + form, "median": round(ratio, 4), "ci_lo": round(low, 4),
+                  "ci_hi": round(high, 4), "aa_spread": round(max(same) - min(same), 4), "target": target[0]},
         "achieved": {"GBps_min": round(row.bytes / seconds * 1e-9, 2), "Gelem_s": round(row.elements / seconds * 1e-9, 3)},
+        "roof": roof, "predicted_ms": round(predicted, 5), "predicted_h100_ms": round(card, 5), "verdict": verdict,
+        "mem": {"peak_extra_bytes": Shim.library.shim_extra_bytes(row.ours.handle)},
         "check": {"rel_l2": error, "limit": row.limit, "oracle": "float64", "pass": error <= row.limit},
-        "forms": forms, "exclusive": ARGS.exclusive, "cpu_share": round(share, 3), "device": device,
+        "forms": forms, "exclusive": ARGS.exclusive, "clock": "processor" if ARGS.busy else "wall",
+        "cpu_share": round(share, 3), "device": device,
     }
-    if probe:
-        rate = statistics.median(rates)
-        scores = [2 * row.bytes / r / sum(block["a"]) for r, block in zip(rates, blocks)]
-        line["roof"] = {"min_bytes": row.bytes, "bound": "bytes", "floor_ms": round(row.bytes / rate * 1e3, 5),
-                        "ceiling_name": row.ceiling, "ceiling_value": rate, "score": round(statistics.median(scores), 4)}
-        probe.shim.close()
-    return line
 
 
 def output_of(*command):
@@ -496,6 +618,12 @@ def describe_device():
     }
 
 
+def release_free_memory():
+    """The next row begins with fresh pages, which large ones can be; where the libc has no such call, with used ones."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim: trim(0)
+
+
 def main():
     Shim.load(ARGS.library)
     torch.set_num_threads(ARGS.threads)
@@ -505,22 +633,26 @@ def main():
     only = [name for name in ARGS.only.split(",") if name]
     print(f"# xdistill ({device['isa']}) beside PyTorch {torch.__version__}, {ARGS.threads} threads each, {device['cpu']}, "
           f"git {device['commit'][:12]}")
-    print(f"# {'op':<26}{'ours ms':>10}{'torch ms':>10}{'GB/s':>8}{'score':>7}{'ratio':>8}  {'95 %':<15}{'A/A':>6}"
-          f"{'cpu':>6}{'error':>9}  form")
+    print(f"# {'op':<26}{'ours ms':>10}{'model ms':>10}{'torch ms':>10}{'ratio':>8}  {'95 %':<14}{'A/A':>6}{'asked':>7}"
+          f"{'score':>7}{'asked':>6}  {'bound':<9}{'GB/s':>7}{'extra':>9}{'cpu':>6}{'error':>9}{'H100 ms':>9}  {'holds by':<9}form")
     for name, make in rows():
         if only and not any(name.startswith(o) for o in only): continue
+        if name.startswith("hot_") and not (ARGS.hot or only): continue
         row = make()
-        line = measure(row, device)
-        r, score = line["ratio"], line.get("roof", {}).get("score", float("nan"))
-        print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['reference_ms']['median']:>10.3f}"
-              f"{line['achieved']['GBps_min']:>8.1f}{score:>7.2f}{r['median']:>8.2f}  "
-              f"{'%.2f-%.2f' % (r['ci_lo'], r['ci_hi']):<15}{r['aa_spread']:>6.2f}{line['cpu_share']:>6.2f}"
-              f"{line['check']['rel_l2']:>9.1e}  {r['vs'].split(' ', 2)[2]}", flush=True)
+        line = measure(name, row, device)
+        r, roof = line["ratio"], line["roof"]
+        print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['predicted_ms']:>10.3f}{line['reference_ms']['median']:>10.3f}"
+              f"{r['median']:>8.2f}  {'%.2f-%.2f' % (r['ci_lo'], r['ci_hi']):<14}{r['aa_spread']:>6.2f}{r['target']:>7g}"
+              f"{roof['score']:>7.2f}{roof['target']:>6.2f}  {roof['bound']:<9}{line['achieved']['GBps_min']:>7.1f}"
+              f"{line['mem']['peak_extra_bytes'] / 1024:>6.0f} KB{line['cpu_share']:>6.2f}{line['check']['rel_l2']:>9.1e}"
+              f"{line['predicted_h100_ms']:>9.3f}  {line['verdict']:<9}{r['vs'].split(' ', 2)[2]}", flush=True)
         if not line["check"]["pass"]: wrong += 1
         if ARGS.J:
             with open(ARGS.J, "a", encoding="utf-8") as file: file.write(json.dumps(line) + "\n")
         row.close()
-        del row
+        del row, line
+        gc.collect()
+        release_free_memory()
     print(f"# wrong results: {wrong}")
     return 1 if wrong else 0
 

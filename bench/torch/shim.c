@@ -31,7 +31,9 @@ struct shim_part {
     double value;  /* this part's loss or norm */
     double *top;
     int64_t *ids;
-    void *probe; /* rows of 64 bytes */
+    xd_head_loss_desc head;
+    void *swept; /* what a probe sweeps: the operation's largest array of its own */
+    int64_t swept_rows; /* of 64 bytes */
 };
 
 /* An operation, and the threads that run it: the caller is the first of them. */
@@ -127,9 +129,9 @@ void shim_close(shim *s) {
         xd_optimizer_destroy(part->optimizer);
         xd_vocab_destroy(part->vocab);
         free(part->loss.workspace);
+        free(part->head.workspace);
         free(part->top);
         free(part->ids);
-        free(part->probe);
         xd_ctx_destroy(part->ctx);
     }
     free(s);
@@ -138,6 +140,11 @@ void shim_close(shim *s) {
 /* Part i of n items begins here; a multiple of 16 elements, so that parts do not share cache lines. */
 static int64_t shim_cut(int64_t n, int threads, int i) {
     return i == threads ? n : n / threads * i / 16 * 16;
+}
+
+static void shim_sweeps(shim_part *part, void *data, int64_t bytes) {
+    part->swept = data;
+    part->swept_rows = bytes / 64;
 }
 
 static char *shim_at(void *data, xd_dtype dtype, int64_t index) {
@@ -152,9 +159,10 @@ static void shim_run_loss(shim_part *part) {
     part->value = values.loss;
 }
 
-/* Cross entropy where there are labels, KL where there is a teacher; mean over rows; dtype as XD_DTYPE_*. */
+/* Cross entropy where there are labels, KL or the Jensen-Shannon divergence where there is a teacher; mean over rows;
+ * dtype as XD_DTYPE_*. */
 shim *shim_loss(int threads, int dtype, int64_t rows, int64_t cols, void *student, void *teacher,
-                const int64_t *labels, void *gradient, double temperature) {
+                const int64_t *labels, void *gradient, double temperature, bool jsd) {
     shim *s = shim_open(threads, shim_run_loss);
     for (int i = 0; i < threads; i++) {
         shim_part *part = &s->parts[i];
@@ -168,8 +176,10 @@ shim *shim_loss(int threads, int dtype, int64_t rows, int64_t cols, void *studen
         d->student = matrix;
         matrix.data = shim_at(gradient, matrix.dtype, begin * cols);
         d->gradient = matrix;
+        shim_sweeps(part, matrix.data, matrix.rows * cols * (int64_t)xd_dtype_size(matrix.dtype));
         matrix.data = shim_at(teacher, matrix.dtype, begin * cols);
         if (teacher) d->teacher = matrix;
+        if (jsd) d->divergence = XD_JSD;
         if (labels) d->labels = labels + begin;
         d->temperature = temperature;
         d->denominator_value = (double)rows;
@@ -248,6 +258,8 @@ shim *shim_ema(int threads, int64_t count, int dtype, void *value, double decay)
     for (int i = 0; i < threads; i++) {
         shim_param(&s->parts[i], i, count, dtype, value, XD_DTYPE_F32, NULL);
         shim_make_ema(&s->parts[i], decay);
+        const xd_param shadow = xd_ema_view(s->parts[i].ema, 0);
+        shim_sweeps(&s->parts[i], shadow.value, shadow.count * (int64_t)sizeof(float));
     }
     return s;
 }
@@ -272,6 +284,7 @@ shim *shim_adamw(int threads, int64_t count, int dtype, void *value, int gradien
         desc.param_count = 1;
         part->result = xd_optimizer_create(part->ctx, &desc, &part->optimizer);
         shim_check(part);
+        shim_sweeps(part, part->param.value, part->param.count * (int64_t)xd_dtype_size(part->param.dtype));
         part->together = decay > 0.0;
         if (part->together) shim_make_ema(part, decay);
     }
@@ -299,7 +312,11 @@ static void shim_run_norm(shim_part *part) {
 
 shim *shim_norm(int threads, int64_t count, int dtype, void *gradient) {
     shim *s = shim_open(threads, shim_run_norm);
-    for (int i = 0; i < threads; i++) shim_param(&s->parts[i], i, count, XD_DTYPE_F32, NULL, dtype, gradient);
+    for (int i = 0; i < threads; i++) {
+        shim_part *part = &s->parts[i];
+        shim_param(part, i, count, XD_DTYPE_F32, NULL, dtype, gradient);
+        shim_sweeps(part, part->param.gradient, part->param.count * (int64_t)xd_dtype_size((xd_dtype)dtype));
+    }
     return s;
 }
 
@@ -310,15 +327,62 @@ double shim_value(const shim *s) {
     return sum;
 }
 
+/* ---- losses with their head ---- */
+
+static void shim_run_head(shim_part *part) {
+    xd_loss_values values;
+    part->result = xd_head_loss(part->ctx, &part->head, &values);
+    part->value = values.loss;
+}
+
+/* Cross entropy from hidden states [rows, width] and a head [cols, width] of bf16, on one thread; the gradients are
+ * f32, that of the head is added to. */
+shim *shim_head(int threads, int64_t rows, int64_t cols, int64_t width, void *hidden, void *weight,
+                const int64_t *labels, float *hidden_gradient, float *weight_gradient) {
+    shim *s = shim_open(threads, shim_run_head);
+    shim_part *part = &s->parts[0];
+    xd_head_loss_desc *d = &part->head;
+    const xd_rows x = { hidden, XD_DTYPE_BF16, rows, width, 0 }, w = { weight, XD_DTYPE_BF16, cols, width, 0 };
+    const xd_rows gradient = { hidden_gradient, XD_DTYPE_F32, rows, width, 0 };
+    part->result = xd_vocab_create(part->ctx, NULL, 0, cols, cols, &part->vocab);
+    shim_check(part);
+    d->student.hidden = x;
+    d->student.weight = w;
+    d->hidden_gradient = gradient;
+    d->weight_gradient = weight_gradient;
+    d->bf16 = true;
+    d->loss.vocab = part->vocab;
+    d->loss.labels = labels;
+    d->loss.hard_weight = 1.0;
+    d->workspace_bytes = xd_head_loss_workspace_bytes(d);
+    d->workspace = malloc(d->workspace_bytes);
+    if (!d->workspace) exit(2);
+    return s;
+}
+
+/* Bytes that the operation needs beyond its arrays. */
+int64_t shim_extra_bytes(const shim *s) {
+    int64_t bytes = 0;
+    for (int i = 0; i < s->threads; i++)
+        bytes += (int64_t)(s->parts[i].loss.workspace_bytes + s->parts[i].head.workspace_bytes);
+    return bytes;
+}
+
 /* ---- ceilings ---- */
 
 typedef uint64_t shim_words __attribute__((vector_size(64)));
 typedef float shim_floats __attribute__((vector_size(64)));
 
-static void shim_run_read(shim_part *part) {
-    const shim_words *x = (const shim_words *)part->probe;
+#if defined(XDI_X86) && defined(__GLIBC__)
+#define SHIM_BEST_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define SHIM_BEST_LEVEL
+#endif
+
+SHIM_BEST_LEVEL static void shim_run_read(shim_part *part) {
+    const shim_words *x = (const shim_words *)part->swept;
     shim_words a = { 0 }, b = { 0 };
-    for (int64_t i = 0; i + 2 <= part->rows; i += 2) {
+    for (int64_t i = 0; i + 2 <= part->swept_rows; i += 2) {
         a += x[i];
         b += x[i + 1];
     }
@@ -326,21 +390,103 @@ static void shim_run_read(shim_part *part) {
     part->value = (double)a[0];
 }
 
-static void shim_run_in_place(shim_part *part) {
-    shim_floats *x = (shim_floats *)part->probe;
-    for (int64_t i = 0; i < part->rows; i++) x[i] = x[i] * 0.999f + 1e-3f;
+SHIM_BEST_LEVEL static void shim_run_in_place(shim_part *part) {
+    shim_floats *x = (shim_floats *)part->swept;
+    for (int64_t i = 0; i < part->swept_rows; i++) x[i] = x[i] * 0.999f + 1e-3f;
 }
 
-/* Rate probes over `bytes` in all: in place (each byte counts twice), or read only. */
-shim *shim_probe(int threads, int64_t bytes, bool in_place) {
+/* Rate probes over the memory of another operation, which is left with other values: in place (each byte counts
+ * twice), or read only. */
+shim *shim_probe(int threads, const shim *of, bool in_place) {
     shim *s = shim_open(threads, in_place ? shim_run_in_place : shim_run_read);
     for (int i = 0; i < threads; i++) {
-        shim_part *part = &s->parts[i];
-        part->rows = bytes / 64 / threads;
-        if (posix_memalign(&part->probe, 64, (size_t)part->rows * 64) != 0) exit(2);
-        memset(part->probe, 0, (size_t)part->rows * 64);
+        s->parts[i].swept = of->parts[i].swept;
+        s->parts[i].swept_rows = of->parts[i].swept_rows;
     }
     return s;
+}
+
+int64_t shim_probed_bytes(const shim *s) {
+    int64_t rows = 0;
+    for (int i = 0; i < s->threads; i++) rows += s->parts[i].swept_rows;
+    return rows * 64;
+}
+
+/* How fast exponentials, logarithms and products are, from the first cache; one call does `shim_unit_count`
+ * of them on every thread. */
+enum { SHIM_UNITS = 400 };
+static float shim_numbers[XDI_TILE];
+
+static void shim_run_exponentials(shim_part *part) {
+    const xdi_tiles *tiles = xdi_tiles_of(xd_ctx_settings(part->ctx)->cpu);
+    const xdi_simd_array x = { shim_numbers, false };
+    float max;
+    for (int i = 0; i < SHIM_UNITS; i++)
+        part->value += tiles->sum(x, XDI_TILE, xdi_tile_power_of(XDI_TILE_LOG2E, 8.0), NULL, &max);
+}
+
+#define SHIM_LOGARITHMS(v, LEAF)                                                    \
+    LEAF double shim_##v##_logarithms(xdi_simd_array x) {                           \
+        v sum = v##_set(0.0f), more = sum;                                          \
+        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {                     \
+            sum = v##_add(sum, v##_log2(v##_load(x, i)));                           \
+            more = v##_add(more, v##_log2(v##_load(x, i + v##_lanes)));             \
+        }                                                                           \
+        return v##_total(v##_add(sum, more));                                       \
+    }
+SHIM_LOGARITHMS(xdi_v4, XDI_SIMD_128)
+#if defined(XDI_X86)
+SHIM_LOGARITHMS(xdi_v8, XDI_SIMD_256)
+SHIM_LOGARITHMS(xdi_v16, XDI_SIMD_512)
+#endif
+
+static void shim_run_logarithms(shim_part *part) {
+    const xdi_simd_array x = { shim_numbers, false };
+    double (*logarithms)(xdi_simd_array) = shim_xdi_v4_logarithms;
+#if defined(XDI_X86)
+    const xd_cpu_level level = xd_ctx_settings(part->ctx)->cpu;
+    if (level == XD_CPU_AVX2) logarithms = shim_xdi_v8_logarithms;
+    if (level >= XD_CPU_AVX512) logarithms = shim_xdi_v16_logarithms;
+#endif
+    for (int i = 0; i < SHIM_UNITS; i++) part->value += logarithms(x);
+}
+
+shim *shim_unit(int threads, bool logarithms) {
+    for (int i = 0; i < XDI_TILE; i++) shim_numbers[i] = 1.0f + (float)(i * 37 % 101) * 0.06f;
+    return shim_open(threads, logarithms ? shim_run_logarithms : shim_run_exponentials);
+}
+
+int64_t shim_unit_count(void) {
+    return (int64_t)SHIM_UNITS * XDI_TILE;
+}
+
+/* ---- products ---- */
+
+#if defined(XDI_X86)
+__attribute__((target("avx512f,avx512bf16"))) static void shim_run_dots(shim_part *part) {
+    __m512 sum[16];
+    const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
+    for (int i = 0; i < 16; i++) sum[i] = _mm512_set1_ps((float)i);
+    for (int64_t k = 0; k < 100000; k++)
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) sum[i] = _mm512_dpbf16_ps(sum[i], one, one);
+    for (int i = 1; i < 16; i++) sum[0] = _mm512_add_ps(sum[0], sum[i]);
+    part->value += (double)_mm512_reduce_add_ps(sum[0]);
+}
+#endif
+
+/* Sums of bf16 products from registers, shim_dot_count operations a call; NULL where the processor has no instruction
+ * for them. */
+shim *shim_dots(int threads) {
+#if defined(XDI_X86)
+    if (xd_cpu_best() == XD_CPU_AVX512_BF16) return shim_open(threads, shim_run_dots);
+#endif
+    (void)threads;
+    return NULL;
+}
+
+int64_t shim_dot_count(void) {
+    return (int64_t)100000 * 16 * 64;
 }
 
 /* What callers pass as a dtype: bf16, or else f32. */

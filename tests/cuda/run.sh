@@ -43,11 +43,11 @@ run() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-# The golden vectors under settings; tests/golden/golden.c lists what a GPU has no form of.
+# The golden vectors under a setting and with an option; tests/golden/golden.c lists what a GPU has no form of.
 run_golden() {
     [ -n "$golden" ] || return
     left_out=$skipped
-    run "golden$1" ${2:+"$2"} "$out/golden" "$golden"
+    run "golden$1" ${2:+"$2"} "$out/golden" ${3:+"$3"} "$golden"
     skipped=$left_out
     [ -n "$1" ] || sed -n 's/^skipped/    left out/p' "$out/log"
 }
@@ -56,6 +56,7 @@ run_golden_emulated() {
     # Host code that touches device memory dies here, so nothing of a case can fall back to the CPU.
     [ "$1" = asan ] && { run_golden ""; return; }
     run_golden "" EMU_HOST_FAULTS=1
+    run_golden ", INVARIANT" "" --invariant
     [ "$1" = plain ] || return
     run_golden ", descending" EMU_ORDER=desc
     run_golden ", compared" EMU_ORDER=compare
@@ -132,6 +133,7 @@ run_coverage() {
     rm -f "$out"/*.gcda "$out"/*.gcov
     for test in $tests; do run "$(basename "$test" .cpp)" "$out/$(basename "$test" .cpp)"; done
     run_golden ""
+    run_golden ", INVARIANT" "" --invariant
     script=$PWD/tests/cuda/coverage.awk
     (cd "$out" && ${GCOV:-gcov} -m unit.gcda >gcov.log 2>&1 &&
         awk -v least=95 -v list="${COVERAGE_LIST:-0}" -f "$script" $(ls *.cu.gcov *.cuh.gcov 2>/dev/null)) ||
@@ -164,6 +166,7 @@ run_gpu() {
     compile_golden && $nvcc "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" -o "$out/golden" -lpthread -lm ||
         { fail "cannot build the golden runner"; return; }
     run_golden ""
+    run_golden ", INVARIANT" "" --invariant
 }
 
 [ $# -gt 0 ] || set -- plain checker asan

@@ -9,7 +9,7 @@ struct LossCase {
     xd_divergence divergence;
     double temperature, hard, soft, smoothing;
     bool in_place, bad;
-    bool rising = false; /* logits grow along a row */
+    bool rising = false; /* logits grow along a row: both sides', the student's, the teacher's */
 };
 
 static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char> *teacher,
@@ -21,9 +21,11 @@ static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char
     }
     for (int64_t i = 4; i < s.cols && c.rising; i++)
         for (int64_t r = 0; r < s.rows; r++) {
+            static const double student_slope[] = { 20.0, 300.0, -15.0 },
+                                teacher_slope[] = { 15.0, -10.0, 250.0 };
             const double t = (double)i / (double)s.cols;
-            xd_store_f64(student->data(), s.student, r * s.stride() + i, 20.0 * t * t);
-            xd_store_f64(teacher->data(), s.teacher, r * s.stride() + i, 15.0 * t);
+            xd_store_f64(student->data(), s.student, r * s.stride() + i, student_slope[r % 3] * t * t);
+            xd_store_f64(teacher->data(), s.teacher, r * s.stride() + i, teacher_slope[r % 3] * t);
         }
     if (!c.bad) return;
     if (s.rows > 1) xd_store_f64(student->data(), s.student, s.stride(), NAN);
@@ -165,14 +167,16 @@ XD_TEST(long_rows_are_a_whole_block_of_work) {
         }
 }
 
-/* A second and a third chunk of columns that each hold a larger logit than all before. */
+/* Chunks of columns that each hold a larger logit than all before, in rows 1 and 2 so much larger that an
+ * exponential relative to the first ones overflows. */
 XD_TEST(sums_follow_a_maximum_that_comes_late) {
     Pair plain, invariant(XD_REDUCTION_INVARIANT);
     for (int i = 0; i < 4; i++)
         for (int kind = 0; kind < 3; kind++) {
             const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16, y = i & 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
-            LossCase c = { { 3, i < 2 ? 700 : 6200, 0, 0, x, y, x }, (xd_divergence)kind, 1.2, 0.3, 0.7, 0.0, true,
-                           false };
+            LossCase c = {
+                { 3, i < 2 ? 700 : 6200, 0, 0, x, y, x }, (xd_divergence)kind, 1.2, 0.3, 0.7, 0.0, true, false
+            };
             c.rising = true;
             compare_losses(kind == 1 ? &invariant : &plain, c, (uint64_t)(350 + i));
         }
@@ -392,12 +396,14 @@ XD_TEST(splits_of_the_vocabulary_change_no_bit_in_invariant_mode_and_little_othe
 enum { TP_ROWS = 4, TP_COLS = 45 };
 
 /* A world of ranks with a shard each; what rank 0 found of the whole, and
- * everyone's columns of the gradient. */
+ * everyone's columns of the gradients: of xd_loss, and of xd_topk_kl_loss at
+ * the student's own ids, of which a shard may hold fewer than k. */
 struct TpWorld {
     bool on_device;
     xd_divergence divergence;
-    std::vector<float> student, teacher, gradient;
-    xd_loss_values values;
+    std::vector<int64_t> cuts;
+    std::vector<float> student, teacher, gradient, topk_gradient;
+    xd_loss_values values, topk_values;
 };
 
 template <typename T> static Device copy_if(bool on_device, const std::vector<T> &from) {
@@ -415,7 +421,8 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         xd_ctx_set_stream(ctx, stream);
         CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
     }
-    CHECK(xd_vocab_create_even(ctx, world, TP_COLS, &vocab) == XD_OK);
+    const size_t me = (size_t)xd_comm_rank(world);
+    CHECK(xd_vocab_create(ctx, world, w->cuts[me], w->cuts[me + 1], TP_COLS, &vocab) == XD_OK);
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t columns = info.end - info.begin;
     std::vector<float> x, y;
@@ -424,7 +431,11 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         x.push_back(w->student[(size_t)i]);
         y.push_back(w->teacher[(size_t)i]);
     }
+    x.resize(x.size() + 1); /* a shard without columns has an address, too */
+    y.resize(y.size() + 1);
     {
+        std::vector<float> topk(x);
+        const Device dt = copy_if(w->on_device, topk);
         std::vector<int64_t> labels = { 3, 44, XD_IGNORE_INDEX, 20 };
         xd_loss_values values;
         xd_status status = {};
@@ -441,15 +452,33 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         d.vocab = vocab;
         d.divergence = w->divergence;
         d.temperature = 1.5;
-        CHECK(xd_loss(ctx, &d, w->on_device ? dv.at<xd_loss_values>() : &values) == XD_OK);
+        xd_topk_desc t = {};
+        t.student = { w->on_device ? dt.at<void>() : (void *)topk.data(), XD_DTYPE_F32, TP_ROWS, columns, 0 };
+        t.teacher = d.teacher;
+        t.gradient = t.student;
+        t.labels = d.labels;
+        t.status = d.status;
+        t.vocab = vocab;
+        t.divergence = w->divergence;
+        t.k = 9;
+        t.mode = XD_TOPK_TAIL;
+        xd_loss_values *out = w->on_device ? dv.at<xd_loss_values>() : &values;
+        CHECK(xd_loss(ctx, &d, out) == XD_OK);
+        if (w->on_device) CHECK(xd_read(ctx, &values, out, sizeof values) == XD_OK);
+        if (me == 0) w->values = values;
+        CHECK(xd_topk_kl_loss(ctx, &t, out) == XD_OK);
         if (w->on_device) {
-            CHECK(xd_read(ctx, &values, dv.at<void>(), sizeof values) == XD_OK);
+            CHECK(xd_read(ctx, &values, out, sizeof values) == XD_OK);
             CHECK(xd_read_status(ctx, d.status) == XD_OK);
             CHECK(xd_read(ctx, x.data(), dx.at<void>(), x.size() * sizeof(float)) == XD_OK);
+            CHECK(xd_read(ctx, topk.data(), dt.at<void>(), x.size() * sizeof(float)) == XD_OK);
         }
-        for (int64_t i = 0; i < TP_ROWS * columns; i++)
-            w->gradient[(size_t)(i / columns * TP_COLS + info.begin + i % columns)] = x[(size_t)i];
-        if (xd_comm_rank(world) == 0) w->values = values;
+        if (me == 0) w->topk_values = values;
+        for (int64_t i = 0; i < TP_ROWS * columns; i++) {
+            const size_t to = (size_t)(i / columns * TP_COLS + info.begin + i % columns);
+            w->gradient[to] = x[(size_t)i];
+            w->topk_gradient[to] = topk[(size_t)i];
+        }
         CHECK(xd_barrier(world) == XD_OK); /* nobody frees what a peer may read */
     }
     xd_vocab_destroy(vocab);
@@ -458,34 +487,48 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
-static TpWorld tp_run(int ranks, bool on_device, xd_divergence divergence, xd_reduction reduction) {
+static TpWorld tp_run(const std::vector<int64_t> &cuts, bool on_device, xd_divergence divergence,
+                      xd_reduction reduction) {
     Random random(21);
     xd_ctx_desc desc = {};
-    TpWorld w = { on_device, divergence, {}, {}, std::vector<float>(TP_ROWS * TP_COLS), {} };
+    const std::vector<float> none(TP_ROWS * TP_COLS);
+    TpWorld w = { on_device, divergence, cuts, {}, {}, none, none, {}, {} };
     for (int i = 0; i < TP_ROWS * TP_COLS; i++) {
         w.student.push_back(5.0f * random.unit());
         w.teacher.push_back(5.0f * random.unit());
     }
     desc.reduction = reduction;
     desc.cpu = XD_CPU_PLAIN;
-    CHECK(xd_run_threads(ranks, &desc, tp_rank, &w, nullptr) == XD_OK);
+    CHECK(xd_run_threads((int)cuts.size() - 1, &desc, tp_rank, &w, nullptr) == XD_OK);
     return w;
+}
+
+static void tp_compare(const TpWorld &a, const TpWorld &b) {
+    check_near(&a.values.loss, &b.values.loss, 3, 3e-6);
+    check_near(&a.topk_values.loss, &b.topk_values.loss, 3, 5e-6);
+    check_near(a.gradient.data(), b.gradient.data(), TP_ROWS * TP_COLS, 3e-6);
+    check_near(a.topk_gradient.data(), b.topk_gradient.data(), TP_ROWS * TP_COLS, 3e-6);
 }
 
 XD_TEST(ranks_that_share_a_vocabulary_find_what_one_cpu_finds) {
     static const xd_reduction modes[] = { XD_REDUCTION_DETERMINISTIC, XD_REDUCTION_INVARIANT };
+    static const std::vector<int64_t> whole = { 0, TP_COLS }, cuts[] = { { 0, 15, 30, TP_COLS },
+                                                                         { 0, 7, TP_COLS - 1, TP_COLS },
+                                                                         { 0, 0, 31, TP_COLS } };
     for (const xd_reduction mode : modes)
         for (int kind = 0; kind < 3; kind++) {
-            const TpWorld cpu = tp_run(1, false, (xd_divergence)kind, mode);
-            const TpWorld one = tp_run(1, true, (xd_divergence)kind, mode);
-            const TpWorld two = tp_run(3, true, (xd_divergence)kind, mode);
-            check_near(&one.values.loss, &cpu.values.loss, 3, 3e-6);
-            check_near(&two.values.loss, &cpu.values.loss, 3, 3e-6);
-            check_near(one.gradient.data(), cpu.gradient.data(), TP_ROWS * TP_COLS, 3e-6);
-            check_near(two.gradient.data(), cpu.gradient.data(), TP_ROWS * TP_COLS, 3e-6);
-            if (mode != XD_REDUCTION_INVARIANT) continue;
-            CHECK(memcmp(&one.values, &two.values, sizeof one.values) == 0);
-            CHECK_SAME(one.gradient, two.gradient);
+            const TpWorld cpu = tp_run(whole, false, (xd_divergence)kind, mode);
+            const TpWorld one = tp_run(whole, true, (xd_divergence)kind, mode);
+            tp_compare(one, cpu);
+            for (const std::vector<int64_t> &cut : cuts) {
+                const TpWorld parts = tp_run(cut, true, (xd_divergence)kind, mode);
+                tp_compare(parts, cpu);
+                if (mode != XD_REDUCTION_INVARIANT) continue;
+                CHECK(memcmp(&one.values, &parts.values, sizeof one.values) == 0);
+                CHECK(memcmp(&one.topk_values, &parts.topk_values, sizeof one.values) == 0);
+                CHECK_SAME(one.gradient, parts.gradient);
+                CHECK_SAME(one.topk_gradient, parts.topk_gradient);
+            }
         }
 }
 

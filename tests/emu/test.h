@@ -23,7 +23,10 @@ void check(bool condition, const char *text, const char *file, int line, const s
 void test(const char *name, const std::function<void()> &body);
 void skip(const char *name, const char *why);
 
+const char *sign_of(const Outcome &outcome);
+
 void nccl_tests();   /* test_nccl.cpp */
+void nccl_table();   /* the misuse of NCCL and how it shows */
 void stream_tests(); /* test_streams.cpp */
 
 #endif

@@ -111,7 +111,31 @@ static void test_case(const Case &c) {
     }
 }
 
+/* How a bug showed: "report", "result" (that alone was wrong), "fault" (a signal), "-" (not at all). */
+const char *sign_of(const Outcome &outcome) {
+    const bool sanitized = outcome.text.find("runtime error") != std::string::npos ||
+                           outcome.text.find("AddressSanitizer") != std::string::npos;
+    if (outcome.status == 0) return "-";
+    if (outcome.status >= 1000) return "fault";
+    return outcome.status == 1 && !sanitized ? "result" : "report";
+}
+
+/* test_emu --table: one row a bug with its sign in each mode of this build; README.md has these rows. */
+static int print_table() {
+    printf("%-42s", "");
+    for (const Mode &mode : modes) printf(" %-14s", mode.name);
+    printf("\n");
+    for (int i = 0; i < kernel_case_count; i++) {
+        printf("%-42s", kernel_cases[i].name);
+        for (const Mode &mode : modes) printf(" %-14s", sign_of(run_case(kernel_cases[i], 1, mode)));
+        printf("\n");
+    }
+    nccl_table();
+    return 0;
+}
+
 int main(int count, char **arguments) {
+    if (count > 1 && !strcmp(arguments[1], "--table")) return print_table();
     filter = count > 1 ? arguments[1] : nullptr;
     for (int i = 0; i < kernel_case_count; i++)
         test(kernel_cases[i].name, [i] { test_case(kernel_cases[i]); });

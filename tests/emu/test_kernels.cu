@@ -344,7 +344,13 @@ static int misaligned_by_4(int bug) {
 static int misaligned_by_8(int bug) {
     return run_aligned(bug ? 8 : 0, 0);
 }
-static int misaligned_bare(int bug) {
+static int misaligned_bare_by_2(int bug) {
+    return run_aligned(bug ? 2 : 0, 1);
+}
+static int misaligned_bare_by_4(int bug) {
+    return run_aligned(bug ? 4 : 0, 1);
+}
+static int misaligned_bare_by_8(int bug) {
     return run_aligned(bug ? 8 : 0, 1);
 }
 
@@ -361,6 +367,13 @@ static int kernel_gets_host_pointer(int bug) {
     Array x(kThreads, 1, 0), y(kThreads);
     std::vector<float> host(kThreads, 1.0f);
     launch(add_kernel, 1, kThreads, 0, 0, y.device, bug ? host.data() : x.device, 1.0f, kThreads);
+    return differs(y, [](size_t) { return 2.0f; });
+}
+
+static int kernel_writes_host_pointer(int bug) {
+    Array x(kThreads, 1, 0), y(kThreads);
+    std::vector<float> host(kThreads, 0.0f);
+    launch(add_kernel, 1, kThreads, 0, 0, bug ? host.data() : y.device, x.device, 1.0f, kThreads);
     return differs(y, [](size_t) { return 2.0f; });
 }
 
@@ -525,9 +538,13 @@ const Case kernel_cases[] = {
     { "16-byte load off by 2", misaligned_by_2, SEEN_ALWAYS, "not aligned", "not aligned" },
     { "16-byte load off by 4", misaligned_by_4, SEEN_ALWAYS, "not aligned", "not aligned" },
     { "16-byte load off by 8", misaligned_by_8, SEEN_ALWAYS, "not aligned", "not aligned" },
-    { "bare 16-byte load off by 8", misaligned_bare, SEEN_BY_UBSAN, nullptr, "misaligned" },
+    { "bare 16-byte load off by 2", misaligned_bare_by_2, SEEN_BY_UBSAN, nullptr, "misaligned" },
+    { "bare 16-byte load off by 4", misaligned_bare_by_4, SEEN_BY_UBSAN, nullptr, "misaligned" },
+    { "bare 16-byte load off by 8", misaligned_bare_by_8, SEEN_BY_UBSAN, nullptr, "misaligned" },
     { "host reads device memory", host_reads_device, SEEN_CHECKER, nullptr, "host code reads" },
     { "kernel gets a host pointer", kernel_gets_host_pointer, SEEN_CHECKER, nullptr, "reads host memory" },
+    { "kernel writes to a host pointer", kernel_writes_host_pointer, SEEN_ALWAYS, nullptr,
+      "writes host memory" },
     { "memory of another device", other_device, SEEN_CHECKER, nullptr, "without peer access" },
     { "cluster reads before the barrier", cluster_without_first_sync, SEEN_ALWAYS, "depends on", "race" },
     { "cluster overwrites what others read", cluster_without_last_sync, SEEN_COMPARE | SEEN_CHECKER,

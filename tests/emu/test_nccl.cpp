@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <thread>
 #include <vector>
@@ -342,7 +343,25 @@ void one_thread_many_devices() {
     cudaSetDevice(0);
 }
 
+Outcome run_misuse(const Misuse &misuse) {
+    return run_apart([&] {
+        if (!strcmp(misuse.phrase, "hangs")) emu_set_hang_seconds(0.3);
+        return run_ranks(2, misuse.body);
+    });
+}
+
 } // namespace
+
+void nccl_table() {
+    for (const Misuse &misuse : misuses) {
+        const Outcome outcome = run_misuse(misuse);
+        const bool named = outcome.text.find(misuse.phrase) != std::string::npos;
+        printf("%-42s %s%s\n", misuse.name, sign_of(outcome),
+               !named                            ? ", not as meant"
+               : !strcmp(misuse.phrase, "hangs") ? " of a hang"
+                                                 : "");
+    }
+}
 
 void nccl_tests() {
     for (const emu_streams mode : { EMU_EAGER, EMU_LAZY, EMU_LAZY_REVERSE }) {
@@ -381,10 +400,7 @@ void nccl_tests() {
     });
     for (const Misuse &misuse : misuses)
         test(misuse.name, [&] {
-            const Outcome outcome = run_apart([&] {
-                if (!strcmp(misuse.phrase, "hangs")) emu_set_hang_seconds(0.3);
-                return run_ranks(2, misuse.body);
-            });
+            const Outcome outcome = run_misuse(misuse);
             CHECK_WITH(!outcome.clean, "was not seen");
             CHECK_WITH(outcome.text.find(misuse.phrase) != std::string::npos, outcome.text);
         });

@@ -27,7 +27,8 @@ static xd_text text_of(const xd_json *value) {
 static xd_text *texts_of(golden_case *c, const xd_json *list, int64_t *count) {
     int64_t n = 0;
     xd_text *texts = (xd_text *)golden_memory(c, (xd_json_count(list) + 1) * sizeof *texts);
-    for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item)) texts[n++] = text_of(item);
+    for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
+        texts[n++] = text_of(item);
     *count = n;
     return texts;
 }

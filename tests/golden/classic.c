@@ -242,8 +242,8 @@ static void cosine_run(golden_case *c) {
     k.desc.denominator_value = 1.0;
     if (golden_ok(c, xd_cosine_loss(golden_ctx(c), &k.desc, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);
-        golden_gradient(c, "grad.student_logits",
-                        golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width), k.rows * k.width);
+        golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width),
+                        k.rows * k.width);
     }
     xd_vocab_destroy(k.vocab);
 }
@@ -255,7 +255,8 @@ static bool estimator_claims(const golden_case *c) {
 }
 
 static void estimator_run(golden_case *c) {
-    const golden_array logprobs = golden_tensor(c, "in.logprobs"), other = golden_tensor(c, "in.logprobs_reference");
+    const golden_array logprobs = golden_tensor(c, "in.logprobs"),
+                       other = golden_tensor(c, "in.logprobs_reference");
     const size_t bytes = (size_t)(logprobs.count + 1) * sizeof(float);
     float *values = (float *)golden_memory(c, bytes), *gradient = (float *)golden_memory(c, bytes);
     xd_kl_estimate_desc d;
@@ -264,7 +265,9 @@ static void estimator_run(golden_case *c) {
     d.logprobs = golden_f32(c, &logprobs);
     d.reference = golden_f32(c, &other);
     d.count = logprobs.count;
-    d.kind = golden_is(c, "cfg.kl_type", "k1") ? XD_KL_K1 : golden_is(c, "cfg.kl_type", "k2") ? XD_KL_K2 : XD_KL_K3;
+    d.kind = XD_KL_K3;
+    if (golden_is(c, "cfg.kl_type", "k1")) d.kind = XD_KL_K1;
+    if (golden_is(c, "cfg.kl_type", "k2")) d.kind = XD_KL_K2;
     d.input_clamp = golden_number(c, "cfg.input_clamp", (double)INFINITY);
     d.output_clamp = golden_number(c, "cfg.output_clamp", 0.0);
     d.values = values;

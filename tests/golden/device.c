@@ -1,5 +1,6 @@
-/* Memory of the calls of a case. The kinds keep everything on the host and lend arrays to a call; on a device a lent
- * array is a copy, and what the call has written there comes back. Built with GOLDEN_CUDA, the context is a GPU's. */
+/* Memory of the calls of a case. The kinds keep everything on the host and lend arrays to a call; on a device
+ * a lent array is a copy, and what the call has written there comes back. Built with GOLDEN_CUDA, contexts
+ * compute on a GPU. */
 #include "golden.h"
 
 #include <stdio.h>
@@ -133,8 +134,8 @@ xd_result golden_denominator(golden_loans *l, const xd_positions *positions, xd_
     return golden_back(l, xd_denominator_count(l->ctx, NULL, &lent, 1, there));
 }
 
-xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
-                          double *out) {
+xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits,
+                          const xd_positions *positions, double *out) {
     const xd_positions lent = golden_positions_in(l, *positions);
     double *there = (double *)golden_out(l, out, sizeof *out);
     return golden_back(l, xd_accuracy(l->ctx, vocab, golden_rows_in(l, logits), &lent, NULL, there));

@@ -126,7 +126,8 @@ static bool ema_resume(golden_case *c, model *m, const xd_ema_desc *desc, xd_ema
     xd_ema_destroy(*ema);
     *ema = NULL;
     const bool made = golden_ok(c, xd_ema_create(golden_ctx(c), m->params, m->count, desc, ema));
-    return golden_ok(c, golden_back(l, made ? xd_ema_load(*ema, saved, n, &record, false, NULL) : XD_OK)) && made;
+    return golden_ok(c, golden_back(l, made ? xd_ema_load(*ema, saved, n, &record, false, NULL) : XD_OK)) &&
+           made;
 }
 
 static void ema_trajectory(golden_case *c, bool widen) {
@@ -399,8 +400,7 @@ static void clip_run(golden_case *c) {
     if (!golden_ok(c, golden_back(l, xd_clip_gradients(golden_ctx(c), params, n, factor)))) return;
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof name, "out.%s", params[i].name);
-        golden_close(c, name, golden_widen(c, gradients[i], XD_DTYPE_F32, params[i].count),
-                     params[i].count);
+        golden_close(c, name, golden_widen(c, gradients[i], XD_DTYPE_F32, params[i].count), params[i].count);
     }
 }
 

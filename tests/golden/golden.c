@@ -1,6 +1,7 @@
-/* golden [--cpu=LEVEL] DIR...: runs every vector file below the directories against the public API; golden.h tells the
- * rest. Ends with `N passed, N failed, N skipped`; skips are listed by reason and count. A machine without the level
- * is status 77. Built with GOLDEN_CUDA it runs on a GPU, or on its emulation, what golden_host_only does not list. */
+/* golden [--cpu=LEVEL] [--invariant] DIR...: runs every vector file below the directories against the public
+ * API; golden.h tells the rest. Ends with `N passed, N failed, N skipped`; skips are listed by reason and
+ * count. A machine without the level is status 77. Built with GOLDEN_CUDA it runs on a GPU, or on its
+ * emulation, what golden_host_only does not list. */
 #define _DEFAULT_SOURCE /* scandir */
 #define XDISTILL_IMPLEMENTATION
 #include "golden.h"
@@ -15,7 +16,7 @@
 
 #include "xd_test_cpu.h"
 #if defined(XD_EMU)
-#include "emu_api.h"
+#    include "emu_api.h"
 #endif
 
 enum { GOLDEN_REASONS = 64, GOLDEN_BLOCKS = 4096 };
@@ -47,14 +48,19 @@ static const struct {
     const char *area;
     const golden_kind *kinds;
 } golden_areas[] = {
-    { "ema", golden_kinds_ema },         { "optim", golden_kinds_optim },
-    { "shard", golden_kinds_shard },     { "classic", golden_kinds_head },
+    { "ema", golden_kinds_ema },
+    { "optim", golden_kinds_optim },
+    { "shard", golden_kinds_shard },
+    { "classic", golden_kinds_head },
     { "classic", golden_kinds_uld },
     { "classic", golden_kinds_classic },
-    { "xtoken-parts", golden_kinds_sequence }, { "xtoken-parts", golden_kinds_projection_parts },
-    { "xtoken-parts", golden_kinds_chunks }, { "xtoken-parts", golden_kinds_xtoken_parts },
+    { "xtoken-parts", golden_kinds_sequence },
+    { "xtoken-parts", golden_kinds_projection_parts },
+    { "xtoken-parts", golden_kinds_chunks },
+    { "xtoken-parts", golden_kinds_xtoken_parts },
     { "xtoken", golden_kinds_xtoken },
-    { "align", golden_kinds_align },         { "align", golden_kinds_projection },
+    { "align", golden_kinds_align },
+    { "align", golden_kinds_projection },
 };
 
 /* Areas that belong to later parts of the library. */
@@ -62,8 +68,8 @@ static const char *const golden_areas_not_built[][2] = {
     { "dmd", "not built: DMD losses and schedules" },
 };
 
-/* What a GPU has no form of. Every other case has to run there by kernels: an answer that it is not supported fails.
- * A kind of NULL is the whole area. */
+/* What a GPU has no form of. Every other case has to run there by kernels: an answer that it is not supported
+ * fails. A kind of NULL is the whole area. */
 static const struct {
     const char *area, *kind, *reason;
 } golden_host_only[] = {
@@ -84,6 +90,18 @@ static const struct {
     { "xtoken-parts", "chunk averages", "no device form: losses across tokenizers" },
     { "xtoken-parts", "projected probabilities", "no device form: losses across tokenizers" },
     { "xtoken-parts", "teacher shards", "no device form: losses across tokenizers" },
+};
+
+/* What has no INVARIANT form: none at all (everywhere), or none on a device. */
+static const struct {
+    const char *area, *kind;
+    bool everywhere;
+    const char *reason;
+} golden_not_invariant[] = {
+    { "classic", "cosine", true, "no INVARIANT form: cosine similarity, minimal fine-tuning" },
+    { "classic", "minimal fine-tuning", true, "no INVARIANT form: cosine similarity, minimal fine-tuning" },
+    { "classic", "fused linear JSD", false, "no INVARIANT form: the gradient of hidden states on a GPU" },
+    { "xtoken-parts", "projected probabilities", true, "no INVARIANT form: projections over several ranks" },
 };
 
 xd_ctx *golden_ctx(const golden_case *c) {
@@ -251,7 +269,8 @@ static bool golden_same(double got, double expected, double bound) {
 static void golden_compare(golden_case *c, const char *name, const golden_array *expected, const double *got,
                            int64_t count, double bound) {
     if (count != expected->count) {
-        golden_fail(c, "%s: %lld elements, expected %lld", name, (long long)count, (long long)expected->count);
+        golden_fail(c, "%s: %lld elements, expected %lld", name, (long long)count,
+                    (long long)expected->count);
         return;
     }
     for (int64_t i = 0; i < count; i++) {
@@ -276,7 +295,8 @@ void golden_double(golden_case *c, const char *name, const double *got, int64_t 
     golden_compare(c, name, &expected, got, count, 1e-9 * golden_maximum(&expected) + 1e-9);
 }
 
-static void golden_relative(golden_case *c, const char *name, const double *got, int64_t count, double least) {
+static void golden_relative(golden_case *c, const char *name, const double *got, int64_t count,
+                            double least) {
     const golden_array expected = golden_tensor(c, name);
     const double relative = fmax(least, 8.0 * c->f32_error);
     golden_compare(c, name, &expected, got, count, relative * golden_maximum(&expected) + 1e-6);
@@ -341,8 +361,19 @@ static const char *golden_reason_for_host(const char *area, const char *kind) {
     return NULL;
 }
 
+static const char *golden_reason_for_mode(const char *area, const char *kind, bool on_device) {
+    for (size_t i = 0; i < sizeof golden_not_invariant / sizeof *golden_not_invariant; i++)
+        if (strcmp(golden_not_invariant[i].area, area) == 0 &&
+            strcmp(golden_not_invariant[i].kind, kind) == 0 && (golden_not_invariant[i].everywhere || on_device))
+            return golden_not_invariant[i].reason;
+    return NULL;
+}
+
 static void golden_run_kind(golden_case *c, const char *area, const golden_kind *kind) {
-    const char *reason = golden_on_device(c->ctx) ? golden_reason_for_host(area, kind->name) : NULL;
+    const bool on_device = golden_on_device(c->ctx);
+    const char *reason = on_device ? golden_reason_for_host(area, kind->name) : NULL;
+    if (!reason && xd_ctx_settings(c->ctx)->reduction == XD_REDUCTION_INVARIANT)
+        reason = golden_reason_for_mode(area, kind->name, on_device);
     const long before = golden_launches();
     if (reason) {
         golden_skip(c, reason);
@@ -430,7 +461,8 @@ static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
         return;
     }
     if (!S_ISDIR(status.st_mode)) {
-        if (length > 12 && strcmp(path + length - 12, ".safetensors") == 0) golden_run_file(ctx, path, totals);
+        if (length > 12 && strcmp(path + length - 12, ".safetensors") == 0)
+            golden_run_file(ctx, path, totals);
         return;
     }
     struct dirent **entries;
@@ -444,12 +476,10 @@ static void golden_walk(xd_ctx *ctx, const char *path, golden_totals *totals) {
     if (count >= 0) free(entries);
 }
 
-/* The level of --cpu=LEVEL, else of the environment; false for a level that nobody knows. */
-static bool golden_level(const char *argument, xd_cpu_level *out) {
-    *out = XD_CPU_BEST;
-    if (argument) return xd_cpu_level_parse(argument + strlen("--cpu="), out);
-    *out = xd_test_cpu();
-    return true;
+static bool golden_option(const char *argument, xd_ctx_desc *desc) {
+    if (strncmp(argument, "--cpu=", 6) == 0) return xd_cpu_level_parse(argument + 6, &desc->cpu);
+    desc->reduction = XD_REDUCTION_INVARIANT;
+    return strcmp(argument, "--invariant") == 0;
 }
 
 int main(int argc, char **argv) {
@@ -457,11 +487,13 @@ int main(int argc, char **argv) {
     xd_ctx_desc desc;
     xd_ctx *ctx = NULL;
     golden_device *device = NULL;
-    const bool named = argc > 1 && strncmp(argv[1], "--cpu=", 6) == 0;
-    const int first = named ? 2 : 1;
+    int first = 1;
     memset(&desc, 0, sizeof desc);
-    if (argc <= first || !golden_level(named ? argv[1] : NULL, &desc.cpu)) {
-        fprintf(stderr, "usage: golden [--cpu=plain|portable|avx2|avx512|avx512_bf16] DIR...\n");
+    desc.cpu = xd_test_cpu();
+    while (first < argc && argv[first][0] == '-' && golden_option(argv[first], &desc)) first++;
+    if (first == argc || argv[first][0] == '-') {
+        fprintf(stderr,
+                "usage: golden [--cpu=plain|portable|avx2|avx512|avx512_bf16] [--invariant] DIR...\n");
         return 2;
     }
     if (xd_ctx_create(&desc, &ctx) == XD_ERROR_UNSUPPORTED) {

@@ -1,5 +1,6 @@
-/* Golden vectors: every file is one case that a peer's own code produced. golden.c finds the files, reads metadata and
- * tensors, compares and counts; the kinds (ema_optim.c, classic.c, ...) know which public calls answer a case.
+/* Golden vectors: every file is one case that a peer's own code produced. golden.c finds the files, reads
+ * metadata and tensors, compares and counts; device.c gives memory of a GPU to calls; the kinds (ema_optim.c,
+ * classic.c, ...) know which public calls answer a case.
  * A kind is chosen by area, origin and configuration, never by the case's name. */
 #ifndef GOLDEN_H
 #define GOLDEN_H
@@ -55,8 +56,8 @@ xd_result golden_device_open(xd_ctx *ctx, golden_device **out);
 void golden_device_close(golden_device *device);
 bool golden_on_device(const xd_ctx *ctx);
 
-/* Arrays that a call works on, lent to it where its context's kernels reach them: on the CPU the host's own, on a
- * device copies. Of one thread. */
+/* Arrays that a call works on, lent to it where its context's kernels reach them: on the CPU the host's own,
+ * on a device copies. Of one thread. */
 enum { GOLDEN_LOANS = 128 };
 typedef struct golden_loans {
     xd_ctx *ctx;
@@ -71,25 +72,28 @@ typedef struct golden_loans {
 void golden_loans_open(golden_loans *l, xd_ctx *ctx);
 golden_loans *golden_case_loans(golden_case *c);
 
-/* The address to give to the call; NULL stays NULL. What is lent by `out` comes back with what the call wrote. */
+/* The address to give to the call; NULL stays NULL. What is lent by `out` comes back as the call left it. */
 const void *golden_in(golden_loans *l, const void *host, size_t bytes);
 void *golden_out(golden_loans *l, void *host, size_t bytes);
 xd_rows golden_rows_in(golden_loans *l, xd_rows rows);
 xd_rows golden_rows_out(golden_loans *l, xd_rows rows);
-void golden_renew(golden_loans *l); /* the host's arrays were rewritten: lends them again at the same addresses */
-void golden_home(golden_loans *l);  /* brings back, and the loans go on */
+/* The host's arrays were rewritten: lends them again, at the same addresses. */
+void golden_renew(golden_loans *l);
+/* Brings back, and the loans go on. */
+void golden_home(golden_loans *l);
 /* Behind a call, whose result it returns: brings back and ends every loan. */
 xd_result golden_back(golden_loans *l, xd_result result);
 /* Memory that the library owns, on the host. */
 const void *golden_fetch(golden_case *c, const void *there, size_t bytes);
 
-/* Calls of the library with arrays of the host in their descs; a finding of a device is an error, as on the CPU. */
+/* Calls of the library with the host's arrays in their descs; a finding of a device is an error, as on the
+ * CPU. */
 xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
 xd_result golden_head_loss(golden_loans *l, const xd_head_loss_desc *desc, xd_loss_values *out);
 xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_values *out);
 xd_result golden_denominator(golden_loans *l, const xd_positions *positions, xd_denominator *out);
-xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
-                          double *out);
+xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits,
+                          const xd_positions *positions, double *out);
 
 /* ---- reading ---- */
 
@@ -111,7 +115,8 @@ const char *golden_tensor_name(const golden_case *c, int index);
 float *golden_f32(golden_case *c, const golden_array *a);
 int64_t *golden_i64(golden_case *c, const golden_array *a);
 uint8_t *golden_u8(golden_case *c, const golden_array *a);
-void *golden_memory(golden_case *c, size_t bytes); /* zeroed, freed after the case; the program stops when there is none */
+/* Zeroed, freed after the case; the program stops when there is none. */
+void *golden_memory(golden_case *c, size_t bytes);
 
 /* Comparisons against tensor `name`. A failure prints tensor, index, got, expected and bound. M = max |expected|.
  *   golden_close     |got - expected| <= max(1e-5, 8 * check.f32_err) * M + 1e-6  (float32 arithmetic)

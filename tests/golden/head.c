@@ -59,12 +59,13 @@ static void fused_run(golden_case *c) {
     d.loss.vocab = vocab;
     if (golden_ok(c, golden_head_loss(golden_case_loans(c), &d, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);
-        golden_gradient(c, "grad.student_input",
-                        golden_widen(c, hidden.data, XD_DTYPE_F32, rows * width), rows * width);
+        golden_gradient(c, "grad.student_input", golden_widen(c, hidden.data, XD_DTYPE_F32, rows * width),
+                        rows * width);
         golden_gradient(c, "grad.student_weight",
                         golden_widen(c, d.weight_gradient, XD_DTYPE_F32, size * width), size * width);
         if (d.student.bias)
-            golden_gradient(c, "grad.student_bias", golden_widen(c, d.bias_gradient, XD_DTYPE_F32, size), size);
+            golden_gradient(c, "grad.student_bias", golden_widen(c, d.bias_gradient, XD_DTYPE_F32, size),
+                            size);
     }
     xd_vocab_destroy(vocab);
 }

@@ -91,7 +91,8 @@ static bool cut_claims(const golden_case *c) {
 static void cut_run(golden_case *c) {
     const xd_projection_rows in = rows_of(c, "in.indices", "in.likelihoods");
     for (int last = 0; last < 2; last++) {
-        const xd_projection_cut_desc desc = { (int64_t)golden_number(c, "cfg.new_top_k", 4.0), last != 0, false };
+        const xd_projection_cut_desc desc = { (int64_t)golden_number(c, "cfg.new_top_k", 4.0), last != 0,
+                                              false };
         const char *ids = last ? "out.indices_preserve_last" : "out.indices";
         const char *weights = last ? "out.likelihoods_preserve_last" : "out.likelihoods";
         xd_projection_rows out;
@@ -135,8 +136,8 @@ static void similarity_run(golden_case *c) {
                                                     golden_f32(c, &b), b.shape[0], a.shape[1], k, threshold,
                                                     &rows);
     } else {
-        result = xd_projection_rows_from_similarities(golden_ctx(c), golden_f32(c, &a), a.shape[0], a.shape[1], k,
-                                                      threshold, &rows);
+        result = xd_projection_rows_from_similarities(golden_ctx(c), golden_f32(c, &a), a.shape[0],
+                                                      a.shape[1], k, threshold, &rows);
     }
     if (!golden_ok(c, result)) return;
     check_best(c, "out.indices", &rows);
@@ -354,7 +355,8 @@ static bool pipeline_votes(vocabularies *v) {
     int64_t count = 0;
     xd_special_pair *pairs = special_pairs(v, (int64_t)golden_number(c, "cfg.top_k", 32.0), &count);
     for (int64_t i = 0; i < count; i++)
-        golden_ok(c, xd_votes_add(v->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity));
+        golden_ok(
+            c, xd_votes_add(v->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity));
     xd_release(golden_ctx(c), pairs);
     return true;
 }
@@ -392,9 +394,12 @@ static void pipeline_run(golden_case *c) {
 }
 
 const golden_kind golden_kinds_projection[] = {
-    { "piece weights", weights_claims, weights_run },      { "sinkhorn", sinkhorn_claims, sinkhorn_run },
-    { "pipeline", pipeline_claims, pipeline_run },         { "cut", cut_claims, cut_run },
-    { "similarity", similarity_claims, similarity_run },   { "votes", multitoken_claims, multitoken_run },
+    { "piece weights", weights_claims, weights_run },
+    { "sinkhorn", sinkhorn_claims, sinkhorn_run },
+    { "pipeline", pipeline_claims, pipeline_run },
+    { "cut", cut_claims, cut_run },
+    { "similarity", similarity_claims, similarity_run },
+    { "votes", multitoken_claims, multitoken_run },
     { NULL, NULL, NULL },
 };
 
@@ -435,7 +440,8 @@ static xd_result sparse_projection(golden_case *c, xd_projection *out) {
         const xd_projection_rows rows = rows_of(c, "in.proj_indices", "in.proj_likelihoods");
         return xd_projection_from_rows(golden_ctx(c), &rows, student, teacher, out);
     }
-    const golden_array index = golden_tensor(c, "in.proj_coo_index"), value = golden_tensor(c, "in.proj_coo_value");
+    const golden_array index = golden_tensor(c, "in.proj_coo_index"),
+                       value = golden_tensor(c, "in.proj_coo_value");
     xd_vote *cells = (xd_vote *)golden_memory(c, (size_t)(value.count + 1) * sizeof *cells);
     for (int64_t i = 0; i < value.count; i++) {
         cells[i].student_id = (int32_t)index.values[i];

@@ -57,6 +57,7 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     xd_vocab_destroy(part.vocab);
     xd_comm_destroy(tp);
     xd_comm_destroy(cp);
+    golden_back(&loans, XD_ERROR_STATE); /* what a failed body still has lent */
     golden_device_close(device);
     return result;
 }
@@ -76,6 +77,7 @@ bool sharded_run(golden_case *c, int64_t sequences, int64_t length, int64_t widt
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.cpu = xd_ctx_settings(golden_ctx(c))->cpu;
+    desc.reduction = xd_ctx_settings(golden_ctx(c))->reduction;
     const xd_result result = xd_run_threads(job.tp * job.cp, &desc, sharded_rank, &job, &error);
     if (result != XD_OK) golden_fail(c, "%s: %s", xd_result_name(result), error.message);
     return result == XD_OK;
@@ -112,7 +114,8 @@ void sharded_put_columns(const sharded_part *part, const float *mine, double *wh
 /* The ranks of one vocabulary hold the same results; they take turns, so that every rank is compared. */
 void sharded_put(const sharded_part *part, const double *mine, int64_t n, double *whole) {
     for (int64_t i = 0; i < part->rows * n; i++)
-        if (part->row[i / n] % part->info.ranks == part->info.rank) whole[part->row[i / n] * n + i % n] = mine[i];
+        if (part->row[i / n] % part->info.ranks == part->info.rank)
+            whole[part->row[i / n] * n + i % n] = mine[i];
 }
 
 static int sharded_ranks(const golden_case *c) {
@@ -184,7 +187,7 @@ typedef struct topk_distill {
     xd_divergence divergence;
     xd_topk_mode mode;
     double *gradient, *log_probs, *entropy; /* whole results */
-    double *loss; /* of each rank */
+    double *loss;                           /* of each rank */
 } topk_distill;
 
 bool topk_distill_claims(const golden_case *c) {

@@ -63,7 +63,8 @@ static void batch_open(golden_case *c, batch *b) {
     b->matched_count = golden_flag(c, "cfg.uld_use_hybrid_loss", false) ? pairs.shape[0] : 0;
     for (int i = 0; i < 2; i++) {
         b->matched[i] = (int64_t *)golden_memory(c, (size_t)(pairs.count + 1) * sizeof(int64_t));
-        for (int64_t k = 0; k < b->matched_count; k++) b->matched[i][k] = (int64_t)pairs.values[2 * k + 1 - i];
+        for (int64_t k = 0; k < b->matched_count; k++)
+            b->matched[i][k] = (int64_t)pairs.values[2 * k + 1 - i];
     }
     b->gradient = (float *)golden_memory(c, (size_t)(logits.count + 1) * sizeof *b->gradient);
 }
@@ -75,7 +76,8 @@ static xd_uld_trl_side trl_side(const side *s, int64_t row) {
 }
 
 static xd_uld_side uld_side(const side *s, int64_t row, double temperature) {
-    const xd_uld_side out = { { s->logits + row * s->length * s->width, XD_DTYPE_F32, s->length, s->width, 0 },
+    const xd_uld_side out = { { s->logits + row * s->length * s->width, XD_DTYPE_F32, s->length, s->width,
+                                0 },
                               s->width,
                               s->ids + row * s->length,
                               temperature };

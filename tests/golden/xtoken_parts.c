@@ -89,12 +89,13 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
     double *values = (double *)calloc((size_t)(part->rows * p->n + 1), sizeof *values);
     golden_loans *l = part->loans;
     const xd_rows x = sharded_rows(part, logits), y = sharded_rows(part, out), w = sharded_rows(part, weight);
-    xd_result result = golden_back(l, xd_log_softmax(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
-                                                     golden_rows_out(l, y)));
+    xd_result result = golden_back(l, xd_log_softmax(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                     p->temperature, golden_rows_out(l, y)));
     sharded_put_columns(part, out, p->columns_out);
     if (result == XD_OK)
-        result = golden_back(l, xd_log_softmax_backward(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
-                                                        golden_rows_in(l, w), golden_rows_out(l, y)));
+        result = golden_back(l, xd_log_softmax_backward(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                        p->temperature, golden_rows_in(l, w),
+                                                        golden_rows_out(l, y)));
     sharded_put_columns(part, out, p->gradient);
     if (result == XD_OK)
         result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
@@ -102,8 +103,8 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
                                                   doubles_out(part, values, part->rows * p->n)));
     sharded_put(part, values, p->n, p->values);
     if (result == XD_OK)
-        result = golden_back(l, xd_row_stats(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature, NULL,
-                                             ids_out(part, argmax, part->rows)));
+        result = golden_back(l, xd_row_stats(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
+                                             NULL, ids_out(part, argmax, part->rows)));
     if (result == XD_OK) to_doubles(argmax, part->rows, values);
     sharded_put(part, values, 1, p->row_out);
     free(logits);
@@ -224,7 +225,8 @@ static xd_result logprobs_body(const sharded_part *part, void *user) {
     const float *weight_there = (const float *)golden_in(l, weight, (size_t)part->rows * sizeof *weight);
     if (result == XD_OK)
         result = golden_back(l, xd_target_log_probs_backward(part->ctx, part->vocab, over, 1.0,
-                                                             ids_in(part, labels, part->rows), weight_there, over));
+                                                             ids_in(part, labels, part->rows), weight_there,
+                                                             over));
     sharded_put_columns(part, logits, p->gradient);
     free(logits);
     free(weight);

@@ -1,0 +1,339 @@
+/* Kernels of projected losses across tokenizers on a GPU against the plain CPU ones. */
+#include "cuda_loss_test.h"
+
+enum {
+    STUDENT = 150, /* ids of the student, of which this shard has COLUMNS from FIRST on */
+    FIRST = 10,
+    COLUMNS = 131,
+    WIDTH = 136,
+    TEACHER = 97,
+    SLOTS = 40,
+    ROWS = 9,
+    PLACES = 5
+};
+
+struct ProjectedCase {
+    bool fixed, reverse, normalise, odd;
+    xd_dtype dtype;
+    bool in_place, written;
+};
+
+/* The projection by rows in J on the shard, and by columns as a whole. */
+struct Matrix {
+    std::vector<int64_t> begin, column_begin, ids;
+    std::vector<int32_t> student, slot, column_student;
+    std::vector<float> weight, column_weight;
+
+    explicit Matrix(Random *random) {
+        std::vector<float> dense((size_t)(STUDENT * TEACHER));
+        std::vector<int> slots((size_t)TEACHER, -1);
+        for (int v = 0; v < STUDENT; v += 1 + v % 2)
+            for (int e = 0; e < 3; e++)
+                dense[(size_t)(v * TEACHER + (int)random->below(TEACHER))] = 0.5f + 0.4f * random->unit();
+        for (int j = 0; j < SLOTS; j++) {
+            ids.push_back(j * 2 + 3);
+            slots[(size_t)ids.back()] = j;
+        }
+        for (int v = 0; v < COLUMNS; v++) {
+            begin.push_back((int64_t)slot.size());
+            for (int u = 0; u < TEACHER; u++) {
+                const float w = dense[(size_t)((v + FIRST) * TEACHER + u)];
+                if (w == 0.0f || slots[(size_t)u] < 0) continue;
+                student.push_back(v);
+                slot.push_back(slots[(size_t)u]);
+                weight.push_back(w);
+            }
+        }
+        begin.push_back((int64_t)slot.size());
+        for (int u = 0; u < TEACHER; u++) {
+            column_begin.push_back((int64_t)column_student.size());
+            for (int v = 0; v < STUDENT; v++) {
+                if (dense[(size_t)(v * TEACHER + u)] == 0.0f) continue;
+                column_student.push_back(v);
+                column_weight.push_back(dense[(size_t)(v * TEACHER + u)]);
+            }
+        }
+        column_begin.push_back((int64_t)column_student.size());
+    }
+};
+
+/* Where everything of a case lies on the board. */
+struct Places {
+    size_t student, teacher, gradient, lse, lse_one, rows, places, teacher_rows, teacher_places, begin,
+        entry_student, slot, weight, column_begin, column_student, column_weight, ids, student_cells,
+        teacher_cells, chunks, delta_cells, delta, ce_factor, labels, written, u;
+};
+
+static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
+    const Shape x = { ROWS, COLUMNS, WIDTH - COLUMNS, 0, c.dtype, c.dtype, c.dtype };
+    const Shape y = { ROWS, TEACHER, 0, 0, c.dtype, c.dtype, c.dtype };
+    const Matrix m(random);
+    std::vector<unsigned char> student = logits(c.dtype, x, random), teacher = logits(c.dtype, y, random);
+    if (c.odd) {
+        xd_store_f64(student.data(), c.dtype, 2 * WIDTH + 7, NAN);
+        xd_store_f64(teacher.data(), c.dtype, 3, -HUGE_VAL);
+        for (int r = 0; r < ROWS; r++) xd_store_f64(student.data(), c.dtype, r * WIDTH + 11, -HUGE_VAL);
+    }
+    std::vector<double> lse, ce;
+    std::vector<int64_t> labels;
+    for (int r = 0; r < ROWS; r++) {
+        double sums[2] = { 0.0, 0.0 };
+        for (int v = 0; v < COLUMNS; v++) {
+            const double z = xd_load_f64(student.data(), c.dtype, r * WIDTH + v);
+            sums[0] += exp(z / 1.7);
+            sums[1] += exp(z);
+        }
+        lse.push_back(log(sums[0]));
+        lse.push_back(log(sums[1]));
+        ce.push_back(r % 3 == 1 ? 0.0 : 0.25);
+        labels.push_back(FIRST + r * 29 % COLUMNS);
+    }
+    std::vector<double> tau, one;
+    for (int r = 0; r < ROWS; r++) {
+        tau.push_back(lse[(size_t)(2 * r)]);
+        one.push_back(lse[(size_t)(2 * r + 1)]);
+    }
+    xd_xtoken_chunk none = {};
+    std::vector<xd_xtoken_chunk> chunks((size_t)PLACES, none);
+    for (int i = 0; i < PLACES; i++) {
+        chunks[(size_t)i].compared = i != 3; /* no rows */
+        chunks[(size_t)i].student = (i == 0 ? 2.0 : i == 4 ? 3.0 : 1.0) + XD_XTOKEN_EPSILON;
+        chunks[(size_t)i].teacher = (i == 2 ? 2.0 : 1.0) + XD_XTOKEN_EPSILON;
+        chunks[(size_t)i].factor = 0.3 * i + 0.1;
+    }
+    Places p;
+    p.student = board->add(student);
+    p.teacher = board->add(teacher);
+    p.gradient = board->add(c.in_place ? std::vector<unsigned char>(1) : logits(c.dtype, x, random));
+    p.lse = board->add(tau);
+    p.lse_one = board->add(one);
+    p.rows = board->add(std::vector<int64_t>{ 0, 1, 3, 4, 5, 6, 7 });
+    p.places = board->add(std::vector<int64_t>{ 0, 0, 1, 2, 4, 4, 4 });
+    p.teacher_rows = board->add(std::vector<int64_t>{ 0, 2, 4, 5, 8 });
+    p.teacher_places = board->add(std::vector<int64_t>{ 0, 1, 2, 2, 4 });
+    p.begin = board->add(m.begin);
+    p.entry_student = board->add(m.student);
+    p.slot = board->add(m.slot);
+    p.weight = board->add(m.weight);
+    p.column_begin = board->add(m.column_begin);
+    p.column_student = board->add(m.column_student);
+    p.column_weight = board->add(m.column_weight);
+    p.ids = board->add(m.ids);
+    p.student_cells = board->add(std::vector<xd_fixed>((size_t)(PLACES * SLOTS)));
+    p.teacher_cells = board->add(std::vector<xd_fixed>((size_t)(PLACES * SLOTS)));
+    p.chunks = board->add(chunks);
+    p.delta_cells = board->add(std::vector<xd_fixed>((size_t)ROWS));
+    p.delta = board->add(std::vector<double>{ 0.1, -0.2, 0.0, 1e-3, 0.4, 0.0, 0.05, 0.0, 0.0 });
+    p.ce_factor = board->add(ce);
+    p.labels = board->add(labels);
+    p.written = board->add(std::vector<uint8_t>((size_t)ROWS, c.written ? 1 : 0));
+    std::vector<float> u;
+    for (int v = 0; v < COLUMNS; v++) u.push_back(random->unit());
+    p.u = board->add(u);
+    return p;
+}
+
+static xd_xtoken_args args_at(const ProjectedCase &c, const Places &p, void *at) {
+    xd_xtoken_args a = {};
+    a.logits = { place<void>(at, p.student), c.dtype, ROWS, COLUMNS, WIDTH };
+    a.gradient = { place<void>(at, c.in_place ? p.student : p.gradient), c.dtype, ROWS, WIDTH, WIDTH };
+    a.columns = COLUMNS;
+    a.temperature = 1.7;
+    a.scale = 0.7;
+    a.lse = place<double>(at, p.lse);
+    a.lse_one = place<double>(at, p.lse_one);
+    a.rows = place<int64_t>(at, p.rows);
+    a.places = place<int64_t>(at, p.places);
+    a.count = 7;
+    a.place_count = PLACES;
+    a.matrix = { COLUMNS,
+                 SLOTS,
+                 place<int64_t>(at, p.begin),
+                 place<int32_t>(at, p.entry_student),
+                 place<int32_t>(at, p.slot),
+                 place<float>(at, p.weight),
+                 place<int64_t>(at, p.column_begin),
+                 place<int32_t>(at, p.column_student),
+                 place<float>(at, p.column_weight) };
+    a.ids = place<int64_t>(at, p.ids);
+    a.k = SLOTS;
+    a.fixed = c.fixed;
+    a.student = place<double>(at, p.student_cells);
+    a.teacher = place<double>(at, p.teacher_cells);
+    a.chunks = place<xd_xtoken_chunk>(at, p.chunks);
+    a.normalise = c.normalise;
+    a.reverse = c.reverse;
+    a.first = FIRST;
+    a.ce_factor = place<double>(at, p.ce_factor);
+    a.ce_weight = 0.6;
+    a.labels = place<int64_t>(at, p.labels);
+    a.written = place<uint8_t>(at, p.written);
+    return a;
+}
+
+static xd_xtoken_args teacher_args_at(const ProjectedCase &c, const Places &p, void *at) {
+    xd_xtoken_args a = args_at(c, p, at);
+    a.logits = { place<void>(at, p.teacher), c.dtype, ROWS, TEACHER, 0 };
+    a.columns = TEACHER;
+    a.lse = nullptr;
+    a.rows = place<int64_t>(at, p.teacher_rows);
+    a.places = place<int64_t>(at, p.teacher_places);
+    a.count = 5;
+    a.cells = a.teacher;
+    return a;
+}
+
+/* Forward: sums in cells; without fixed point also chunks and dy. */
+static void sum_and_compare(xd_ctx *ctx, const ProjectedCase &c, const Places &p, void *at) {
+    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_xtoken_args a = args_at(c, p, at);
+    const xd_xtoken_args t = teacher_args_at(c, p, at);
+    a.cells = a.student;
+    CHECK(kernels.project(&launch, &a) == XD_OK);
+    CHECK(kernels.target(&launch, &t) == XD_OK);
+    if (c.fixed) return;
+    CHECK(kernels.divergence(&launch, &a) == XD_OK);
+    a.cells = place<double>(at, p.delta_cells);
+    CHECK(kernels.delta(&launch, &a) == XD_OK);
+}
+
+static std::vector<double> cells_of(const unsigned char *at, int64_t count, bool fixed) {
+    std::vector<double> out;
+    for (int64_t i = 0; i < count; i++) {
+        xd_fixed cell;
+        memcpy(&cell, at + (size_t)i * (fixed ? sizeof cell : sizeof(double)),
+               fixed ? sizeof cell : sizeof(double));
+        double value;
+        memcpy(&value, &cell, sizeof value);
+        if (fixed && cell.high >= (int64_t)1 << 56)
+            value = NAN;
+        else if (fixed)
+            value = xd_fixed_value(cell);
+        out.push_back(value);
+    }
+    return out;
+}
+
+static void check_cells(const unsigned char *a, const unsigned char *b, int64_t count, bool fixed) {
+    const std::vector<double> x = cells_of(a, count, fixed), y = cells_of(b, count, fixed);
+    check_near(x.data(), y.data(), count, 3e-6);
+}
+
+static void compare_sums(Pair *pair, const ProjectedCase &c, uint64_t seed) {
+    Random random(seed);
+    Board board;
+    const Places p = lay_out(&board, c, &random);
+    const std::vector<unsigned char> after = pair->run(
+        &board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) { sum_and_compare(ctx, c, p, at); });
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    check_cells(a + p.student_cells, b + p.student_cells, PLACES * SLOTS, c.fixed);
+    check_cells(a + p.teacher_cells, b + p.teacher_cells, PLACES * SLOTS, c.fixed);
+    if (c.fixed) return;
+    check_cells(a + p.delta_cells, b + p.delta_cells, 7, false);
+    for (int i = 0; i < PLACES; i++) {
+        const xd_xtoken_chunk *x = (const xd_xtoken_chunk *)(const void *)(a + p.chunks) + i;
+        const xd_xtoken_chunk *y = (const xd_xtoken_chunk *)(const void *)(b + p.chunks) + i;
+        if (!y->compared) continue;
+        CHECK(x->agree == y->agree);
+        check_near(&x->value, &y->value, 1, 3e-6);
+        check_near(&x->largest, &y->largest, 1, 3e-6);
+        check_near(&x->delta, &y->delta, 1, 3e-6);
+    }
+}
+
+/* The gradient from slopes that are given. */
+static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matrix, uint64_t seed) {
+    Random random(seed);
+    Board board;
+    const Places p = lay_out(&board, c, &random);
+    std::vector<double> dy;
+    for (int i = 0; i < PLACES * SLOTS; i++) dy.push_back((double)random.unit());
+    memcpy(board.bytes.data() + p.student_cells, dy.data(), dy.size() * sizeof(double));
+    const std::vector<unsigned char> after =
+        pair->run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_xtoken_args a = args_at(c, p, at);
+            a.delta = place<double>(at, p.delta);
+            if (!with_matrix) {
+                memset(&a.matrix, 0, sizeof a.matrix);
+                a.u = place<float>(at, p.u);
+            }
+            CHECK(kernels.gradient(&launch, &a) == XD_OK);
+        });
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    const size_t g = c.in_place ? p.student : p.gradient;
+    check_near(widened(a + g, c.dtype, ROWS * WIDTH).data(), widened(b + g, c.dtype, ROWS * WIDTH).data(),
+               ROWS * WIDTH, tolerance_of(c.dtype));
+    CHECK(memcmp(a + p.written, b + p.written, ROWS) == 0);
+}
+
+XD_TEST(sums_over_chunks_and_their_divergences_are_those_of_the_cpu) {
+    Pair pair;
+    for (int form = 0; form < 16; form++) {
+        const ProjectedCase c = { false,
+                                  form % 2 == 1,
+                                  form / 2 % 2 == 1,
+                                  form / 4 % 2 == 1,
+                                  form / 8 ? XD_DTYPE_BF16 : XD_DTYPE_F32,
+                                  false,
+                                  false };
+        compare_sums(&pair, c, 100 + (uint64_t)form);
+    }
+}
+
+XD_TEST(sums_in_fixed_point_are_those_of_the_cpu) {
+    Pair pair(XD_REDUCTION_INVARIANT);
+    for (int form = 0; form < 2; form++) {
+        const ProjectedCase c = { true, false, true, form == 1, XD_DTYPE_F32, false, false };
+        compare_sums(&pair, c, 200 + (uint64_t)form);
+    }
+}
+
+XD_TEST(deltas_in_fixed_point_are_those_of_the_cpu) {
+    Pair pair(XD_REDUCTION_INVARIANT);
+    const ProjectedCase c = { true, false, true, false, XD_DTYPE_F32, false, false };
+    Random random(300);
+    Board board;
+    const Places p = lay_out(&board, c, &random);
+    for (int i = 0; i < PLACES * SLOTS; i++)
+        place<double>(board.bytes.data(), p.student_cells)[i] = random.unit();
+    for (int i = 0; i < PLACES; i++)
+        place<xd_xtoken_chunk>(board.bytes.data(), p.chunks)[i].largest = i == 2 ? 0.0 : 1.0;
+    const std::vector<unsigned char> after =
+        pair.run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_xtoken_args a = args_at(c, p, at);
+            a.cells = place<double>(at, p.delta_cells);
+            CHECK(xd_ctx_kernels(ctx).xtoken.delta(&launch, &a) == XD_OK);
+        });
+    check_cells(after.data() + p.delta_cells, board.bytes.data() + p.delta_cells, 7, true);
+}
+
+XD_TEST(gradients_are_those_of_the_cpu) {
+    Pair pair;
+    for (int form = 0; form < 16; form++) {
+        const bool in_place = form / 2 % 2 == 1;
+        const ProjectedCase c = { false,
+                                  false,
+                                  true,
+                                  false,
+                                  form / 8 ? XD_DTYPE_BF16 : XD_DTYPE_F32,
+                                  in_place,
+                                  !in_place && form / 4 % 2 == 1 };
+        compare_gradient(&pair, c, form % 2 == 1, 400 + (uint64_t)form);
+    }
+}
+
+XD_TEST(nothing_to_do_is_no_launch) {
+    Gpu gpu;
+    xd_xtoken_args a = {};
+    const xd_launch launch = gpu.launch();
+    const xd_xtoken_kernels kernels = gpu.kernels().xtoken;
+    CHECK(kernels.project(&launch, &a) == XD_OK && kernels.target(&launch, &a) == XD_OK);
+    CHECK(kernels.divergence(&launch, &a) == XD_OK && kernels.delta(&launch, &a) == XD_OK);
+    CHECK(kernels.gradient(&launch, &a) == XD_OK);
+}
+
+XD_CUDA_TEST_MAIN()

@@ -352,4 +352,63 @@ XD_TEST(tensor_and_context_parallel_together_equal_one) {
     check_split(2, 2, false);
 }
 
+/* ---- attention over more queries than one block ---- */
+
+enum { LONG = 2 * NN_QUERY_BLOCK + 37, LONG_HEADS = 2, LONG_DIM = 4 };
+
+/* Query i of head h, the plain way. */
+static void attend_plainly(const nn_attention *a, int h, int i, double out[LONG_DIM]) {
+    const int32_t position = nn_position(a->query_pos, i);
+    double sum = 0.0;
+    for (int d = 0; d < LONG_DIM; d++) out[d] = 0.0;
+    for (int j = 0; j < a->keys; j++) {
+        double score = 0.0;
+        if (nn_position(a->key_pos, j) > position) continue;
+        for (int d = 0; d < LONG_DIM; d++)
+            score += (double)a->q[(i * LONG_HEADS + h) * LONG_DIM + d] * (double)a->k[j * LONG_DIM + d];
+        score = exp(score / sqrt((double)LONG_DIM));
+        sum += score;
+        for (int d = 0; d < LONG_DIM; d++) out[d] += score * (double)a->v[j * LONG_DIM + d];
+    }
+    for (int d = 0; d < LONG_DIM; d++) out[d] /= sum;
+}
+
+/* `shuffle` numbers the positions in another order than they lie in memory. */
+static void check_long_attention(bool shuffle) {
+    int32_t position[LONG];
+    nn_attention a;
+    float *q = floats(LONG * LONG_HEADS * LONG_DIM), *k = floats(LONG * LONG_DIM),
+          *v = floats(LONG * LONG_DIM);
+    float *out = floats(LONG * LONG_HEADS * LONG_DIM);
+    memset(&a, 0, sizeof a);
+    for (int i = 0; i < LONG; i++) position[i] = shuffle ? (i * 7 + 3) % LONG : i;
+    for (int i = 0; i < LONG * LONG_HEADS * LONG_DIM; i++) q[i] = 3.0f * noise(1, (uint64_t)i);
+    for (int i = 0; i < LONG * LONG_DIM; i++) k[i] = noise(2, (uint64_t)i), v[i] = noise(3, (uint64_t)i);
+    a.heads = LONG_HEADS;
+    a.kv_heads = 1;
+    a.head_dim = LONG_DIM;
+    a.queries = a.keys = LONG;
+    a.query_pos = a.key_pos = shuffle ? position : NULL;
+    a.q = q, a.k = k, a.v = v;
+    a.probs = floats((int64_t)LONG_HEADS * LONG * LONG);
+    for (int64_t i = 0; i < (int64_t)LONG_HEADS * LONG * LONG; i++)
+        a.probs[i] = NAN; /* all of it is written */
+    nn_attention_forward(&a, out);
+    for (int h = 0; h < LONG_HEADS; h++)
+        for (int i = 0; i < LONG; i++) {
+            double expected[LONG_DIM], sum = 0.0;
+            attend_plainly(&a, h, i, expected);
+            for (int d = 0; d < LONG_DIM; d++)
+                CHECK_NEAR((double)out[(i * LONG_HEADS + h) * LONG_DIM + d], expected[d], 1e-5);
+            for (int j = 0; j < LONG; j++) sum += (double)a.probs[((int64_t)h * LONG + i) * LONG + j];
+            CHECK_NEAR(sum, 1.0, 1e-5);
+        }
+    free(q), free(k), free(v), free(out), free(a.probs);
+}
+
+XD_TEST(attention_over_several_blocks_of_queries_is_what_its_formula_says) {
+    check_long_attention(false);
+    check_long_attention(true);
+}
+
 XD_TEST_MAIN()

@@ -92,8 +92,10 @@ static xd_result gguf_take_text(gguf *g, xd_text *out) {
 static xd_result gguf_skip(gguf *g, uint32_t kind, uint64_t count) {
     const uint8_t *from = NULL;
     xd_text text;
-    XDI_REQUIRE(g->ctx, kind < GGUF_KINDS, XD_ERROR_FORMAT, "a value of kind %u before byte %zu", kind, g->at);
-    XDI_REQUIRE(g->ctx, kind != GGUF_ARRAY, XD_ERROR_UNSUPPORTED, "an array of arrays before byte %zu", g->at);
+    XDI_REQUIRE(g->ctx, kind < GGUF_KINDS, XD_ERROR_FORMAT, "a value of kind %u before byte %zu", kind,
+                g->at);
+    XDI_REQUIRE(g->ctx, kind != GGUF_ARRAY, XD_ERROR_UNSUPPORTED, "an array of arrays before byte %zu",
+                g->at);
     for (uint64_t i = 0; kind == GGUF_STRING && i < count; i++) XDI_TRY(gguf_take_text(g, &text));
     if (kind == GGUF_STRING) return XD_OK;
     XDI_REQUIRE(g->ctx, count <= g->bytes, XD_ERROR_FORMAT, "%llu values at byte %zu of a file of %zu",

@@ -27,8 +27,8 @@ static xd_result gguf_check_rotary(xd_ctx *ctx, const gguf *file, const nn_confi
     xd_text scaling;
     int rotary = c->head_dim;
     (void)gguf_size(file, "llama.rope.dimension_count", &rotary);
-    XDI_REQUIRE(ctx, rotary == c->head_dim, XD_ERROR_UNSUPPORTED, "rotary angles on %d of a head's %d", rotary,
-                c->head_dim);
+    XDI_REQUIRE(ctx, rotary == c->head_dim, XD_ERROR_UNSUPPORTED, "rotary angles on %d of a head's %d",
+                rotary, c->head_dim);
     if (gguf_string(file, "llama.rope.scaling.type", &scaling))
         XDI_REQUIRE(ctx, gguf_text_is(scaling, "none"), XD_ERROR_UNSUPPORTED, "rotary angles scaled: %.*s",
                     gguf_shown(scaling), scaling.data);
@@ -250,7 +250,8 @@ static xd_result gguf_key_room(xd_ctx *ctx, gguf_array tokens, char **out) {
         if (text.size > longest) longest = text.size;
     }
     *out = (char *)xd_allocate(ctx, (size_t)longest + 1);
-    return *out ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token of %lld bytes", (long long)longest);
+    return *out ? XD_OK
+                : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token of %lld bytes", (long long)longest);
 }
 
 /* Which split rules the file names; the file keeps the name of smollm's but no other trace of its digits. */

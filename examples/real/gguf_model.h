@@ -9,12 +9,12 @@
 extern "C" {
 #endif
 
-/* The sizes of a model. Local. Errors: UNSUPPORTED for another architecture, for rotary angles that are scaled
- * or do not turn whole heads; FORMAT when a size is missing or absurd. */
+/* The sizes of a model. Local. Errors: UNSUPPORTED for another architecture, for rotary angles that are
+ * scaled or do not turn whole heads; FORMAT when a size is missing or absurd. */
 xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out);
 
-/* The weights that this rank's model holds, in its order. Queries and keys are stored with the two coordinates
- * of a rotary plane side by side; nn_rope wants them half a head apart, so their rows are put in that order.
+/* The weights that this rank's model holds, in its order. Queries and keys are stored with the two
+ * coordinates of a rotary plane side by side; nn_rope wants them half a head apart, so their rows are put in that order.
  *
  *   weights  [model->float_count]
  *
@@ -22,7 +22,8 @@ xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out);
 xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *model, float *weights);
 
 /* The tokenizer, by way of the tokenizer.json it would be. Byte-level BPE ("gpt2") with the split rules named
- * smollm, starcoder, gpt-2 or default. Local. Errors: UNSUPPORTED for others, by name; as xd_tokenizer_parse. */
+ * smollm, starcoder, gpt-2 or default. Local. Errors: UNSUPPORTED for others, by name; as
+ * xd_tokenizer_parse. */
 xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out);
 
 #ifdef __cplusplus

@@ -19,7 +19,7 @@ typedef struct real_options {
     int64_t bytes; /* of a text; 0 -> all */
     int steps;     /* of training; 0 -> the command's own number */
     uint64_t seed;
-    const char *out;              /* a file that gets the result as one line of JSON; NULL -> none */
+    const char *out;               /* a file that gets the result as one line of JSON; NULL -> none */
     xd_tokenizer_preset preset[2]; /* of rank files: student, teacher */
 } real_options;
 
@@ -27,6 +27,12 @@ typedef struct real_options {
 
 /* A progress line: redrawn on a terminal, every tenth of the way elsewhere. */
 void real_progress(const char *what, int64_t done, int64_t total, const char *unit, double seconds);
+
+/* A path without its folders: results tell nothing of the machine. */
+const char *real_name(const char *path);
+
+/* What all threads of this process have computed for, in seconds: on a busy machine the honest clock. */
+double real_processor_seconds(void);
 
 /* The most memory this process has had, in MiB. */
 double real_peak_mib(void);
@@ -89,6 +95,7 @@ xd_result real_runner_forward(real_runner *runner, const float *weights, const i
 
 /* ---- commands; see real.c ---- */
 
+xd_result real_encode(xd_ctx *ctx, const real_options *o);
 xd_result real_check(xd_ctx *ctx, const real_options *o);
 xd_result real_cache(xd_ctx *ctx, const real_options *o);
 xd_result real_student(xd_ctx *ctx, const real_options *o);

@@ -21,6 +21,19 @@ void real_progress(const char *what, int64_t done, int64_t total, const char *un
     fflush(stdout);
 }
 
+const char *real_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+double real_processor_seconds(void) {
+    struct rusage usage;
+    memset(&usage, 0, sizeof usage);
+    (void)getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
 double real_peak_mib(void) {
     struct rusage usage;
     memset(&usage, 0, sizeof usage);
@@ -35,7 +48,8 @@ xd_result real_record(xd_ctx *ctx, const real_options *o, const char *format, ..
     va_start(arguments, format);
     const int length = vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
-    XDI_REQUIRE(ctx, length >= 0 && length < (int)sizeof line, XD_ERROR_ARGUMENT, "a result of %d bytes", length);
+    XDI_REQUIRE(ctx, length >= 0 && length < (int)sizeof line, XD_ERROR_ARGUMENT, "a result of %d bytes",
+                length);
     FILE *file = fopen(o->out, "ab");
     const bool written = file && fprintf(file, "%s\n", line) > 0;
     const bool closed = file && fclose(file) == 0;

@@ -1,8 +1,8 @@
 /* real_lesson.c - what each rank of a training run does.
  *
  * The text is aligned once, as a whole. A row is REAL_ROW student tokens from a random place; its chunks are
- * those that lie inside it with both sides, and the teacher's positions are the ones that predict its tokens of
- * these chunks. Live, the teacher reads these positions alone; a cache has read what stands before, too. */
+ * those that lie inside it with both sides, and the teacher's positions are the ones that predict its tokens
+ * of these chunks. Live, the teacher reads these positions alone; a cache has read what stands before, too. */
 #include "real_lesson.h"
 
 #include <math.h>
@@ -20,18 +20,18 @@ xd_result real_lesson_align(xd_ctx *ctx, real_lesson *lesson, xd_align_report *r
     teacher.spans = lesson->spans;
     teacher.count = lesson->teacher_count;
     XDI_TRY(xd_align_bytes(ctx, &student, &teacher, &lesson->chunks, report));
-    int32_t *chunk_of = (int32_t *)real_room(ctx, student.count, sizeof *chunk_of, &failed);
+    lesson->chunk_of = (int32_t *)real_room(ctx, student.count, sizeof *lesson->chunk_of, &failed);
     XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)student.count);
-    for (int64_t c = 0; c < lesson->chunks.count; c++)
-        for (int32_t i = lesson->chunks.chunks[c].student_begin; i < lesson->chunks.chunks[c].student_end; i++)
-            chunk_of[i] = (int32_t)c;
-    lesson->chunk_of = chunk_of;
+    for (int64_t c = 0; c < lesson->chunks.count; c++) {
+        const xd_aligned_chunk *chunk = &lesson->chunks.chunks[c];
+        for (int32_t i = chunk->student_begin; i < chunk->student_end; i++) lesson->chunk_of[i] = (int32_t)c;
+    }
     return XD_OK;
 }
 
 void real_lesson_free(xd_ctx *ctx, real_lesson *lesson) {
     xd_alignment_free(ctx, &lesson->chunks);
-    xd_release(ctx, (void *)(uintptr_t)lesson->chunk_of);
+    xd_release(ctx, lesson->chunk_of);
     lesson->chunk_of = NULL;
 }
 
@@ -51,11 +51,11 @@ typedef struct real_pupil {
     xd_optimizer *optimizer;
     float *weights, *gradient, *workspace, *logits;
     int32_t *ids;
-    int64_t *labels, *student_chunks;            /* [rows, REAL_ROW] */
-    int64_t *teacher_chunks, *cache_positions;   /* [rows, REAL_TEACHER_ROW] */
-    uint8_t *chunk_mask;                         /* [rows, REAL_ROW]: a row has at most as many chunks */
-    real_runner teacher;                         /* REAL_LIVE */
-    float *teacher_logits;                       /* [rows, REAL_TEACHER_ROW, vocabulary] */
+    int64_t *labels, *student_chunks;          /* [rows, REAL_ROW] */
+    int64_t *teacher_chunks, *cache_positions; /* [rows, REAL_TEACHER_ROW] */
+    uint8_t *chunk_mask;                       /* [rows, REAL_ROW]: a row has at most as many chunks */
+    real_runner teacher;                       /* REAL_LIVE */
+    float *teacher_logits;                     /* [rows, REAL_TEACHER_ROW, vocabulary] */
     void *loss_workspace;
     size_t loss_bytes;
 } real_pupil;
@@ -130,9 +130,10 @@ static xd_result real_pupil_create(real_pupil *p) {
 }
 
 static void real_pupil_free(real_pupil *p) {
-    void *rooms[] = { p->weights,        p->gradient,       p->params,          p->workspace,
-                      p->logits,         p->ids,            p->labels,          p->student_chunks,
-                      p->teacher_chunks, p->cache_positions, p->chunk_mask,     p->teacher_logits,
+    void *rooms[] = { p->weights,         p->gradient,       p->params,
+                      p->workspace,       p->logits,         p->ids,
+                      p->labels,          p->student_chunks, p->teacher_chunks,
+                      p->cache_positions, p->chunk_mask,     p->teacher_logits,
                       p->loss_workspace };
     xd_optimizer_destroy(p->optimizer);
     for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) xd_release(p->ctx, rooms[i]);
@@ -161,7 +162,8 @@ static int real_row_chunks(real_pupil *p, int row, int64_t start, int64_t *from)
     int64_t c = lesson->chunk_of[start] + 1;
     if (c >= lesson->chunks.count) return 0;
     *from = chunks[c].teacher_begin - 1;
-    for (int64_t n = 0; c < lesson->chunks.count && chunks[c].student_end <= last + 1 && n < REAL_ROW; c++, n++) {
+    for (int64_t n = 0; c < lesson->chunks.count && chunks[c].student_end <= last + 1 && n < REAL_ROW;
+         c++, n++) {
         if (chunks[c].teacher_end - 1 - *from > REAL_TEACHER_ROW) break;
         for (int64_t i = chunks[c].student_begin; i < chunks[c].student_end; i++) student[i - start - 1] = n;
         for (int64_t i = chunks[c].teacher_begin; i < chunks[c].teacher_end; i++) {
@@ -261,6 +263,7 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     desc.teachers = &teacher;
     desc.teacher_count = 1;
     desc.columns = lesson->columns;
+    desc.ce_weight = 1.0;
     desc.gradient = desc.student;
     XDI_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
     desc.workspace = p->loss_workspace;
@@ -364,8 +367,8 @@ xd_result real_lesson_rank(xd_comm *world, void *lesson) {
     xd_result result = xd_agree(world, real_pupil_create(&p));
     if (result == XD_OK)
         result = xd_vocab_create(p.ctx, p.vocab, p.model.share.vocab_begin,
-                                 p.model.share.vocab_begin + p.model.share.vocab_count, p.lesson->student.vocab,
-                                 &p.columns);
+                                 p.model.share.vocab_begin + p.model.share.vocab_count,
+                                 p.lesson->student.vocab, &p.columns);
     if (result == XD_OK) result = real_teach(&p);
     real_pupil_free(&p);
     return result;

@@ -22,21 +22,21 @@ typedef enum real_source {
 typedef struct real_lesson {
     real_source source;
     nn_config student;
-    const real_text *text;     /* in the student's tokens */
-    const real_text *heldout;  /* NULL -> not measured */
+    const real_text *text;      /* in the student's tokens */
+    const real_text *heldout;   /* NULL -> not measured */
     const xd_token_span *spans; /* [teacher_count] the same text in the teacher's */
     const int32_t *teacher_ids;
     int64_t teacher_count;
     xd_alignment chunks; /* of the two */
-    const int32_t *chunk_of; /* [text->count] the chunk of a student's token */
+    int32_t *chunk_of;   /* [text->count] the chunk of a student's token */
     const xd_projection *projection;
     const xd_teacher_cache *cache;
     nn_config teacher; /* REAL_LIVE */
     const float *teacher_weights;
-    int64_t columns; /* of the losses; 0 -> default */
+    int64_t columns;       /* of the losses; 0 -> default */
     bool split_vocabulary; /* ranks share each row and hold a part of the student's vocabulary; or they share
                               the rows */
-    int rows;  /* of a step, over all ranks */
+    int rows;              /* of a step, over all ranks */
     int steps;
     uint64_t seed;
     const char *name;

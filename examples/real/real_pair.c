@@ -1,5 +1,5 @@
-/* real_pair.c - two real vocabularies: what they share, how their tokens of a text line up, and a few steps of
- * distillation at their full sizes. The models are small and random: what is measured is what grows with the
+/* real_pair.c - two real vocabularies: what they share, how their tokens of a text line up, and a few steps
+ * of distillation at their full sizes. The models are small and random: what is measured is what grows with the
  * vocabularies. */
 #include "real_lesson.h"
 
@@ -15,7 +15,8 @@ typedef struct real_sides {
     real_lesson lesson;
 } real_sides;
 
-static xd_result real_load_side(xd_ctx *ctx, const char *path, xd_tokenizer_preset preset, xd_tokenizer **out) {
+static xd_result real_load_side(xd_ctx *ctx, const char *path, xd_tokenizer_preset preset,
+                                xd_tokenizer **out) {
     xd_tokenizer_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.preset = preset;
@@ -47,24 +48,27 @@ static xd_result real_pair_vocabularies(xd_ctx *ctx, const real_options *o, real
     XDI_TRY(xd_projection_build(ctx, s->student, s->teacher, NULL, &s->projection, &r, NULL));
     const double built = xd_now(ctx) - start - loaded;
     const double dense = (double)s->projection.student_size * (double)s->projection.teacher_size * 2.0;
-    printf("vocabularies       %lld and %lld ids; %lld of %lld student tokens are the teacher's too (%.1f%%)\n",
-           (long long)s->projection.student_size, (long long)s->projection.teacher_size, (long long)same,
-           (long long)all, 100.0 * (double)same / (double)all);
-    printf("projection         %lld entries, %lld of %lld ids covered, %.3f pieces a token, %.3f%% bytes lost, "
-           "%.1f s\n",
-           (long long)r.entries, (long long)r.covered, (long long)r.tokens, r.mean_pieces, 100.0 * r.lost_bytes,
-           built);
-    printf("memory             %.0f MiB at most so far, %.0f before the projection; as a dense bf16 matrix it "
-           "alone would have %.1f GB\n",
-           real_peak_mib(), empty, dense * 1e-9);
-    return real_record(ctx, o,
-                       "{\"pair\": \"%s\", \"with\": \"%s\", \"student_size\": %lld, \"teacher_size\": %lld, "
-                       "\"same\": %lld, \"of\": %lld, \"entries\": %lld, \"covered\": %lld, \"pieces\": %.4f, "
-                       "\"lost_bytes\": %.6f, \"seconds\": %.1f, \"peak_mib\": %.0f}",
-                       o->path[0], o->path[1], (long long)s->projection.student_size,
-                       (long long)s->projection.teacher_size, (long long)same, (long long)all,
-                       (long long)r.entries, (long long)r.covered, r.mean_pieces, r.lost_bytes, built,
-                       real_peak_mib());
+    printf(
+        "vocabularies       %lld and %lld ids; %lld of %lld student tokens are the teacher's too (%.1f%%)\n",
+        (long long)s->projection.student_size, (long long)s->projection.teacher_size, (long long)same,
+        (long long)all, 100.0 * (double)same / (double)all);
+    printf(
+        "projection         %lld entries, %lld of %lld ids covered, %.3f pieces a token, %.3f%% bytes lost, "
+        "%.1f s\n",
+        (long long)r.entries, (long long)r.covered, (long long)r.tokens, r.mean_pieces, 100.0 * r.lost_bytes,
+        built);
+    printf(
+        "memory             %.0f MiB at most so far, %.0f before the projection; as a dense bf16 matrix it "
+        "alone would have %.1f GB\n",
+        real_peak_mib(), empty, dense * 1e-9);
+    return real_record(
+        ctx, o,
+        "{\"pair\": \"%s\", \"with\": \"%s\", \"student_size\": %lld, \"teacher_size\": %lld, "
+        "\"same\": %lld, \"of\": %lld, \"entries\": %lld, \"covered\": %lld, \"pieces\": %.4f, "
+        "\"lost_bytes\": %.6f, \"seconds\": %.1f, \"peak_mib\": %.0f}",
+        real_name(o->path[0]), real_name(o->path[1]), (long long)s->projection.student_size,
+        (long long)s->projection.teacher_size, (long long)same, (long long)all, (long long)r.entries,
+        (long long)r.covered, r.mean_pieces, r.lost_bytes, built, real_peak_mib());
 }
 
 /* ---- alignment ---- */
@@ -84,16 +88,17 @@ static xd_result real_pair_text(xd_ctx *ctx, const real_options *o, real_sides *
     s->lesson.teacher_count = s->teacher_text.count;
     XDI_TRY(real_lesson_align(ctx, &s->lesson, &r));
     const double aligned = xd_now(ctx) - start - encoded;
-    printf("%s: %zu bytes, %lld and %lld tokens in %.1f s; %lld chunks in %.3f s, %.4f a student token, %lld not "
+    printf("%s: %zu bytes, %lld and %lld tokens in %.1f s; %lld chunks in %.3f s, %.4f a student token, %lld "
+           "not "
            "exact, %lld of one side, %lld bytes lost\n",
-           path, s->text.bytes, (long long)s->text.count, (long long)s->teacher_text.count, encoded,
-           (long long)r.chunks, aligned, (double)r.chunks / (double)s->text.count,
+           real_name(path), s->text.bytes, (long long)s->text.count, (long long)s->teacher_text.count,
+           encoded, (long long)r.chunks, aligned, (double)r.chunks / (double)s->text.count,
            (long long)(r.chunks - r.exact), (long long)r.one_sided, (long long)r.lost_bytes);
     return real_record(ctx, o,
                        "{\"align\": \"%s\", \"student\": \"%s\", \"bytes\": %zu, \"student_tokens\": %lld, "
                        "\"teacher_tokens\": %lld, \"chunks\": %lld, \"exact\": %lld, \"one_sided\": %lld, "
                        "\"lost_bytes\": %lld}",
-                       path, o->path[1], s->text.bytes, (long long)s->text.count,
+                       real_name(path), real_name(o->path[1]), s->text.bytes, (long long)s->text.count,
                        (long long)s->teacher_text.count, (long long)r.chunks, (long long)r.exact,
                        (long long)r.one_sided, (long long)r.lost_bytes);
 }
@@ -151,8 +156,8 @@ static xd_result real_pair_steps(xd_ctx *ctx, const real_options *o, real_sides 
     return real_record(ctx, o,
                        "{\"steps\": %d, \"with\": \"%s\", \"ranks\": %d, \"rows\": %d, \"first_loss\": %.6f, "
                        "\"last_loss\": %.6f, \"seconds_a_step\": %.2f, \"peak_mib\": %.0f}",
-                       lesson->steps, o->path[1], o->ranks, lesson->rows, lesson->first_loss, lesson->last_loss,
-                       lesson->seconds / lesson->steps, real_peak_mib());
+                       lesson->steps, real_name(o->path[1]), o->ranks, lesson->rows, lesson->first_loss,
+                       lesson->last_loss, lesson->seconds / lesson->steps, real_peak_mib());
 }
 
 xd_result real_pair(xd_ctx *ctx, const real_options *o) {

@@ -61,7 +61,8 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
 static xd_result real_arm_load_teacher(xd_ctx *ctx, const real_options *o, real_arm *arm) {
     real_lesson *lesson = &arm->lesson;
     XDI_TRY(real_teacher_load(ctx, o->path[4], &arm->teacher));
-    XDI_TRY(xd_projection_build(ctx, arm->tokenizer, arm->teacher.tokenizer, NULL, &arm->projection, NULL, NULL));
+    XDI_TRY(
+        xd_projection_build(ctx, arm->tokenizer, arm->teacher.tokenizer, NULL, &arm->projection, NULL, NULL));
     lesson->projection = &arm->projection;
     if (lesson->source == REAL_CACHED) {
         XDI_TRY(real_arm_open_cache(ctx, o->path[5], arm));
@@ -84,8 +85,8 @@ static xd_result real_arm_load(xd_ctx *ctx, const real_options *o, real_arm *arm
                                                          : REAL_ALONE;
     XDI_REQUIRE(ctx, lesson->source != REAL_ALONE || strcmp(o->path[0], "alone") == 0, XD_ERROR_ARGUMENT,
                 "arm %s: alone, live and cached are known", o->path[0]);
-    XDI_REQUIRE(ctx, o->paths >= 4 + (int)lesson->source, XD_ERROR_ARGUMENT, "arm %s needs %d files", o->path[0],
-                3 + (int)lesson->source);
+    XDI_REQUIRE(ctx, o->paths >= 4 + (int)lesson->source, XD_ERROR_ARGUMENT, "arm %s needs %d files",
+                o->path[0], 3 + (int)lesson->source);
     XDI_TRY(xd_tokenizer_load(ctx, o->path[1], NULL, &arm->tokenizer));
     XDI_TRY(real_text_load(ctx, arm->tokenizer, o->path[2], o->bytes, &arm->text));
     XDI_TRY(real_text_load(ctx, arm->tokenizer, o->path[3], 0, &arm->heldout));
@@ -127,9 +128,9 @@ xd_result real_student(xd_ctx *ctx, const real_options *o) {
                              "{\"student\": \"%s\", \"steps\": %d, \"seed\": %llu, \"vocabulary\": %d, "
                              "\"bits_per_byte\": %.6f, \"seconds\": %.1f, \"kd\": %.6f, \"ce\": %.6f, "
                              "\"peak_mib\": %.0f}",
-                             lesson->name, lesson->steps, (unsigned long long)lesson->seed, lesson->student.vocab,
-                             lesson->bits_per_byte, lesson->seconds, lesson->last_kd, lesson->last_ce,
-                             real_peak_mib());
+                             lesson->name, lesson->steps, (unsigned long long)lesson->seed,
+                             lesson->student.vocab, lesson->bits_per_byte, lesson->seconds, lesson->last_kd,
+                             lesson->last_ce, real_peak_mib());
     }
     real_arm_free(ctx, &arm);
     return result;

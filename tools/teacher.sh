@@ -1,16 +1,17 @@
 #!/bin/sh
-# Makes data/ again: the texts, the vocabulary and the teacher. Run from the root of the repository, `make teacher`.
+# Makes data/ again: the texts, the vocabularies and the teacher. Run from the root of the repository, `make teacher`.
 #
 # Needs a C compiler and the Debian packages bible-kjv and bible-kjv-text, and takes about 20 minutes on two cores. The
-# text files and the vocabulary come out the same to the byte; what to expect of the teacher, data/README.md says. Its
+# text files and the vocabularies come out the same to the byte; what to expect of the teacher, data/README.md says. Its
 # curve goes to build/teacher. When it was stopped, the last line with --resume goes on.
 set -eu
 cc=${CC:-cc}
 mkdir -p build
 sh tools/kjv_split.sh build/kjv
-mkdir -p data/teacher
+mkdir -p data/teacher data/student
 cp build/kjv/kjv_student.txt build/kjv/kjv_heldout.txt data/
 $cc -std=c99 -O2 tools/bpe_train.c -o build/bpe_train -lm -lpthread
 build/bpe_train build/kjv/kjv_teacher.txt 2048 ascii data/teacher/tokenizer.json
+build/bpe_train build/kjv/kjv_student.txt 1024 llama3 data/student/tokenizer.json
 $cc -std=c99 -O2 -I. examples/demo/*.c examples/nn/*.c -o build/demo -lm -lpthread
 build/demo --train-teacher build/kjv/kjv_teacher.txt --out build/teacher --ranks 2 --save-every 100

@@ -3,7 +3,7 @@
 #define DEMO_H
 
 #include "../nn/nn_transformer.h"
-#include "bpe.h"
+#include "xdistill.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -15,7 +15,7 @@ extern "C" {
 #    define DEMO_BATCH 16
 #endif
 
-enum { DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8 };
+enum { DEMO_SAMPLE = 640, DEMO_MOST_SEEDS = 8, DEMO_MOST_ARMS = 8 };
 
 /* ---- options ---- */
 
@@ -29,6 +29,7 @@ typedef struct demo_options {
     xd_reduction reduction;
     int save_every; /* 0 -> never */
     bool resume;
+    const char *arms;         /* names with commas between them; NULL -> all there are data for */
     const char *teacher_text; /* train the teacher on it instead */
     const char *eval;         /* measure this model directory instead */
     const char *encode;       /* print this file's ids instead */
@@ -49,14 +50,18 @@ const char *demo_reduction_name(xd_reduction reduction);
 /* A text as ids; read only once loaded, so all ranks share it. */
 typedef struct demo_text {
     int32_t *ids;
+    xd_token_span *spans; /* [count] the bytes of each token */
     int64_t count;
     int64_t bytes; /* of all but the first token: what bits per byte are counted over */
 } demo_text;
 
 /* Loads the first `most_bytes` bytes of a file, or all of it when that is 0. */
-xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, size_t most_bytes,
+xd_result demo_text_load(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *path, size_t most_bytes,
                          demo_text *out);
 void demo_text_free(xd_ctx *ctx, demo_text *text);
+
+/* Errors: DATA for a text that has no whole row. */
+xd_result demo_text_check(xd_ctx *ctx, const demo_text *text, const char *path);
 
 /* The start of row `row` of the batch of step `step`: a place with DEMO_ROW tokens and one more after it. The
  * same on every mesh. */
@@ -64,6 +69,54 @@ int64_t demo_row_start(const demo_text *text, uint64_t seed, int step, int row);
 
 /* A repeatable number in [0, 1). */
 double demo_random(uint64_t seed, uint64_t stream, uint64_t counter);
+
+/* ---- two tokenizers ---- */
+
+/* One text as the student and as the teacher read it, and how their vocabularies belong together; read only
+ * once made. */
+typedef struct demo_bridge {
+    const demo_text *student, *teacher;
+    xd_alignment alignment;
+    int64_t *first_chunk; /* [student->count] the first chunk that begins at that token or after it */
+    xd_projection projection;
+    xd_exact_map strict, relaxed;
+} demo_bridge;
+
+/* A teacher that is not here: what it said about the text, and how its tokens lie beside the student's. */
+typedef struct demo_record {
+    xd_teacher_cache *cache;
+    int64_t
+        *places; /* [tokens of the student's text] the position that predicts the teacher's token which begins
+                        where this one does; -1 where none does */
+    xd_projection projection;
+} demo_record;
+
+xd_result demo_bridge_make(xd_ctx *ctx, const xd_tokenizer *student_tokenizer, const demo_text *student,
+                           const xd_tokenizer *teacher_tokenizer, const demo_text *teacher, demo_bridge *out);
+void demo_bridge_free(xd_ctx *ctx, demo_bridge *bridge);
+
+/* `path` is a cache of the student's text, with spans. The projection is counted: a student's token stands for
+ * the teacher's tokens that begin where it does, as often as they do so in the text. Errors: as
+ * xd_teacher_cache_open; DATA for the cache of another text. */
+xd_result demo_record_open(xd_ctx *ctx, const char *path, const xd_tokenizer *student_tokenizer,
+                           const demo_text *student, demo_record *out);
+void demo_record_close(xd_ctx *ctx, demo_record *record);
+
+/* What a row of the student's text is for the teacher: its row begins at the first place from the start on
+ * where both have a boundary. The chunks that count are those of which both predict every token: they lie
+ * behind the first token of either row and not behind the one after its last. */
+typedef struct demo_window {
+    int64_t student_start, teacher_start;
+    int64_t first, end; /* chunks */
+} demo_window;
+
+demo_window demo_bridge_window(const demo_bridge *bridge, int64_t student_start);
+
+/* chunks[i] = number of the chunk, within its window, of the token that place i of the row predicts; -1
+ * outside of the chunks that count. heads[i]: the same for the first token of each chunk alone. What both
+ * sides expect to come next can be compared there; in the middle of the other's token it cannot. [DEMO_ROW] */
+void demo_bridge_chunks(const demo_bridge *bridge, const demo_window *window, xd_chunk_side side,
+                        int64_t *chunks, int64_t *heads);
 
 /* ---- model directories ---- */
 
@@ -87,28 +140,42 @@ xd_result demo_gather_shares(xd_ctx *ctx, xd_comm *tp, const nn_model *part, con
 
 /* ---- training ---- */
 
+/* What an arm learns from, besides the text. */
+typedef enum demo_signal {
+    DEMO_TEXT_ALONE = 0,
+    DEMO_PROJECTED,  /* P-KL: the teacher's distribution of a chunk against the student's, projected */
+    DEMO_GOLD,       /* tokens that both have by KL, the others by their sorted probabilities */
+    DEMO_HYBRID,     /* H-KL: gold, with the likeliest piece of a token counted as the same token */
+    DEMO_LIKELIHOOD, /* how likely each finds the chunk that is there */
+    DEMO_RECORDED    /* what a larger teacher once said about the text, by P-KL over its likeliest tokens */
+} demo_signal;
+
 /* One training run: from random weights to a model, a figure and a sample. */
 typedef struct demo_arm {
-    const char *name;
-    double soft_weight; /* of the KL from the teacher; 0 -> no teacher */
-    double hard_weight; /* of the cross entropy against the text */
+    const char *key, *name; /* on the command line; in the table */
+    demo_signal signal;
+    double kd_weight; /* of the loss against the teacher */
+    double ce_weight; /* of the cross entropy against the text */
+    double temperature;
     double learning_rate;
 } demo_arm;
 
 /* What came out. */
 typedef struct demo_result {
-    double bits_per_byte; /* of the held-out text */
-    double seconds;
+    double bits_per_byte;     /* of the held-out text */
+    double seconds;           /* of its part of every step */
     float *losses;            /* [steps] cross entropy against the text, nats per token */
     char sample[DEMO_SAMPLE]; /* UTF-8 text the model wrote */
 } demo_result;
 
 /* Everything ranks share. Rank 0 alone writes results and the report. */
 typedef struct demo_job {
-    const bpe *vocabulary;
-    const demo_text *text, *heldout;
-    const nn_config *config; /* of the model that is trained */
-    const nn_model *teacher; /* whole; NULL without one */
+    const xd_tokenizer *tokenizer, *teacher_tokenizer;
+    const demo_text *text, *heldout, *teacher_heldout;
+    const demo_bridge *bridge; /* NULL without a teacher to learn from */
+    const demo_record *record; /* NULL without a cache */
+    const nn_config *config;   /* of the model that is trained */
+    const nn_model *teacher;   /* whole; NULL without one */
     const float *teacher_weights;
     int dp, cp, tp; /* the mesh */
     xd_reduction reduction;
@@ -116,15 +183,16 @@ typedef struct demo_job {
     int steps;
     uint64_t seed; /* of the first run; the others count up */
     int seeds, arm_count;
-    const demo_arm *arms;
+    demo_arm arms[DEMO_MOST_ARMS];
     demo_result *results;        /* [seeds][arm_count] */
     demo_result *teacher_result; /* NULL -> not asked for */
     struct demo_report *report;
-    const char *resume_directory; /* states of arms, <seed>-<arm>.safetensors */
+    const char *resume_directory; /* states of runs, <seed>.safetensors */
     int save_every;               /* steps between states; 0 -> none */
     bool resume;                  /* go on from the states */
-    const char *save_directory;   /* where the last arm's first model goes */
-    const char *tokenizer;        /* path of the tokenizer.json that goes with it */
+    const char *save_directory;   /* where a model of the first run goes */
+    int saved_arm;                /* and which */
+    const char *tokenizer_path;   /* of the tokenizer.json that goes with it */
 } demo_job;
 
 /* What each rank runs; `job` is a demo_job. */
@@ -132,20 +200,27 @@ xd_result demo_run_rank(xd_comm *world, void *job);
 
 /* ---- resuming ---- */
 
-/* Where an arm stands. The first block says what and where, the second is saved and loaded. */
+/* What an arm owns: everything that a step changes. */
+typedef struct demo_learner {
+    float *weights; /* laid out as the model */
+    xd_param *params;
+    xd_optimizer *optimizer;
+    double seconds;
+    float *losses; /* [steps] rank 0's; NULL elsewhere */
+} demo_learner;
+
+/* Where a run stands. The first block says what and where, the second is saved and loaded. */
 typedef struct demo_state {
     const demo_job *job;
     xd_comm *world, *tp;  /* tp NULL for a group of one */
     const nn_model *part; /* this rank's */
-    const char *path, *arm;
+    const char *path;
     uint64_t seed;
 
-    float *weights;
-    xd_optimizer *optimizer;
-    int done; /* steps */
+    demo_learner *learners; /* [job->arm_count] */
+    int done;               /* steps */
     double seconds;
     long metrics_bytes; /* of metrics.jsonl so far */
-    float *losses;      /* rank 0's; NULL elsewhere */
 } demo_state;
 
 /* Replaces the file atomically. Collective over world. */
@@ -153,7 +228,7 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *state);
 
 /* Fills in the second block, or leaves it alone when there is no file. Collective over world.
  *
- * The run that goes on must have the arm, seed, steps, text, reduction mode and mesh of the one that saved, so
+ * The run that goes on must have the arms, seed, steps, text, reduction mode and mesh of the one that saved, so
  * that it has its bits, too. In INVARIANT mode every mesh has the same bits, so another one may go on; whether
  * ranks are threads or processes never matters.
  *
@@ -179,17 +254,15 @@ xd_result demo_report_go_to(xd_ctx *ctx, demo_report *report, long bytes);
 /* NULL is fine. Errors: IO when lines were lost. */
 xd_result demo_report_close(xd_ctx *ctx, demo_report *report);
 
+/* What one step of one arm came to. */
 typedef struct demo_step {
-    const char *arm;
-    uint64_t seed;
-    int step, steps;
-    double loss, hard, soft; /* nats per token; soft 0 without a teacher */
+    double loss, hard, soft; /* nats per token, soft per chunk; 0 without a teacher */
     double gradient_norm, learning_rate;
-    double seconds; /* since the arm began */
 } demo_step;
 
-/* A line of metrics.jsonl and the progress line. Errors: IO. */
-xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_step *step);
+/* A line of metrics.jsonl for each arm and the progress line. `seconds` since the run began. Errors: IO. */
+xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_job *job, uint64_t seed, int step,
+                           double seconds, const demo_step *arms);
 
 /* The table on the terminal, loss.svg and run.json. */
 xd_result demo_report_finish(xd_ctx *ctx, const demo_job *job, const char *directory);

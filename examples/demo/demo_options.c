@@ -59,6 +59,7 @@ static bool demo_parse_mesh(const char *text, demo_options *o) {
 static bool demo_parse_path(const char *name, const char *value, demo_options *o) {
     const char **path = strcmp(name, "--data") == 0            ? &o->data
                         : strcmp(name, "--out") == 0           ? &o->out
+                        : strcmp(name, "--arms") == 0          ? &o->arms
                         : strcmp(name, "--train-teacher") == 0 ? &o->teacher_text
                         : strcmp(name, "--eval") == 0          ? &o->eval
                         : strcmp(name, "--encode") == 0        ? &o->encode
@@ -134,6 +135,6 @@ bool demo_parse(int argc, char **argv, int world_ranks, demo_options *o) {
         if (!demo_parse_one(argv[i], argv[i + 1], o)) return demo_refuse(o, "cannot use ", argv[i]);
     }
     o->seeds = o->teacher_text ? 1 : (int)seeds;
-    if (o->steps == 0) o->steps = o->teacher_text ? 1500 : 300;
+    if (o->steps == 0) o->steps = o->teacher_text ? 1500 : 225;
     return demo_settle_mesh(o, world_ranks);
 }

@@ -74,31 +74,33 @@ static xd_result demo_cut_stale(xd_ctx *ctx, demo_report *report) {
     return XD_OK;
 }
 
-static void demo_progress(const demo_report *report, const demo_step *s) {
-    const int done = s->step + 1, left = s->steps - done;
-    const double per_step = s->seconds / done;
+static void demo_progress(const demo_report *report, const demo_job *job, uint64_t seed, int step,
+                          double seconds, const demo_step *arms) {
+    const int done = step + 1, left = job->steps - done;
+    const double per_step = seconds / done;
     const int eta = (int)(per_step * left + 0.5);
-    const int tenth = s->steps >= 10 ? s->steps / 10 : 1;
-    const bool last = left == 0;
-    if (!report->terminal && !last && done % tenth != 0) return;
-    printf("%sstep %d/%d | %s, seed %llu | loss %.3f kd %.3f ce %.3f | gnorm %.2f | lr %.1e | %.1fk tok/s | "
-           "eta %d:%02d%s",
-           report->terminal ? "\r" : "", done, s->steps, s->arm, (unsigned long long)s->seed, s->loss,
-           s->soft, s->hard, s->gradient_norm, s->learning_rate, DEMO_BATCH * DEMO_ROW / per_step / 1000.0,
-           eta / 60, eta % 60, report->terminal && !last ? "   " : "\n");
+    const int tenth = job->steps >= 10 ? job->steps / 10 : 1;
+    if (!report->terminal && left > 0 && done % tenth != 0) return;
+    printf("%sstep %d/%d | seed %llu | ce", report->terminal ? "\r" : "", done, job->steps,
+           (unsigned long long)seed);
+    for (int i = 0; i < job->arm_count; i++) printf(" %s %.3f", job->arms[i].key, arms[i].hard);
+    printf(" | lr %.1e | %.1fk tok/s | eta %d:%02d%s", arms[0].learning_rate,
+           DEMO_BATCH * DEMO_ROW * job->arm_count / per_step / 1000.0, eta / 60, eta % 60,
+           report->terminal && left > 0 ? "   " : "\n");
     fflush(stdout);
 }
 
-xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_step *s) {
+xd_result demo_report_step(xd_ctx *ctx, demo_report *report, const demo_job *job, uint64_t seed, int step,
+                           double seconds, const demo_step *arms) {
     if (report->stale) XDI_TRY(demo_cut_stale(ctx, report));
-    const int written = fprintf(
-        report->metrics,
-        "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.17g, \"kd\": %.17g, "
-        "\"ce\": %.17g, \"gradient_norm\": %.17g, \"learning_rate\": %.9g}\n",
-        s->arm, (unsigned long long)s->seed, s->step, s->seconds, s->loss, s->soft, s->hard, s->gradient_norm,
-        s->learning_rate);
-    if (written < 0) return demo_report_failed(ctx, report->path);
-    demo_progress(report, s);
+    for (int i = 0; i < job->arm_count; i++)
+        if (fprintf(report->metrics,
+                    "{\"arm\": \"%s\", \"seed\": %llu, \"step\": %d, \"wall\": %.3f, \"loss\": %.17g, "
+                    "\"kd\": %.17g, \"ce\": %.17g, \"gradient_norm\": %.17g, \"learning_rate\": %.9g}\n",
+                    job->arms[i].key, (unsigned long long)seed, step, seconds, arms[i].loss, arms[i].soft,
+                    arms[i].hard, arms[i].gradient_norm, arms[i].learning_rate) < 0)
+            return demo_report_failed(ctx, report->path);
+    demo_progress(report, job, seed, step, seconds, arms);
     return XD_OK;
 }
 
@@ -129,23 +131,44 @@ static void demo_print_sample(const char *name, const char *sample) {
     putchar('\n');
 }
 
-static void demo_table(const demo_job *job) {
-    printf("\n%-14s %12s %18s %10s\n", "", "parameters", "held-out bits/byte", "max - min");
-    if (job->teacher_result)
-        printf("%-14s %12lld %18.4f %10s\n", "teacher", (long long)job->teacher->float_count,
-               job->teacher_result->bits_per_byte, "");
-    for (int arm = 0; arm < job->arm_count; arm++) {
-        nn_model whole;
-        double mean = 0.0, spread = 0.0;
+/* The arm that has no teacher, which the others are compared with; -1 when it did not run. */
+static int demo_plain_arm(const demo_job *job) {
+    for (int arm = 0; arm < job->arm_count; arm++)
+        if (job->arms[arm].signal == DEMO_TEXT_ALONE) return arm;
+    return -1;
+}
+
+static void demo_table_row(const demo_job *job, int arm, long long parameters) {
+    const int plain = demo_plain_arm(job);
+    double mean = 0.0, spread = 0.0, plain_mean = 0.0, seconds = 0.0;
+    demo_over_seeds(job, arm, &mean, &spread);
+    for (int s = 0; s < job->seeds; s++) seconds += job->results[s * job->arm_count + arm].seconds;
+    printf("%-16s %10lld %18.4f ", job->arms[arm].name, parameters, mean);
+    if (plain >= 0 && plain != arm) {
+        demo_over_seeds(job, plain, &plain_mean, &spread);
+        printf("%+8.4f ", plain_mean - mean);
         demo_over_seeds(job, arm, &mean, &spread);
-        const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
-        printf("%-14s %12lld %18.4f ", job->arms[arm].name, problem ? 0 : (long long)whole.float_count, mean);
-        if (job->seeds > 1)
-            printf("%10.4f\n", spread);
-        else
-            printf("%10s\n", "one seed");
-        nn_model_free(&whole);
+    } else {
+        printf("%8s ", "");
     }
+    if (job->seeds > 1)
+        printf("%9.4f ", spread);
+    else
+        printf("%9s ", "one seed");
+    printf("%8.1f\n", seconds / job->seeds);
+}
+
+static void demo_table(const demo_job *job) {
+    nn_model whole;
+    const char *problem = nn_model_init(job->config, NULL, NULL, &whole);
+    printf("\n%-16s %10s %18s %8s %9s %8s\n", "", "parameters", "held-out bits/byte", "lead", "max - min",
+           "seconds");
+    if (job->teacher_result)
+        printf("%-16s %10lld %18.4f %8s %9s %8.1f\n", "teacher", (long long)job->teacher->float_count,
+               job->teacher_result->bits_per_byte, "", "", job->teacher_result->seconds / job->seeds);
+    for (int arm = 0; arm < job->arm_count; arm++)
+        demo_table_row(job, arm, problem ? 0 : (long long)whole.float_count);
+    nn_model_free(&whole);
     if (job->teacher_result) demo_print_sample("teacher", job->teacher_result->sample);
     for (int arm = 0; arm < job->arm_count; arm++)
         demo_print_sample(job->arms[arm].name, job->results[arm].sample);
@@ -155,7 +178,9 @@ static void demo_table(const demo_job *job) {
 
 enum { SVG_WIDTH = 720, SVG_HEIGHT = 400, SVG_LEFT = 60, SVG_TOP = 20, SVG_RIGHT = 700, SVG_BOTTOM = 360 };
 
-static const char *const demo_colors[] = { "#c05020", "#2060b0", "#208040" };
+static const char *const demo_colors[] = { "#c05020", "#2060b0", "#208040", "#803090", "#a08000", "#008090" };
+
+enum { DEMO_COLORS = sizeof demo_colors / sizeof demo_colors[0] };
 
 static double demo_svg_x(int step, int steps) {
     return SVG_LEFT + (double)(SVG_RIGHT - SVG_LEFT) * step / (steps > 1 ? steps - 1 : 1);
@@ -171,13 +196,13 @@ static void demo_svg_curve(FILE *svg, const demo_job *job, int arm) {
     const float *losses = job->results[arm].losses;
     double smooth = (double)losses[0];
     fprintf(svg, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"1.5\" points=\"",
-            demo_colors[arm % 3]);
+            demo_colors[arm % DEMO_COLORS]);
     for (int i = 0; i < job->steps; i++) {
         smooth += 0.2 * ((double)losses[i] - smooth);
         fprintf(svg, "%.1f,%.1f ", demo_svg_x(i, job->steps), demo_svg_y(smooth));
     }
     fprintf(svg, "\"/>\n<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"%s\">%s</text>\n", SVG_RIGHT - 8,
-            SVG_TOP + 20 + 18 * arm, demo_colors[arm % 3], job->arms[arm].name);
+            SVG_TOP + 20 + 18 * arm, demo_colors[arm % DEMO_COLORS], job->arms[arm].name);
 }
 
 static xd_result demo_write_svg(xd_ctx *ctx, const demo_job *job, const char *directory) {
@@ -243,8 +268,9 @@ static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
     xd_json_write_object(w);
     xd_json_write_key(w, "name");
     xd_json_write_string(w, job->arms[arm].name);
-    demo_run_number(w, "soft_weight", job->arms[arm].soft_weight);
-    demo_run_number(w, "hard_weight", job->arms[arm].hard_weight);
+    demo_run_number(w, "kd_weight", job->arms[arm].kd_weight);
+    demo_run_number(w, "ce_weight", job->arms[arm].ce_weight);
+    demo_run_number(w, "temperature", job->arms[arm].temperature);
     demo_run_number(w, "learning_rate", job->arms[arm].learning_rate);
     xd_json_write_key(w, "heldout_bits_per_byte");
     xd_json_write_array(w);

@@ -1,20 +1,32 @@
-/* demo_resume.c - what an interrupted arm needs to go on, as one safetensors file of whole tensors. */
+/* demo_resume.c - what an interrupted run needs to go on, as one safetensors file of whole tensors. */
 #include "demo.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { VALUES, MEANS, SQUARES, KINDS }; /* weights and the two moments, each as long as the model */
+/* Of each arm: weights and the two moments, each as long as the model, and the losses so far. */
+enum { VALUES, MEANS, SQUARES, LOSSES, KINDS };
 
-static const char *const demo_kinds[KINDS] = { "weights", "exp_avg", "exp_avg_sq" };
+enum { DEMO_MOST_TENSORS = DEMO_MOST_ARMS * KINDS + 1 }; /* the last one: the seconds of every arm */
+
+static const char *const demo_kinds[KINDS] = { "weights", "exp_avg", "exp_avg_sq", "losses" };
+
+static const char demo_seconds_name[] = "seconds";
+
+typedef char demo_tensor_name[32];
+
+static void demo_name_tensor(int arm, int kind, demo_tensor_name name) {
+    snprintf(name, sizeof(demo_tensor_name), "%d.%s", arm, demo_kinds[kind]);
+}
 
 /* Copies one kind between the model's buffer or the optimizer and `flat`, which is laid out as the weights. */
-static void demo_state_copy(const demo_state *s, int kind, float *flat, bool back) {
+static void demo_state_copy(const demo_state *s, int arm, int kind, float *flat, bool back) {
+    const demo_learner *learner = &s->learners[arm];
     for (int i = 0; i < s->part->param_count; i++) {
-        const xd_optimizer_state state = xd_optimizer_get_state(s->optimizer, i);
+        const xd_optimizer_state state = xd_optimizer_get_state(learner->optimizer, i);
         const nn_param *p = &s->part->params[i];
-        float *own = kind == VALUES  ? s->weights + p->offset
+        float *own = kind == VALUES  ? learner->weights + p->offset
                      : kind == MEANS ? state.exp_avg
                                      : state.exp_avg_sq;
         float *other = flat + p->offset;
@@ -23,17 +35,27 @@ static void demo_state_copy(const demo_state *s, int kind, float *flat, bool bac
     }
 }
 
-/* The file's metadata: what two runs must share to have the same bits, and where the arm stands. */
-enum { ARM, SEED, STEPS, TEXT, REDUCTION, MESH, SHARED, DONE = SHARED, SECONDS, METRICS, FACTS };
+/* ---- facts ---- */
 
-static const char *const demo_facts[FACTS] = { "arm",  "seed", "steps",   "text",         "reduction",
+/* The file's metadata: what two runs must share to have the same bits, and where the run stands. */
+enum { ARMS, SEED, STEPS, TEXT, REDUCTION, MESH, SHARED, DONE = SHARED, SECONDS, METRICS, FACTS };
+
+static const char *const demo_facts[FACTS] = { "arms", "seed", "steps",   "text",         "reduction",
                                                "mesh", "done", "seconds", "metrics_bytes" };
 
-typedef char demo_value[48];
+typedef char demo_value[128];
+
+/* Keys with commas between them, as --arms takes them. */
+static void demo_list_arms(const demo_job *job, demo_value out) {
+    size_t used = 0;
+    for (int i = 0; i < job->arm_count; i++)
+        used +=
+            (size_t)snprintf(out + used, sizeof(demo_value) - used, "%s%s", i ? "," : "", job->arms[i].key);
+}
 
 static void demo_describe(const demo_state *s, demo_value values[FACTS]) {
     const demo_job *job = s->job;
-    snprintf(values[ARM], sizeof values[ARM], "%s", s->arm);
+    demo_list_arms(job, values[ARMS]);
     snprintf(values[SEED], sizeof values[SEED], "%llu", (unsigned long long)s->seed);
     snprintf(values[STEPS], sizeof values[STEPS], "%d", job->steps);
     snprintf(values[TEXT], sizeof values[TEXT], "%lld tokens", (long long)job->text->count);
@@ -44,37 +66,89 @@ static void demo_describe(const demo_state *s, demo_value values[FACTS]) {
     snprintf(values[METRICS], sizeof values[METRICS], "%ld", s->metrics_bytes);
 }
 
-static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const float *whole, int64_t count) {
+/* ---- saving ---- */
+
+static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t count,
+                                   xd_safetensors_writer **writer) {
+    const int arms = s->job->arm_count;
+    const int64_t losses = s->done, seconds = arms;
     demo_value values[FACTS];
-    const int64_t losses = s->done;
+    demo_tensor_name names[DEMO_MOST_TENSORS];
     xd_safetensors_pair pairs[FACTS];
-    xd_safetensors_entry entries[KINDS + 1];
+    xd_safetensors_entry entries[DEMO_MOST_TENSORS];
     xd_safetensors_writer_desc desc;
-    xd_safetensors_writer *writer = NULL;
     demo_describe(s, values);
     for (int i = 0; i < FACTS; i++) {
         pairs[i].key = demo_facts[i];
         pairs[i].value = values[i];
     }
-    for (int k = 0; k <= KINDS; k++) {
-        entries[k].name = k < KINDS ? demo_kinds[k] : "losses";
-        entries[k].dtype = XD_DTYPE_F32;
-        entries[k].ndim = 1;
-        entries[k].shape = k < KINDS ? &count : &losses;
+    for (int i = 0; i < arms * KINDS; i++) {
+        demo_name_tensor(i / KINDS, i % KINDS, names[i]);
+        entries[i].name = names[i];
+        entries[i].dtype = XD_DTYPE_F32;
+        entries[i].ndim = 1;
+        entries[i].shape = i % KINDS == LOSSES ? &losses : &count;
     }
+    entries[arms * KINDS].name = demo_seconds_name;
+    entries[arms * KINDS].dtype = XD_DTYPE_F64;
+    entries[arms * KINDS].ndim = 1;
+    entries[arms * KINDS].shape = &seconds;
     memset(&desc, 0, sizeof desc);
     desc.entries = entries;
-    desc.entry_count = KINDS + 1;
+    desc.entry_count = arms * KINDS + 1;
     desc.metadata = pairs;
     desc.metadata_count = FACTS;
-    XDI_TRY(xd_safetensors_create(ctx, s->path, &desc, &writer));
-    xd_result result = xd_safetensors_write(writer, KINDS, s->losses);
-    for (int k = 0; k < KINDS && result == XD_OK; k++)
-        result = xd_safetensors_write(writer, k, whole + k * count);
-    if (result == XD_OK) return xd_safetensors_commit(writer);
-    xd_safetensors_abort(writer);
+    return xd_safetensors_create(ctx, s->path, &desc, writer);
+}
+
+/* What rank 0 has without asking the others. */
+static xd_result demo_state_write_own(const demo_state *s, xd_safetensors_writer *writer) {
+    const int arms = s->job->arm_count;
+    double seconds[DEMO_MOST_ARMS];
+    for (int arm = 0; arm < arms; arm++) {
+        seconds[arm] = s->learners[arm].seconds;
+        XDI_TRY(xd_safetensors_write(writer, arm * KINDS + LOSSES, s->learners[arm].losses));
+    }
+    return xd_safetensors_write(writer, arms * KINDS, seconds);
+}
+
+/* Collects every whole tensor, one at a time; rank 0 writes it. A write that failed is told at the end: the
+ * others wait for their part until then. */
+static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const nn_model *whole, float *values,
+                                  float *flat, xd_safetensors_writer *writer) {
+    xd_result result = writer ? demo_state_write_own(s, writer) : XD_OK;
+    for (int arm = 0; arm < s->job->arm_count; arm++)
+        for (int kind = VALUES; kind < LOSSES; kind++) {
+            demo_state_copy(s, arm, kind, flat, false);
+            XDI_TRY(demo_gather_shares(ctx, s->tp, s->part, flat, whole, values));
+            if (writer && result == XD_OK) result = xd_safetensors_write(writer, arm * KINDS + kind, values);
+        }
     return result;
 }
+
+xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
+    nn_model whole;
+    xd_safetensors_writer *writer = NULL;
+    const char *problem = nn_model_init(&s->part->config, NULL, NULL, &whole);
+    const int64_t count = problem ? 0 : whole.float_count;
+    float *values = (float *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *values);
+    float *flat = (float *)xd_allocate(ctx, ((size_t)s->part->float_count + 1) * sizeof *flat);
+    xd_result result =
+        problem || !values || !flat ? XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room to save") : XD_OK;
+    if (result == XD_OK && xd_comm_rank(s->world) == 0) result = demo_state_create(ctx, s, count, &writer);
+    result = xd_agree(s->world, result);
+    if (result == XD_OK) result = demo_state_write(ctx, s, &whole, values, flat, writer);
+    if (writer && result == XD_OK)
+        result = xd_safetensors_commit(writer);
+    else if (writer)
+        xd_safetensors_abort(writer);
+    xd_release(ctx, values);
+    xd_release(ctx, flat);
+    if (!problem) nn_model_free(&whole);
+    return xd_agree(s->world, result);
+}
+
+/* ---- loading ---- */
 
 /* A fact of the file, or -1 when it is not a number in [least, most]. */
 static double demo_state_number(const xd_safetensors *file, int fact, double least, double most) {
@@ -98,61 +172,67 @@ static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_s
     return XD_OK;
 }
 
+static xd_result demo_state_check_tensor(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file,
+                                         const char *name, xd_dtype dtype, int64_t count) {
+    const int64_t index = xd_safetensors_find(file, name);
+    const xd_safetensors_info *info = index < 0 ? NULL : xd_safetensors_at(file, index);
+    if (info && info->dtype == dtype && info->ndim == 1 && info->shape[0] == count) return XD_OK;
+    return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have %lld numbers in %s", s->path, (long long)count,
+                    name);
+}
+
 /* Its numbers must be possible, and its tensors as long as they should be. */
 static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file,
                                   int64_t count) {
+    const int arms = s->job->arm_count;
     const double done = demo_state_number(file, DONE, 1.0, s->job->steps);
+    demo_tensor_name name;
     XDI_TRY(demo_state_compare(ctx, s, file));
     if (done < 0.0 || demo_state_number(file, SECONDS, 0.0, 1e12) < 0.0 ||
         demo_state_number(file, METRICS, 0.0, 1e12) < 0.0)
         return XDI_FAIL(ctx, XD_ERROR_DATA, "%s does not say where in %d steps it stands", s->path,
                         s->job->steps);
-    for (int k = 0; k <= KINDS; k++) {
-        const int64_t index = xd_safetensors_find(file, k < KINDS ? demo_kinds[k] : "losses");
-        const xd_safetensors_info *info = index < 0 ? NULL : xd_safetensors_at(file, index);
-        if (!info || info->dtype != XD_DTYPE_F32 || info->ndim != 1 ||
-            info->shape[0] != (k < KINDS ? count : (int64_t)done))
-            return XDI_FAIL(ctx, XD_ERROR_SHAPE, "%s does not fit a model of %lld weights", s->path,
-                            (long long)count);
+    for (int i = 0; i < arms * KINDS; i++) {
+        demo_name_tensor(i / KINDS, i % KINDS, name);
+        XDI_TRY(demo_state_check_tensor(ctx, s, file, name, XD_DTYPE_F32,
+                                        i % KINDS == LOSSES ? (int64_t)done : count));
     }
-    return XD_OK;
+    return demo_state_check_tensor(ctx, s, file, demo_seconds_name, XD_DTYPE_F64, arms);
+}
+
+static xd_result demo_state_fetch(xd_safetensors *file, const char *name, size_t bytes, void *out) {
+    return xd_safetensors_read_range(file, xd_safetensors_find(file, name), 0, bytes, out);
+}
+
+static xd_result demo_state_read_arm(demo_state *s, xd_safetensors *file, int arm, const nn_model *whole,
+                                     float *values, float *flat) {
+    demo_tensor_name name;
+    demo_learner *learner = &s->learners[arm];
+    for (int kind = VALUES; kind < LOSSES; kind++) {
+        demo_name_tensor(arm, kind, name);
+        XDI_TRY(demo_state_fetch(file, name, (size_t)whole->float_count * sizeof *values, values));
+        demo_take_share(whole, values, s->part, flat);
+        demo_state_copy(s, arm, kind, flat, true);
+    }
+    if (!learner->losses) return XD_OK;
+    demo_name_tensor(arm, LOSSES, name);
+    return demo_state_fetch(file, name, (size_t)s->done * sizeof *learner->losses, learner->losses);
 }
 
 static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_safetensors *file, const nn_model *whole,
                                  float *values, float *flat) {
-    const size_t bytes = (size_t)whole->float_count * sizeof *values;
+    double seconds[DEMO_MOST_ARMS];
+    const size_t bytes = (size_t)s->job->arm_count * sizeof *seconds;
     XDI_TRY(demo_state_check(ctx, s, file, whole->float_count));
     s->done = (int)demo_state_number(file, DONE, 1.0, s->job->steps);
     s->seconds = demo_state_number(file, SECONDS, 0.0, 1e12);
     s->metrics_bytes = (long)demo_state_number(file, METRICS, 0.0, 1e12);
-    for (int k = 0; k < KINDS; k++) {
-        XDI_TRY(xd_safetensors_read_range(file, xd_safetensors_find(file, demo_kinds[k]), 0, bytes, values));
-        demo_take_share(whole, values, s->part, flat);
-        demo_state_copy(s, k, flat, true);
+    XDI_TRY(demo_state_fetch(file, demo_seconds_name, bytes, seconds));
+    for (int arm = 0; arm < s->job->arm_count; arm++) {
+        s->learners[arm].seconds = seconds[arm];
+        XDI_TRY(demo_state_read_arm(s, file, arm, whole, values, flat));
     }
-    if (!s->losses) return XD_OK;
-    return xd_safetensors_read_range(file, xd_safetensors_find(file, "losses"), 0,
-                                     (size_t)s->done * sizeof *s->losses, s->losses);
-}
-
-xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
-    nn_model whole;
-    const char *problem = nn_model_init(&s->part->config, NULL, NULL, &whole);
-    const int64_t count = problem ? 0 : whole.float_count;
-    float *values = (float *)xd_allocate(ctx, ((size_t)count * KINDS + 1) * sizeof *values);
-    float *flat = (float *)xd_allocate(ctx, ((size_t)s->part->float_count + 1) * sizeof *flat);
-    xd_result result =
-        problem || !values || !flat ? XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room to save") : XD_OK;
-    result = xd_agree(s->world, result);
-    for (int k = 0; k < KINDS && result == XD_OK; k++) {
-        demo_state_copy(s, k, flat, false);
-        result = demo_gather_shares(ctx, s->tp, s->part, flat, &whole, values + k * count);
-    }
-    if (result == XD_OK && xd_comm_rank(s->world) == 0) result = demo_state_write(ctx, s, values, count);
-    xd_release(ctx, values);
-    xd_release(ctx, flat);
-    if (!problem) nn_model_free(&whole);
-    return xd_agree(s->world, result);
+    return XD_OK;
 }
 
 /* The file, which is there. */
@@ -179,7 +259,7 @@ xd_result demo_state_load(xd_ctx *ctx, demo_state *s) {
     int64_t ranks = there != NULL;
     if (there) fclose(there);
     XDI_TRY(xd_all_reduce(s->world, &ranks, &ranks, 1, XD_DTYPE_I64, XD_SUM));
-    if (ranks == 0) return XD_OK; /* this arm has not begun */
+    if (ranks == 0) return XD_OK; /* this run has not begun */
     if (ranks != xd_comm_size(s->world))
         return XDI_FAIL(ctx, XD_ERROR_IO, "%lld of %d ranks can read %s", (long long)ranks,
                         xd_comm_size(s->world), s->path);

@@ -3,31 +3,56 @@
 
 #include <string.h>
 
-xd_result demo_text_load(xd_ctx *ctx, const bpe *vocabulary, const char *path, size_t most_bytes,
+/* Takes a copy of an encoding, which is the encoder's. */
+static xd_result demo_text_keep(xd_ctx *ctx, const xd_encoding *encoding, demo_text *out) {
+    const size_t count = (size_t)encoding->count;
+    out->ids = (int32_t *)xd_allocate(ctx, (count + 1) * sizeof *out->ids);
+    out->spans = (xd_token_span *)xd_allocate(ctx, (count + 1) * sizeof *out->spans);
+    if (!out->ids || !out->spans) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu tokens", count);
+    memcpy(out->ids, encoding->ids, count * sizeof *out->ids);
+    memcpy(out->spans, encoding->spans, count * sizeof *out->spans);
+    out->count = encoding->count;
+    return XD_OK;
+}
+
+static xd_result demo_text_encode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *text, size_t bytes,
+                                  demo_text *out) {
+    xd_encoder *encoder = NULL;
+    xd_encode_desc desc;
+    xd_encoding encoding;
+    memset(&desc, 0, sizeof desc);
+    desc.parse_special = true; /* the texts are ours */
+    XDI_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+    xd_result result = xd_encode(encoder, text, bytes, &desc, &encoding);
+    if (result == XD_OK) result = demo_text_keep(ctx, &encoding, out);
+    xd_encoder_destroy(encoder);
+    return result;
+}
+
+xd_result demo_text_load(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *path, size_t most_bytes,
                          demo_text *out) {
     char *text = NULL;
-    size_t bytes = 0, first = 0;
+    size_t bytes = 0;
+    memset(out, 0, sizeof *out);
     XDI_TRY(xd_file_load(ctx, path, 0, &text, &bytes));
     if (most_bytes && bytes > most_bytes) bytes = most_bytes;
-    int32_t *ids = (int32_t *)xd_allocate(ctx, (bytes + 1) * sizeof *ids);
-    const int64_t count = ids ? bpe_encode(vocabulary, text, bytes, ids) : 0;
+    const xd_result result = demo_text_encode(ctx, tokenizer, text, bytes, out);
     xd_release(ctx, text);
-    if (!ids) return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the %zu bytes of %s", bytes, path);
-    if (count < DEMO_ROW + 2) {
-        xd_release(ctx, ids);
-        return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %lld tokens, at least %d are needed", path,
-                        (long long)count, DEMO_ROW + 2);
-    }
-    (void)bpe_spelling(vocabulary, ids[0], &first);
-    out->ids = ids;
-    out->count = count;
-    out->bytes = (int64_t)(bytes - first);
-    return XD_OK;
+    if (result == XD_OK && out->count) out->bytes = (int64_t)bytes - out->spans[0].end;
+    if (result != XD_OK) demo_text_free(ctx, out);
+    return result;
 }
 
 void demo_text_free(xd_ctx *ctx, demo_text *text) {
     xd_release(ctx, text->ids);
+    xd_release(ctx, text->spans);
     memset(text, 0, sizeof *text);
+}
+
+xd_result demo_text_check(xd_ctx *ctx, const demo_text *text, const char *path) {
+    if (text->count >= DEMO_ROW + 2) return XD_OK;
+    return XDI_FAIL(ctx, XD_ERROR_DATA, "%s has %lld tokens, at least %d are needed", path,
+                    (long long)text->count, DEMO_ROW + 2);
 }
 
 /* splitmix64 */

@@ -1,0 +1,212 @@
+/* demo_loss.c - a step's rows, and what each arm makes of them. */
+#include "demo_rank.h"
+
+#include <string.h>
+
+/* ---- the batch ---- */
+
+/* The teacher's side of one row; what lies past the end of its text is never in a chunk. */
+static void demo_read_teacher(demo_rank *r, int64_t start, int64_t at) {
+    const demo_bridge *bridge = r->job->bridge;
+    const demo_window window = demo_bridge_window(bridge, start);
+    int64_t chunks[DEMO_ROW], heads[DEMO_ROW], teacher_chunks[DEMO_ROW], teacher_heads[DEMO_ROW];
+    demo_bridge_chunks(bridge, &window, XD_CHUNK_STUDENT, chunks, heads);
+    demo_bridge_chunks(bridge, &window, XD_CHUNK_TEACHER, teacher_chunks, teacher_heads);
+    for (int i = 0; i < r->batch.positions; i++, at++) {
+        const int position = r->position[i];
+        const int64_t place = window.teacher_start + position;
+        const bool inside = place + 1 < bridge->teacher->count;
+        r->teacher_ids[at] = inside ? bridge->teacher->ids[place] : 0;
+        r->teacher_labels[at] = inside ? bridge->teacher->ids[place + 1] : XD_IGNORE_INDEX;
+        r->chunks[at] = chunks[position];
+        r->heads[at] = heads[position];
+        r->teacher_chunks[at] = teacher_chunks[position];
+        r->teacher_heads[at] = teacher_heads[position];
+    }
+}
+
+/* What was recorded at the positions of one row; each is a chunk of its own. */
+static void demo_read_record(demo_rank *r, int64_t start, int64_t at) {
+    for (int i = 0; i < r->batch.positions; i++, at++) {
+        r->places[at] = r->job->record->places[start + r->position[i] + 1];
+        r->place_chunks[at] = r->places[at] < 0 ? -1 : r->position[i];
+    }
+}
+
+void demo_read_batch(demo_rank *r, uint64_t seed, int step) {
+    const demo_text *text = r->job->text;
+    int64_t at = 0;
+    for (int s = 0; s < r->batch.sequences; s++) {
+        const int64_t start = demo_row_start(text, seed, step, r->first_sequence + s);
+        if (r->asks_teacher) demo_read_teacher(r, start, at);
+        if (r->job->record) demo_read_record(r, start, at);
+        for (int i = 0; i < r->batch.positions; i++, at++) {
+            r->ids[at] = text->ids[start + r->position[i]];
+            r->labels[at] = text->ids[start + r->position[i] + 1];
+        }
+    }
+}
+
+/* ---- the teacher's rows ---- */
+
+/* Puts what the ranks of tp hold of `rows` rows side by side. */
+static void demo_place_columns(const demo_rank *r, const float *gathered, const int64_t *counts, int64_t rows,
+                               float *whole) {
+    const int vocab = r->teacher.config.vocab;
+    for (int rank = 0, begin = 0; rank < xd_comm_size(r->tp); rank++) {
+        const int cols = (int)(counts[rank] / rows);
+        for (int64_t row = 0; row < rows; row++, gathered += cols)
+            memcpy(whole + row * vocab + begin, gathered, (size_t)cols * sizeof *whole);
+        begin += cols;
+    }
+}
+
+/* A sequence at a time, so that the buffer of the exchange stays small. */
+xd_result demo_complete_teacher(demo_rank *r) {
+    const int64_t rows = r->batch.positions, vocab = r->teacher.config.vocab;
+    int64_t counts[NN_MOST_RANKS];
+    if (!r->tp) return XD_OK;
+    for (int rank = 0; rank < xd_comm_size(r->tp); rank++) counts[rank] = 0;
+    counts[r->tp_rank] = rows * r->teacher.share.vocab_count;
+    XDI_TRY(xd_all_reduce(r->tp, counts, counts, xd_comm_size(r->tp), XD_DTYPE_I64, XD_SUM));
+    for (int s = 0; s < r->batch.sequences; s++) {
+        const float *own = r->teacher_logits.own + s * counts[r->tp_rank];
+        XDI_TRY(xd_all_gather(r->tp, own, r->exchange, counts, XD_DTYPE_F32));
+        demo_place_columns(r, r->exchange, counts, rows, r->teacher_logits.whole + s * rows * vocab);
+    }
+    return XD_OK;
+}
+
+/* ---- losses ---- */
+
+static xd_rows demo_rows(const demo_rank *r, float *data, int64_t cols) {
+    xd_rows rows;
+    memset(&rows, 0, sizeof rows);
+    rows.data = data;
+    rows.dtype = XD_DTYPE_F32;
+    rows.rows = demo_rank_rows(r);
+    rows.cols = cols;
+    return rows;
+}
+
+/* From the text alone. */
+static xd_loss_desc demo_text_loss(const demo_rank *r) {
+    xd_loss_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
+    desc.gradient = desc.student;
+    desc.labels = r->labels;
+    desc.vocab = r->logits.vocab;
+    desc.denominator_value = (double)DEMO_BATCH * DEMO_ROW;
+    desc.hard_weight = 1.0;
+    desc.comm = r->rows;
+    desc.workspace = r->loss_workspace;
+    desc.workspace_bytes = r->loss_workspace_bytes;
+    return desc;
+}
+
+static xd_xtoken_kind demo_kind_of(demo_signal signal) {
+    switch (signal) {
+    case DEMO_PROJECTED: return XD_XTOKEN_PROJECTED;
+    case DEMO_LIKELIHOOD: return XD_XTOKEN_LIKELIHOOD;
+    default: return XD_XTOKEN_GOLD;
+    }
+}
+
+/* Likelihoods are those of whole chunks; distributions are compared where chunks begin. */
+static xd_xtoken_teacher demo_teacher_of(const demo_rank *r, const demo_arm *arm) {
+    const bool whole = arm->signal == DEMO_LIKELIHOOD;
+    xd_xtoken_teacher teacher;
+    memset(&teacher, 0, sizeof teacher);
+    teacher.kind = demo_kind_of(arm->signal);
+    teacher.logits = demo_rows(r, r->teacher_logits.whole, r->teacher.config.vocab);
+    teacher.labels = r->teacher_labels;
+    teacher.student_chunks = whole ? r->chunks : r->heads;
+    teacher.teacher_chunks = whole ? r->teacher_chunks : r->teacher_heads;
+    teacher.chunks = DEMO_ROW; /* of a row, at most; the numbers behind its last have no tokens */
+    teacher.projection = &r->job->bridge->projection;
+    teacher.map = arm->signal == DEMO_HYBRID ? &r->job->bridge->relaxed : &r->job->bridge->strict;
+    teacher.likelihood = XD_LIKELIHOOD_KL;
+    return teacher;
+}
+
+static xd_xtoken_teacher demo_recorded_teacher(const demo_rank *r) {
+    xd_xtoken_teacher teacher;
+    memset(&teacher, 0, sizeof teacher);
+    teacher.kind = XD_XTOKEN_CACHED;
+    teacher.logits.rows = demo_rank_rows(r);
+    teacher.student_chunks = teacher.teacher_chunks = r->place_chunks;
+    teacher.chunks = DEMO_ROW;
+    teacher.projection = &r->job->record->projection;
+    teacher.cache = r->job->record->cache;
+    teacher.cache_positions = r->places;
+    return teacher;
+}
+
+static xd_xtoken_teacher demo_arm_teacher(const demo_rank *r, const demo_arm *arm) {
+    return arm->signal == DEMO_RECORDED ? demo_recorded_teacher(r) : demo_teacher_of(r, arm);
+}
+
+/* From the teacher across tokenizers, and from the text. */
+static xd_xtoken_desc demo_cross_loss(const demo_rank *r, const demo_arm *arm,
+                                      const xd_xtoken_teacher *teacher) {
+    xd_xtoken_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
+    desc.gradient = desc.student;
+    desc.vocab = r->logits.vocab;
+    desc.sequences = r->batch.sequences;
+    desc.sequence_comm = r->cp;
+    desc.comm = r->rows;
+    desc.labels = r->labels;
+    desc.token_denominator = (double)DEMO_BATCH * DEMO_ROW;
+    desc.teachers = teacher;
+    desc.teacher_count = 1;
+    desc.temperature = arm->temperature;
+    desc.kd_weight = arm->kd_weight;
+    desc.ce_weight = arm->ce_weight;
+    desc.workspace = r->loss_workspace;
+    desc.workspace_bytes = r->loss_workspace_bytes;
+    return desc;
+}
+
+xd_result demo_make_loss_workspace(demo_rank *r) {
+    bool failed = false;
+    const xd_loss_desc text = demo_text_loss(r);
+    r->loss_workspace_bytes = xd_loss_workspace_bytes(&text);
+    for (int i = 0; i < r->job->arm_count; i++) {
+        const demo_arm *arm = &r->job->arms[i];
+        if (arm->signal == DEMO_TEXT_ALONE) continue;
+        const xd_xtoken_teacher teacher = demo_arm_teacher(r, arm);
+        const xd_xtoken_desc desc = demo_cross_loss(r, arm, &teacher);
+        const size_t bytes = xd_xtoken_workspace_bytes(&desc);
+        if (bytes > r->loss_workspace_bytes) r->loss_workspace_bytes = bytes;
+    }
+    r->loss_workspace = demo_room(r, (int64_t)r->loss_workspace_bytes, 1, &failed);
+    return failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the loss") : XD_OK;
+}
+
+static xd_result demo_learn_from_text(demo_rank *r, demo_step *out) {
+    xd_loss_values values;
+    const xd_loss_desc desc = demo_text_loss(r);
+    XDI_TRY(xd_loss(r->ctx, &desc, &values));
+    out->loss = values.loss;
+    out->hard = values.hard;
+    out->soft = 0.0;
+    return XD_OK;
+}
+
+static xd_result demo_learn_across(demo_rank *r, const demo_arm *arm, demo_step *out) {
+    xd_xtoken_values values;
+    const xd_xtoken_teacher teacher = demo_arm_teacher(r, arm);
+    const xd_xtoken_desc desc = demo_cross_loss(r, arm, &teacher);
+    XDI_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
+    out->loss = values.loss;
+    out->hard = values.ce;
+    out->soft = values.kd;
+    return XD_OK;
+}
+
+xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out) {
+    return arm->signal == DEMO_TEXT_ALONE ? demo_learn_from_text(r, out) : demo_learn_across(r, arm, out);
+}

@@ -1,0 +1,94 @@
+/* demo_rank.h - one rank's place and memory; what the parts of its program share. demo_run.c says how it works. */
+#ifndef DEMO_RANK_H
+#define DEMO_RANK_H
+
+#include "demo.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rows of one vocabulary: this rank's columns of them, the whole ones where a loss needs those. */
+typedef struct demo_logits {
+    float *own;   /* [rows, own columns] */
+    float *whole; /* [rows, vocabulary]; the same memory when this rank holds all columns */
+    xd_vocab *vocab;
+} demo_logits;
+
+/* Buffers are made once; nothing but the workspace of a loss in a step. */
+typedef struct demo_rank {
+    const demo_job *job;
+    xd_ctx *ctx;
+    xd_comm *world, *tp, *cp, *rows; /* rows = "dp,cp"; NULL for a group of one */
+    xd_mesh *mesh;
+    int dp_rank, cp_rank, tp_rank;
+
+    nn_model model, teacher;
+    nn_batch batch;     /* this rank's sequences and positions */
+    int first_sequence; /* of the batch of DEMO_BATCH */
+    int passes;         /* the model takes the batch in that many equal parts */
+    nn_batch part;      /* one of them; its ids are set before each pass */
+    int64_t
+        part_workspace;   /* floats of the student's workspace for one part, kept from forward to backward */
+    xd_leaves leaves;     /* INVARIANT mode: this rank's sequences */
+    xd_leaf_stack *stack; /* and their gradients; NULL in the other modes */
+    int32_t *position, *cp_count, *cp_position;
+
+    /* The batch as the student reads it, and as the teacher does. */
+    int32_t *ids, *teacher_ids;       /* [sequences, positions] */
+    int64_t *labels, *teacher_labels; /* what follows them */
+    int64_t *chunks, *teacher_chunks; /* the chunk of what follows; numbered within a sequence */
+    int64_t *heads, *teacher_heads;   /* the same where a chunk begins, else -1 */
+    int64_t *places, *place_chunks;   /* of the recorded teacher, for the same positions, and their chunks */
+
+    demo_learner *learners; /* [arm_count] */
+    float *gradient, *teacher_weights;
+    float *workspace, *teacher_workspace;
+    demo_logits logits, teacher_logits;
+    float *exchange; /* [positions, teacher's vocabulary]; NULL for a tp of one */
+    void *loss_workspace;
+    size_t loss_workspace_bytes;
+    bool asks_teacher; /* some arm learns from its logits */
+    double teacher_seconds;
+} demo_rank;
+
+/* Takes `count` things of `size` bytes; *failed remembers that one could not be had. */
+void *demo_room(demo_rank *r, int64_t count, size_t size, bool *failed);
+
+/* This rank's rows of the batch of logits. */
+int64_t demo_rank_rows(const demo_rank *r);
+
+/* The whole batch through a model, part by part, from `ids` to `logits`. When `training` each part keeps a
+ * workspace of its own. */
+xd_result demo_forward(demo_rank *r, const nn_model *model, const float *weights, const int32_t *ids,
+                       bool training, float *workspace, float *logits);
+
+/* ---- demo_loss.c ---- */
+
+/* What all losses of a run need at most. */
+xd_result demo_make_loss_workspace(demo_rank *r);
+
+/* The rows of a step, on both sides when there is a teacher. The same on every mesh. */
+void demo_read_batch(demo_rank *r, uint64_t seed, int step);
+
+/* Whole rows of the teacher's logits, where a rank has some of their columns only. Collective over tp. */
+xd_result demo_complete_teacher(demo_rank *r);
+
+/* Student's logits -> loss, and the gradient in their place. Collective over the mesh. */
+xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out);
+
+/* ---- demo_measure.c ---- */
+
+/* Bits per byte of the held-out text. Collective over the mesh. */
+xd_result demo_evaluate_student(demo_rank *r, const float *weights, double *bits_per_byte);
+xd_result demo_evaluate_teacher(demo_rank *r, double *bits_per_byte);
+
+/* One rank with whole weights continues a fixed beginning. */
+xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const float *weights,
+                            const xd_tokenizer *tokenizer, uint64_t seed, char sample[DEMO_SAMPLE]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DEMO_RANK_H */

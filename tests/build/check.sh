@@ -22,7 +22,7 @@ steps() {
     done
     echo parts symbols fastmath
     echo tests:generated tests:clang tests:address tests:hostile_c tests:hostile_cxx tests:thread levels
-    echo fuzz examples demo demo_mpi transformers golden mpi nvcc cuda cuda_emu:plain cuda_emu:checker cuda_emu:asan coverage_cuda install cmake pkgconfig
+    echo fuzz projection_pt examples demo demo_mpi transformers golden mpi nvcc cuda cuda_emu:plain cuda_emu:checker cuda_emu:asan coverage_cuda install cmake pkgconfig
 }
 
 main() {
@@ -70,6 +70,14 @@ driver() {
 step_amalgamate() { need python3; python3 tools/amalgamate.py --check; }
 
 step_tools() { need python3; python3 tests/build/test_amalgamate.py; }
+
+# Projections to PyTorch's files and back; TORCH_PYTHON is a python that has it.
+step_projection_pt() {
+    need gcc "${TORCH_PYTHON:-python3}"
+    "${TORCH_PYTHON:-python3}" -c 'import torch' 2>/dev/null || { echo "needs PyTorch"; exit 77; }
+    gcc -std=c99 -I. tests/build/load_projection.c -o "$dir/load_projection" -lm -lpthread || return 1
+    "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
+}
 
 step_docs() { need python3; python3 tools/check_docs.py; }
 
@@ -182,12 +190,13 @@ step_fuzz() {
 step_levels() {
     vectors=${GOLDEN:-../shared/golden}
     suites="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
-    [ -d "$vectors" ] || vectors=$dir
+    [ -d "$vectors" ] || { vectors=$dir/none; mkdir -p "$vectors"; }
     cc -std=c99 -O2 -Isrc -Itests tests/golden/*.c -o "$dir/golden" -lm -lpthread || return 1
     for level in plain portable avx2 avx512 avx512_bf16; do
         echo "== $level"
         "$dir/golden" --cpu=$level "$vectors"
         case $? in 0) ;; 77) continue ;; *) return 1 ;; esac
+        "$dir/golden" --cpu=$level --invariant "$vectors" || return 1
         XDISTILL_CPU=$level make --no-print-directory test test_dir="$dir" test_sources="$suites" || return 1
     done
 }

@@ -32,7 +32,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi teacher test check golden golden-levels bench bench-torch examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -49,9 +49,10 @@ golden: build/golden ## compare with the golden vectors in GOLDEN=dir
 	@if [ -d "$(GOLDEN)" ]; then build/golden "$(GOLDEN)"; \
 	else echo "skipped: no golden vectors in $(GOLDEN)"; echo "0 passed, 0 failed, 1 skipped"; fi
 
-golden-levels: build/golden ## the same on every CPU level of this machine; one alone: build/golden --cpu=avx2 DIR
+golden-levels: build/golden ## the same on every CPU level of this machine and in INVARIANT mode
 	@for level in plain portable avx2 avx512 avx512_bf16; do echo "$$level:"; \
 	build/golden --cpu=$$level "$(GOLDEN)"; status=$$?; [ $$status = 0 ] || [ $$status = 77 ] || exit 1; done
+	@echo "invariant:"; build/golden --invariant "$(GOLDEN)"
 
 .PHONY: build-tests
 build-tests: $(tests)
@@ -83,6 +84,15 @@ demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
 
 build/demo-mpi: $(wildcard examples/demo/* examples/nn/*) xdistill.h xdistill_mpi.h | build
 	mpicc -std=c99 $(CFLAGS) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/nn/*.c) -o $@ $(LIBS)
+
+demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
+	@sh tools/demo_real.sh
+
+build/real: $(wildcard examples/real/* examples/nn/*) xdistill.h | build
+	$(CC) -std=c99 $(CFLAGS) -I. $(wildcard examples/real/*.c examples/nn/*.c) -o $@ $(LIBS)
+
+build/bpe_train: tools/bpe_train.c xdistill.h | build
+	$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)
 
 teacher: ## train the teacher of the demonstration again
 	sh tools/teacher.sh

@@ -28,6 +28,9 @@
  * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L
+#if !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
+#endif
 #endif
 
 #if defined(__FAST_MATH__)
@@ -1315,14 +1318,14 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 
 /* >>kernel/xtoken */
 
-/* Losses across tokenizers: what one rank computes between two exchanges. Sums that go over rows and ranks
- * are cells: doubles, or xd_fixed in INVARIANT mode. */
+/* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
+ * device. Sums that go over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
 
 /* The floor of divisions and logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
 /* Floats of scratch that the entries with a matrix of k slots want. */
-#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16384)
+#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16640)
 
 /* The entries of a projection in the kept columns J, by student id. */
 typedef struct xd_xtoken_matrix {
@@ -1331,6 +1334,10 @@ typedef struct xd_xtoken_matrix {
     const int64_t *begin;          /* [columns + 1] */
     const int32_t *student, *slot; /* [begin[columns]] ascending by student id, then slot */
     const float *weight;           /* [begin[columns]] */
+    /* On a device: the transposed projection with all its columns, of which slot j is column ids[j]. */
+    const int64_t *column_begin;
+    const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
+    const float *column_weight;
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -1352,6 +1359,7 @@ typedef struct xd_xtoken_tail {
     double *values; /* [k] out: probabilities, descending, lowest id first among equals; -1 past the last */
     int64_t *found; /* [k] out: ids less begin; -1 past the last */
     float *scratch; /* [count] */
+    bool fixed;     /* the same values however the list is cut */
 } xd_xtoken_tail;
 
 /* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
@@ -1368,12 +1376,13 @@ typedef struct xd_xtoken_args {
     int64_t k;
     double *cells;
     bool fixed;
+    double scale;              /* of what log_probs adds, and of u in gradient */
     double *student, *teacher; /* [place_count, k] sums over all ranks */
     xd_xtoken_chunk *chunks;   /* [place_count] */
     bool normalise;            /* the target becomes a distribution */
     bool reverse;
-    const double *means;   /* [columns] */
-    const double *others;  /* the teacher's means */
+    const double *means;         /* [columns] */
+    const double *others;        /* the teacher's means */
     const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
     int64_t pairs, first;        /* first: the student id of column 0 */
     int64_t best, other_best;    /* out: the likeliest pair of this shard and of the teacher; -1: none */
@@ -1401,14 +1410,17 @@ typedef struct xd_xtoken_kernels {
     /* cells [count] += sum of p M dy / largest, dy = student */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
     /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
-     *   p (M dy - delta) / temperature with a matrix, or   u - p delta   with u */
+     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [columns] += log_softmax(z / temperature) of the rows; lse NULL: it is computed */
+    /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means;
      * best, other_best */
     xd_result (*pair)(const xd_launch *launch, xd_xtoken_args *args);
+    /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
+    /* cell 0 += the sum of u */
+    xd_result (*total)(const xd_launch *launch, const xd_xtoken_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -2565,8 +2577,9 @@ XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int ran
 /* >>distill/softmax */
 
 /* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the device's allocator
- * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of probability
+ * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
+ * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
+ * memory. -infinity is a legal logit of probability
  * zero; NaN and +infinity spread to the row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 
@@ -2786,7 +2799,7 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
  * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the device's allocator.
+ * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in distill/softmax.h.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);
@@ -3375,7 +3388,9 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
  * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
  * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
  * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
- * XD_XTOKEN_LIKELIHOOD.
+ * XD_XTOKEN_LIKELIHOOD: spans of the positions that lie in a piece of the text are one side of
+ * xd_align_bytes, and the shifted chunk ids of those positions go to the loss with their numbers, as
+ * cache_positions. The position before the piece may go along: it predicts the piece's first token.
  *
  * Every number in the file is little-endian:
  *
@@ -3542,8 +3557,7 @@ XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cach
                                        int64_t count, xd_cached_position *out);
 
 /* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
- * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position it does not have.
- * */
+ * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position out of range. */
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities);
 
@@ -3552,7 +3566,12 @@ XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *c
 /* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
  * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
  * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
- * sequence. */
+ * sequence.
+ *
+ * Packed documents and prompts: give both sides of the alignment their documents and masks, take
+ * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
+ * token of every document, which nothing before it predicts. Then a sequence of several documents has the
+ * loss and gradient of the documents by themselves. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */
@@ -3698,6 +3717,10 @@ typedef struct xd_xtoken_teacher {
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
     const xd_projection *projection; /* PROJECTED */
     const xd_exact_map *map;         /* GOLD */
+    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
+     * the sequence: J was chosen where the teacher ran (xd_teacher_columns), and rows of logits hold those k
+     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+    const int64_t *column_ids;
     double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is token_denominator */
     double weight;                   /* 0 -> 1 */
@@ -3782,8 +3805,9 @@ typedef struct xd_xtoken_desc {
     size_t workspace_bytes;
 } xd_xtoken_desc;
 
-/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp]
- * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. CACHED takes
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
+ * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
+ * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
  * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
  * 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
@@ -3844,7 +3868,7 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 
 /* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
  * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
- * (any list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
+ * (any ascending list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
  * teacher's payload, micro-batch by micro-batch:
  *
  *   every rank      xd_route_create
@@ -3882,13 +3906,14 @@ typedef struct xd_route_span {
 } xd_route_span;
 
 /* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
- * columns of a sample are replicas, and a student takes one of them. */
+ * columns of a sample are replicas, and a student takes one of them. Ranks that make a sample together, over
+ * collectives of their own, have the same samples and micro-batches: then they post in step. */
 typedef struct xd_route_side {
     int64_t sample_count;           /* 0 -> this rank is not on this side */
     int64_t sample_begin;           /* its samples are this one and those after it, ... */
     const int64_t *samples;         /* [sample_count] ... or these, in the order of its micro-batches */
     int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
-    const xd_route_span *positions; /* [span_count] disjoint, in the order of the rows; NULL -> all of a sample */
+    const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all of a sample */
     int span_count;
     int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
 } xd_route_side;
@@ -3919,14 +3944,14 @@ typedef struct xd_route_window {
 
 /* What was agreed, as this rank sees it. */
 typedef struct xd_route_info {
-    int64_t posts;  /* micro-batches this rank posts in a step */
-    int64_t takes;  /* windows in a step: the same on all student ranks */
-    int64_t due;    /* posts of this rank that the next take waits for */
-    int64_t views;  /* of a step's windows on this rank, those that are not copied */
+    int64_t posts; /* micro-batches this rank posts in a step */
+    int64_t takes; /* windows in a step: the same on all student ranks */
+    int64_t due;   /* posts of this rank that the next take waits for */
+    int64_t views; /* of a step's windows on this rank, those that are not copied */
     int slots;
-    int needed;     /* slots without the one for the next micro-batch */
-    bool shared;    /* the ring is memory that all ranks see; else messages */
-    size_t bytes;   /* of rings (all ranks', when shared), windows and messages */
+    int needed;   /* slots without the one for the next micro-batch */
+    bool shared;  /* the ring is memory that all ranks see; else messages */
+    size_t bytes; /* of rings (all ranks', when shared), windows and messages */
 } xd_route_info;
 
 /* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
@@ -3935,10 +3960,10 @@ typedef struct xd_route_info {
  * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
  * must outlive the route. Takes memory for the plan: some words for each rectangle this rank sends or takes,
  * and for each rank and sample; and what xd_route_info.bytes says.
- * Errors, the same on every rank: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer
- * slots than students need who step together), SHAPE (shards overlap in part, or some of a window is in no
- * shard: the message has rank, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. *out is
- * untouched on failure. */
+ * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
+ * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
+ * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
+ * ranks, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
 
 /* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
@@ -4428,6 +4453,11 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
+/* context.c: memory for the length of a call, aligned for any type, not zero; NULL when there is no room. The
+ * context keeps what is given back for the calls to come, so that the same calls again allocate nothing. */
+XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
+
 /* sort.c: sorts pointers in O(n log n) for every input; not stable. `order` is as for qsort, on the pointers. */
 typedef int (*xdi_sort_order)(const void *a, const void *b);
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order);
@@ -4720,21 +4750,44 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files) {
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #if !defined(CLOCK_MONOTONIC)
 #error "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
 #endif
 
+/* Memory that a call took or may take. Larger blocks are not kept. */
+enum { XDI_SCRATCH_BLOCKS = 8, XDI_SCRATCH_KEPT = 64 << 20 };
+
+typedef struct xdi_scratch_block {
+    void *memory;
+    size_t bytes;
+    bool taken;
+} xdi_scratch_block;
+
 struct xd_ctx {
     xd_ctx_desc settings; /* every default filled in */
     xd_error error;
     const char *caller_file; /* set by XD_AT until the next call that fails */
     int caller_line;
+    xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
 };
+
+/* Large memory asks for large pages: a sweep over it then misses far fewer translations, and a processor's
+ * prefetch stops at the end of a page. Without the hint, or where it is refused, nothing else changes. */
+enum { XDI_CTX_LARGE_PAGE = 2 << 20 };
 
 static void *xdi_ctx_allocate(void *user, size_t bytes) {
     (void)user;
+#if defined(MADV_HUGEPAGE)
+    const size_t page = XDI_CTX_LARGE_PAGE;
+    void *memory = NULL;
+    if (bytes >= 2 * page && posix_memalign(&memory, page, bytes) == 0) {
+        madvise(memory, bytes / page * page, MADV_HUGEPAGE);
+        return memory;
+    }
+#endif
     return malloc(bytes);
 }
 
@@ -4783,6 +4836,7 @@ XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
 XD_API void xd_ctx_destroy(xd_ctx *ctx) {
     if (!ctx) return;
     const xd_allocator allocator = ctx->settings.allocator;
+    for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) xd_release(ctx, ctx->scratch[i].memory);
     allocator.release(allocator.user, ctx);
 }
 
@@ -4834,6 +4888,41 @@ XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
 
 XD_API void xd_release(xd_ctx *ctx, void *memory) {
     if (memory) ctx->settings.allocator.release(ctx->settings.allocator.user, memory);
+}
+
+/* The smallest free block that is large enough; else the smallest free one, to be replaced. */
+static xdi_scratch_block *xdi_scratch_find(xd_ctx *ctx, size_t bytes) {
+    xdi_scratch_block *best = NULL;
+    for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) {
+        xdi_scratch_block *b = &ctx->scratch[i];
+        if (b->taken) continue;
+        const bool fits = b->bytes >= bytes, best_fits = best && best->bytes >= bytes;
+        if (!best || (fits && !best_fits) || (fits == best_fits && b->bytes < best->bytes)) best = b;
+    }
+    return best;
+}
+
+XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes) {
+    const xd_allocator *allocator = &ctx->settings.allocator;
+    xdi_scratch_block *b = bytes <= XDI_SCRATCH_KEPT ? xdi_scratch_find(ctx, bytes) : NULL;
+    if (!b) return allocator->allocate(allocator->user, bytes ? bytes : 1);
+    if (b->bytes < bytes || !b->memory) {
+        xd_release(ctx, b->memory);
+        b->memory = allocator->allocate(allocator->user, bytes ? bytes : 1);
+        b->bytes = b->memory ? bytes : 0;
+    }
+    b->taken = b->memory != NULL;
+    return b->memory;
+}
+
+XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory) {
+    if (!memory) return;
+    for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++)
+        if (ctx->scratch[i].memory == memory) {
+            ctx->scratch[i].taken = false;
+            return;
+        }
+    xd_release(ctx, memory);
 }
 
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
@@ -6104,9 +6193,11 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
-/* loss_simd.c, topk_simd.c: the entries that vectors do better, over those of the plain table. */
+/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c: the entries that vectors do better, over those of the plain table. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
+XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
 
 /* xtoken_cpu.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
  * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
@@ -6115,12 +6206,19 @@ XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term)
 XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count);
 
 /* xtoken_cpu.c: parts of the entries of losses across tokenizers that every level has: dq becomes dy; the
- * gradient at column v of rows[i], and all of that row; keys of a tail's list in scratch, and the index of
- * the first of them. */
+ * gradient at column v of rows[i], and all of that row; the log-probabilities of rows[i] are added to the
+ * cells; a tail's places in its list, from `first` on, and their logarithms, which become ids and
+ * probabilities. */
 XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k);
 XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
-XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first);
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t, int64_t *first);
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
+
+/* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
+XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 /* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
@@ -6141,7 +6239,9 @@ XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_arg
  *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
  *   load        elements [i, i + lanes) of f32 or bf16
- *   store       the same; to bf16 by round to nearest even. Not for NaN. */
+ *   store       the same; to bf16 by round to nearest even. Not for NaN.
+ *   load_two    elements [i, i + 2 lanes) of bf16, the even and the odd ones: no lane has to move
+ *   store_two   the same way back */
 
 #define XDI_SIMD_INLINE static inline __attribute__((always_inline))
 #define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
@@ -6207,6 +6307,30 @@ static inline void xdi_simd_store_part(xdi_simd_array x, int64_t begin, int64_t 
     }
 }
 
+/* Copies elements of the same type. */
+static inline void xdi_simd_copy(xdi_simd_array from, int64_t begin, int64_t count, xdi_simd_array to,
+                                 int64_t at) {
+    const size_t size = from.bf16 ? sizeof(uint16_t) : sizeof(float);
+    memcpy((char *)to.data + (size_t)at * size, (const char *)from.data + (size_t)begin * size,
+           (size_t)count * size);
+}
+
+/* Elements [begin, end) in `room`, which has space for `count` f32, filled up to count. */
+static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, int64_t end, int64_t count,
+                                             float fill, float *room) {
+    xdi_simd_array padded;
+    padded.data = room;
+    padded.bf16 = x.bf16;
+    for (int64_t i = end - begin; i < count; i++) {
+        if (x.bf16)
+            ((uint16_t *)padded.data)[i] = xd_bf16_from_f32(fill);
+        else
+            room[i] = fill;
+    }
+    xdi_simd_copy(x, begin, end - begin, padded, 0);
+    return padded;
+}
+
 /* ---- four lanes ---- */
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
@@ -6225,6 +6349,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_sub(xdi_v4 a, xdi_v4 b) {
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_mul(xdi_v4 a, xdi_v4 b) {
     return a * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_div(xdi_v4 a, xdi_v4 b) {
+    return a / b;
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     return a * b + c;
@@ -6278,9 +6405,24 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_load(xdi_simd_array x, int64_t i) {
     }
     return v;
 }
+XDI_SIMD_INLINE void xdi_v4_load_two(xdi_simd_array x, int64_t i, xdi_v4 *even, xdi_v4 *odd) {
+    xdi_v4_bits bits;
+    memcpy(&bits, (const uint16_t *)x.data + i, sizeof bits);
+    *even = (xdi_v4)(bits << 16);
+    *odd = (xdi_v4)(bits & (int32_t)0xffff0000);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
+    const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;
+    const xdi_v4_bits both = low | (xdi_v4_rounded(odd) & (int32_t)0xffff0000);
+    memcpy((uint16_t *)x.data + i, &both, sizeof both);
+}
 XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     if (x.bf16) {
-        const xdi_v4_bits bits = (xdi_v4_bits)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+        const xdi_v4_bits rounded = xdi_v4_rounded(v);
         uint16_t *p = (uint16_t *)x.data + i;
         for (int lane = 0; lane < 4; lane++) p[lane] = (uint16_t)((uint32_t)rounded[lane] >> 16);
     } else {
@@ -6315,6 +6457,9 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_sub(xdi_v8 a, xdi_v8 b) {
 }
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul(xdi_v8 a, xdi_v8 b) {
     return _mm256_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_div(xdi_v8 a, xdi_v8 b) {
+    return _mm256_div_ps(a, b);
 }
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fma(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
     return _mm256_fmadd_ps(a, b, c);
@@ -6357,15 +6502,28 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_load(xdi_simd_array x, int64_t i) {
     const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)x.data + i));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
+XDI_SIMD_INLINE_256 void xdi_v8_load_two(xdi_simd_array x, int64_t i, xdi_v8 *even, xdi_v8 *odd) {
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+/* The upper half of the result is the number rounded to bf16. */
+XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    const __m256i low = _mm256_srli_epi32(xdi_v8_rounded(even), 16);
+    const __m256i both = _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), both);
+}
 XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
     if (!x.bf16) {
         _mm256_storeu_ps((float *)x.data + i, v);
         return;
     }
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    const __m256i high = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    const __m256i high = _mm256_srli_epi32(xdi_v8_rounded(v), 16);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
     _mm_storeu_si128((__m128i *)(void *)((uint16_t *)x.data + i), _mm256_castsi256_si128(packed));
 }
@@ -6386,6 +6544,9 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_sub(xdi_v16 a, xdi_v16 b) {
 }
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul(xdi_v16 a, xdi_v16 b) {
     return _mm512_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_div(xdi_v16 a, xdi_v16 b) {
+    return _mm512_div_ps(a, b);
 }
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fma(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
     return _mm512_fmadd_ps(a, b, c);
@@ -6431,17 +6592,29 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_load(xdi_simd_array x, int64_t i) {
     return _mm512_castsi512_ps(
         _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, _mm512_castsi256_si512(bits)));
 }
+XDI_SIMD_INLINE_512 void xdi_v16_load_two(xdi_simd_array x, int64_t i, xdi_v16 *even, xdi_v16 *odd) {
+    const __m512i bits = _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i));
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+/* The upper half of the result is the number rounded to bf16. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
+    const __m512i low = _mm512_srli_epi32(xdi_v16_rounded(even), 16);
+    const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, xdi_v16_rounded(odd));
+    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), both);
+}
 XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
     if (!x.bf16) {
         _mm512_storeu_ps((float *)x.data + i, v);
         return;
     }
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
     const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
-    const __m512i high = _mm512_permutexvar_epi16(order, rounded);
+    const __m512i high = _mm512_permutexvar_epi16(order, xdi_v16_rounded(v));
     _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), _mm512_castsi512_si256(high));
 }
 
@@ -6530,6 +6703,8 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    /* maxima[i] becomes element i where that is larger. */
+    void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
     /* Writes the indices of the elements that are >= threshold, in order, while there is room for n more;
      * returns how many. */
     int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, int64_t room);
@@ -6574,6 +6749,23 @@ XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
         lanes.bf16 = false;                                                                             \
         v##_store(lanes, 0, value);                                                                     \
         xdi_simd_store_part(x, i, n, part);                                                             \
+    }                                                                                                   \
+    /* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */ \
+    INLINE void v##_read_two(xdi_simd_array x, int64_t i, bool parity, v *a, v *b) {                    \
+        if (parity) {                                                                                   \
+            v##_load_two(x, i, a, b);                                                                   \
+            return;                                                                                     \
+        }                                                                                               \
+        *a = v##_load(x, i);                                                                            \
+        *b = v##_load(x, i + v##_lanes);                                                                \
+    }                                                                                                   \
+    INLINE void v##_write_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                     \
+        if (parity) {                                                                                   \
+            v##_store_two(x, i, a, b);                                                                  \
+            return;                                                                                     \
+        }                                                                                               \
+        v##_store(x, i, a);                                                                             \
+        v##_store(x, i + v##_lanes, b);                                                                 \
     }                                                                                                   \
     /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
     INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
@@ -6682,6 +6874,9 @@ typedef struct xdi_span_kernels {
     /* Sum of |x|, of its squares, or the largest |x|, by the type of norm, over BF16, F16 or F32. Not
      * finite when an element is not; then the value says no more than that. */
     double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
+
+    /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
+    void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
     bool fast; /* visits long arrays out of order and gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
@@ -7446,113 +7641,206 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     return power;
 }
 
+/* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
+#define XDI_TILE_LEAST (-1e30f)
+
 /* What follows is written once for every vector width v, as a macro that defines v_... functions with the
  * attributes INLINE and LEAF. */
 
-#define XDI_TILES_SUMS(v, LEAF)                                                                  \
-    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                       \
-        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                         \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
-            const v a = v##_read(x, i, n, -INFINITY);                                            \
-            max = v##_max(a, max);                                                               \
-            nan = v##_pick(a, a, nan, v##_set(1.0f));                                            \
-        }                                                                                        \
-        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                 \
-    }                                                                                            \
-    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                  \
-        v sum = v##_set(0.0f);                                                                   \
-        const v from = v##_set(reference);                                                       \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                               \
-            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                     \
-        return v##_total(sum);                                                                   \
-    }                                                                                            \
-    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
-                             float *max) {                                                       \
-        v sum = v##_set(0.0f), moments = v##_set(0.0f), largest = v##_set(-INFINITY);            \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
-            const v a = v##_read(x, i, n, -INFINITY), e = v##_exp2(a, &power);                   \
-            sum = v##_add(sum, e);                                                               \
-            largest = v##_max(a, largest);                                                       \
-            if (!moment) continue;                                                               \
-            moments = v##_fma(e, v##_exponent(v##_max(v##_set(power.low), a), &power), moments); \
-        }                                                                                        \
-        if (moment) *moment = v##_total(moments);                                                \
-        *max = v##_largest(largest);                                                             \
-        return v##_total(sum);                                                                   \
+#define XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
+    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                        \
+        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                          \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                              \
+            const v a = v##_read(x, i, n, -INFINITY);                                             \
+            max = v##_max(a, max);                                                                \
+            nan = v##_pick(a, a, nan, v##_set(1.0f));                                             \
+        }                                                                                         \
+        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                  \
+    }                                                                                             \
+    LEAF void v##_tile_raise(xdi_simd_array x, int64_t n, float *maxima) {                        \
+        xdi_simd_array to;                                                                        \
+        to.data = maxima;                                                                         \
+        to.bf16 = false;                                                                          \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                \
+            v##_write(to, i, n, v##_max(v##_read(x, i, n, -INFINITY), v##_read(to, i, n, 0.0f))); \
+    }                                                                                             \
+    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                   \
+        v sum = v##_set(0.0f);                                                                    \
+        const v from = v##_set(reference);                                                        \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                \
+            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                      \
+        return v##_total(sum);                                                                    \
+    }                                                                                             \
+    INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, \
+                               float *max, bool parity) {                                         \
+        const v zero = v##_set(0.0f), low = v##_set(power.low);                                   \
+        v sum = zero, more = zero, moments = zero, largest = v##_set(-INFINITY), a, b;            \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                          \
+            v##_read_two(x, i, parity, &a, &b);                                                   \
+            const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                             \
+            sum = v##_add(sum, e);                                                                \
+            more = v##_add(more, f);                                                              \
+            largest = v##_max(a, v##_max(b, largest));                                            \
+            if (!moment) continue;                                                                \
+            moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                 \
+            moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                 \
+        }                                                                                         \
+        if (moment) *moment = v##_total(moments);                                                 \
+        *max = v##_largest(largest);                                                              \
+        return v##_total(v##_add(sum, more));                                                     \
+    }                                                                                             \
+    LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
+                              float *max) {                                                       \
+        if (x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                          \
+        return v##_sum_loop(x, n, power, moment, max, false);                                     \
+    }                                                                                             \
+    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,   \
+                             float *max) {                                                        \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                   \
+        float room[2 * v##_lanes], rest_max;                                                      \
+        double rest_moment = 0.0, sum = v##_sum_whole(x, whole, power, moment, max);              \
+        if (whole == n) return sum;                                                               \
+        const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);           \
+        sum += v##_sum_whole(rest, two, power, moment ? &rest_moment : NULL, &rest_max);          \
+        if (moment) *moment += rest_moment;                                                       \
+        if (rest_max > *max) *max = rest_max;                                                     \
+        return sum;                                                                               \
     }
 
-#define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                  \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful) {                            \
-        const xdi_tile_power p = pair->p, q = pair->q;                                                   \
-        const xdi_simd_array x = pair->x, y = pair->y;                                                   \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(-FLT_MAX);                   \
-        const v weight = v##_set(pair->own_weight);                                                      \
-        v own = zero, other = zero, cross = zero, infinite = zero;                                       \
-        v own_max = v##_set(-INFINITY), other_max = own_max;                                             \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
-            const v a = v##_read(x, i, n, -INFINITY), b = v##_read(y, i, n, q.low);                      \
-            const v e = v##_exp2(a, &p);                                                                 \
-            v s = v##_exponent(v##_max(v##_set(p.low), a), &p), t = v##_exponent(b, &q);                 \
-            if (careful) {                                                                               \
-                infinite = v##_max(v##_pick(t, lowest, zero, v##_pick(a, lowest, one, zero)), infinite); \
-                t = v##_max(t, lowest);                                                                  \
-            }                                                                                            \
-            own = v##_add(own, e);                                                                       \
-            other = v##_add(other, v##_exp2(b, &q));                                                     \
-            cross = v##_fma(e, v##_mul_sub(s, weight, t), cross);                                        \
-            own_max = v##_max(a, own_max);                                                               \
-            other_max = v##_max(b, other_max);                                                           \
-        }                                                                                                \
-        pair->own = v##_total(own);                                                                      \
-        pair->other = v##_total(other);                                                                  \
-        pair->cross = v##_total(cross);                                                                  \
-        pair->own_max = v##_largest(own_max);                                                            \
-        pair->other_max = v##_largest(other_max);                                                        \
-        pair->infinite = v##_largest(infinite) > 0.0f;                                                   \
-    }                                                                                                    \
-    LEAF void v##_tile_pair(xdi_tile_pair *pair, int64_t n) {                                            \
-        if (pair->careful)                                                                               \
-            v##_pair_loop(pair, n, true);                                                                \
-        else                                                                                             \
-            v##_pair_loop(pair, n, false);                                                               \
+#define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                     \
+    typedef struct v##_pair_sums {                                                                          \
+        v own, other, cross, infinite, own_max, other_max;                                                  \
+    } v##_pair_sums;                                                                                        \
+    /* cross: log2 p - log2 q from the difference of the elements, which loses less than each by itself. */ \
+    INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, bool careful,        \
+                             bool own) {                                                                    \
+        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
+        const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
+        const v factor = v##_set(pair->q.factor);                                                           \
+        const v back = v##_set((own ? pair->p.whole : 0.0f) - pair->q.whole);                               \
+        v right = b;                                                                                        \
+        if (careful) {                                                                                      \
+            const v missing = v##_pick(b, lowest, zero, v##_pick(a, v##_set(-FLT_MAX), one, zero));         \
+            sums->infinite = v##_max(missing, sums->infinite);                                              \
+            right = v##_max(lowest, b);                                                                     \
+        }                                                                                                   \
+        sums->own = v##_add(sums->own, e);                                                                  \
+        sums->other = v##_add(sums->other, v##_exp2(b, &pair->q));                                          \
+        sums->cross = v##_fma(e, v##_exact_sub(v##_sub(left, right), factor, back), sums->cross);           \
+        sums->own_max = v##_max(a, sums->own_max);                                                          \
+        sums->other_max = v##_max(b, sums->other_max);                                                      \
+    }                                                                                                       \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
+        const xdi_tile_pair given = *pair;                                                                  \
+        v##_pair_sums s, r; /* of every other vector */                                                     \
+        v a, b, c, d;                                                                                       \
+        s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
+        s.own_max = s.other_max = v##_set(-INFINITY);                                                       \
+        r = s;                                                                                              \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
+            v##_read_two(given.x, i, parity, &a, &b);                                                       \
+            v##_read_two(given.y, i, parity, &c, &d);                                                       \
+            v##_pair_add(&s, &given, a, c, careful, own);                                                   \
+            v##_pair_add(&r, &given, b, d, careful, own);                                                   \
+        }                                                                                                   \
+        pair->own = v##_total(s.own) + v##_total(r.own);                                                    \
+        pair->other = v##_total(s.other) + v##_total(r.other);                                              \
+        pair->cross = v##_total(s.cross) + v##_total(r.cross);                                              \
+        pair->own_max = v##_largest(v##_max(s.own_max, r.own_max));                                         \
+        pair->other_max = v##_largest(v##_max(s.other_max, r.other_max));                                   \
+        pair->infinite = v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                               \
+    }                                                                                                       \
+    INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
+        switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
+        case 0: v##_pair_loop(pair, n, false, false, parity); break;                                        \
+        case 1: v##_pair_loop(pair, n, false, true, parity); break;                                         \
+        case 2: v##_pair_loop(pair, n, true, false, parity); break;                                         \
+        default: v##_pair_loop(pair, n, true, true, parity); break;                                         \
+        }                                                                                                   \
+    }                                                                                                       \
+    LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
+        if (pair->x.bf16 && pair->y.bf16)                                                                   \
+            v##_pair_kind(pair, n, true);                                                                   \
+        else                                                                                                \
+            v##_pair_kind(pair, n, false);                                                                  \
+    }                                                                                                       \
+    LEAF void v##_tile_pair(xdi_tile_pair *pair, int64_t n) {                                               \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                             \
+        float x[2 * v##_lanes], y[2 * v##_lanes];                                                           \
+        xdi_tile_pair rest = *pair;                                                                         \
+        v##_pair_whole(pair, whole);                                                                        \
+        if (whole == n) return;                                                                             \
+        rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
+        rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
+        v##_pair_whole(&rest, two);                                                                         \
+        pair->own += rest.own;                                                                              \
+        pair->other += rest.other;                                                                          \
+        pair->cross += rest.cross;                                                                          \
+        pair->own_max = rest.own_max > pair->own_max ? rest.own_max : pair->own_max;                        \
+        pair->other_max = rest.other_max > pair->other_max ? rest.other_max : pair->other_max;              \
+        pair->infinite = pair->infinite || rest.infinite;                                                   \
     }
 
 /* p and q, and log2(p/m) and log2(q/m). With d the difference of the logarithms, m is the larger of the two
  * times (larger share + smaller share 2^-d): no overflow, and no cancellation when p and q are close. */
-#define XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                               \
-    INLINE void v##_mix(const xdi_tile_mixture *m, v a, v b, v *p, v *q, v *p_ratio, v *q_ratio) {       \
-        const xdi_tile_power unit = { 1.0f, 0.0f, -127.0f };                                             \
-        const v p_share = v##_set(m->p_share), q_share = v##_set(m->q_share);                            \
-        const v s = v##_sub(v##_exponent(v##_max(a, v##_set(m->p.low)), &m->p), v##_set(m->p_rest));     \
-        const v t = v##_sub(v##_exponent(v##_max(b, v##_set(m->q.low)), &m->q), v##_set(m->q_rest));     \
-        const v d = v##_sub(v##_min(s, t), v##_max(s, t));                                               \
-        const v large = v##_pick(s, t, p_share, q_share), small = v##_pick(s, t, q_share, p_share);      \
-        const v log_mixture = v##_log2(v##_fma(small, v##_exp2(d, &unit), large));                       \
-        const v above = v##_sub(v##_set(0.0f), log_mixture), below = v##_sub(d, log_mixture);            \
-        *p = v##_exp2(a, &m->p);                                                                         \
-        *q = v##_exp2(b, &m->q);                                                                         \
-        *p_ratio = v##_pick(s, t, above, below);                                                         \
-        *q_ratio = v##_pick(s, t, below, above);                                                         \
-    }                                                                                                    \
-    LEAF void v##_tile_mixture(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, \
-                               double *p_sum, double *q_sum) {                                           \
-        const v top = v##_set(m->top);                                                                   \
-        v p_sums = v##_set(0.0f), q_sums = v##_set(0.0f), p, q, p_ratio, q_ratio;                        \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
-            const v a = v##_read(x, i, n, -INFINITY), b = v##_read(y, i, n, -INFINITY);                  \
-            v##_mix(m, a, b, &p, &q, &p_ratio, &q_ratio);                                                \
-            p_sums = v##_fma(p, v##_sub(p_ratio, top), p_sums);                                          \
-            q_sums = v##_fma(q, q_ratio, q_sums);                                                        \
-        }                                                                                                \
-        *p_sum = v##_total(p_sums);                                                                      \
-        *q_sum = v##_total(q_sums);                                                                      \
+#define XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                                 \
+    INLINE void v##_mix(const xdi_tile_mixture *m, v a, v b, v *p, v *q, v *p_ratio, v *q_ratio) {         \
+        const xdi_tile_power unit = { 1.0f, 0.0f, -127.0f };                                               \
+        const v p_share = v##_set(m->p_share), q_share = v##_set(m->q_share);                              \
+        const v s = v##_sub(v##_exponent(v##_max(a, v##_set(m->p.low)), &m->p), v##_set(m->p_rest));       \
+        const v t = v##_sub(v##_exponent(v##_max(b, v##_set(m->q.low)), &m->q), v##_set(m->q_rest));       \
+        const v d = v##_sub(v##_min(s, t), v##_max(s, t));                                                 \
+        const v large = v##_pick(s, t, p_share, q_share), small = v##_pick(s, t, q_share, p_share);        \
+        const v log_mixture = v##_log2(v##_fma(small, v##_exp2(d, &unit), large));                         \
+        const v above = v##_sub(v##_set(0.0f), log_mixture), below = v##_sub(d, log_mixture);              \
+        *p = v##_exp2(a, &m->p);                                                                           \
+        *q = v##_exp2(b, &m->q);                                                                           \
+        *p_ratio = v##_pick(s, t, above, below);                                                           \
+        *q_ratio = v##_pick(s, t, below, above);                                                           \
+    }                                                                                                      \
+    INLINE void v##_mixture_add(const xdi_tile_mixture *m, v a, v b, v *p_sums, v *q_sums) {               \
+        v p, q, p_ratio, q_ratio;                                                                          \
+        v##_mix(m, a, b, &p, &q, &p_ratio, &q_ratio);                                                      \
+        *p_sums = v##_fma(p, v##_sub(p_ratio, v##_set(m->top)), *p_sums);                                  \
+        *q_sums = v##_fma(q, q_ratio, *q_sums);                                                            \
+    }                                                                                                      \
+    INLINE void v##_mixture_loop(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *given,        \
+                                 int64_t n, double *p_sum, double *q_sum, bool parity) {                   \
+        const xdi_tile_mixture m = *given;                                                                 \
+        v p_sums = v##_set(0.0f), q_sums = p_sums, a, b, c, d;                                             \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
+            v##_read_two(x, i, parity, &a, &b);                                                            \
+            v##_read_two(y, i, parity, &c, &d);                                                            \
+            v##_mixture_add(&m, a, c, &p_sums, &q_sums);                                                   \
+            v##_mixture_add(&m, b, d, &p_sums, &q_sums);                                                   \
+        }                                                                                                  \
+        *p_sum = v##_total(p_sums);                                                                        \
+        *q_sum = v##_total(q_sums);                                                                        \
+    }                                                                                                      \
+    LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m,             \
+                                int64_t n, double *p_sum, double *q_sum) {                                 \
+        if (x.bf16 && y.bf16)                                                                              \
+            v##_mixture_loop(x, y, m, n, p_sum, q_sum, true);                                              \
+        else                                                                                               \
+            v##_mixture_loop(x, y, m, n, p_sum, q_sum, false);                                             \
+    }                                                                                                      \
+    LEAF void v##_tile_mixture(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,   \
+                               double *p_sum, double *q_sum) {                                             \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                            \
+        float x_room[2 * v##_lanes], y_room[2 * v##_lanes];                                                \
+        double p_rest, q_rest;                                                                             \
+        v##_mixture_whole(x, y, m, whole, p_sum, q_sum);                                                   \
+        if (whole == n) return;                                                                            \
+        v##_mixture_whole(xdi_simd_padded(x, whole, n, two, -INFINITY, x_room),                            \
+                          xdi_simd_padded(y, whole, n, two, -INFINITY, y_room), m, two, &p_rest, &q_rest); \
+        *p_sum += p_rest;                                                                                  \
+        *q_sum += q_rest;                                                                                  \
     }
 
 #define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                                \
-    INLINE v v##_soft(const xdi_tile_gradient *g, v a, int64_t i, int64_t n, xdi_tile_soft soft) {         \
+    INLINE v v##_soft(const xdi_tile_gradient *g, v a, v b, xdi_tile_soft soft) {                          \
         const v lowest = v##_set(-FLT_MAX);                                                                \
-        v b = lowest, p, q, p_ratio, q_ratio;                                                              \
-        if (soft != XDI_TILE_OUTSIDE) b = v##_read(g->y, i, n, -INFINITY);                                 \
+        v p, q, p_ratio, q_ratio;                                                                          \
         if (soft == XDI_TILE_MIXTURE) {                                                                    \
             v##_mix(&g->mixture, a, b, &p, &q, &p_ratio, &q_ratio);                                        \
             return v##_mul(v##_mul(v##_set(g->soft_scale), p), v##_sub(p_ratio, v##_set(g->mixture.top))); \
@@ -7568,41 +7856,68 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         const v t = v##_max(v##_exponent(b, &g->q), lowest);                                               \
         return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                       \
     }                                                                                                      \
-    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                       \
-            const v a = v##_read(g->x, i, n, -INFINITY);                                                   \
-            v out = v##_set(0.0f);                                                                         \
-            if (hard) out = v##_sub(v##_scaled_exp2(a, &g->h, g->hard_scale), v##_set(g->uniform));        \
-            if (soft != XDI_TILE_NONE) {                                                                   \
-                const v more = v##_soft(g, a, i, n, soft);                                                 \
-                out = hard ? v##_add(out, more) : more;                                                    \
-            }                                                                                              \
-            v##_write(g->out, i, n, out);                                                                  \
+    INLINE v v##_gradient(const xdi_tile_gradient *g, v a, v b, bool hard, xdi_tile_soft soft) {           \
+        v out = v##_set(0.0f);                                                                             \
+        if (hard) out = v##_sub(v##_scaled_exp2(a, &g->h, g->hard_scale), v##_set(g->uniform));            \
+        if (soft == XDI_TILE_NONE) return out;                                                             \
+        const v more = v##_soft(g, a, b, soft);                                                            \
+        return hard ? v##_add(out, more) : more;                                                           \
+    }                                                                                                      \
+    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,    \
+                                  bool teacher, bool parity) {                                             \
+        v a, b, c = v##_set(0.0f), d = c;                                                                  \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
+            v##_read_two(g->x, i, parity, &a, &b);                                                         \
+            if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                            \
+            a = v##_gradient(g, a, c, hard, soft);                                                         \
+            b = v##_gradient(g, b, d, hard, soft);                                                         \
+            v##_write_two(g->out, i, parity, a, b);                                                        \
         }                                                                                                  \
     }                                                                                                      \
-    LEAF void v##_tile_gradient(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {           \
+    INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
+        const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                            \
+        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))                                           \
+            v##_gradient_loop(g, n, hard, soft, teacher, true);                                            \
+        else                                                                                               \
+            v##_gradient_loop(g, n, hard, soft, teacher, false);                                           \
+    }                                                                                                      \
+    LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {          \
         const xdi_tile_gradient g = *given; /* stores cannot change a copy */                              \
         switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                        \
-        case XDI_TILE_NONE * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_NONE); break;                  \
-        case XDI_TILE_FORWARD * 2: v##_gradient_loop(&g, n, false, XDI_TILE_FORWARD); break;               \
-        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_FORWARD); break;            \
-        case XDI_TILE_REVERSE * 2: v##_gradient_loop(&g, n, false, XDI_TILE_REVERSE); break;               \
-        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_REVERSE); break;            \
-        case XDI_TILE_MIXTURE * 2: v##_gradient_loop(&g, n, false, XDI_TILE_MIXTURE); break;               \
-        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_loop(&g, n, true, XDI_TILE_MIXTURE); break;            \
-        case XDI_TILE_OUTSIDE * 2: v##_gradient_loop(&g, n, false, XDI_TILE_OUTSIDE); break;               \
-        default: v##_gradient_loop(&g, n, false, XDI_TILE_NONE); break;                                    \
+        case XDI_TILE_NONE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_NONE); break;                  \
+        case XDI_TILE_FORWARD * 2: v##_gradient_kind(&g, n, false, XDI_TILE_FORWARD); break;               \
+        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_FORWARD); break;            \
+        case XDI_TILE_REVERSE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_REVERSE); break;               \
+        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_REVERSE); break;            \
+        case XDI_TILE_MIXTURE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_MIXTURE); break;               \
+        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_MIXTURE); break;            \
+        case XDI_TILE_OUTSIDE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_OUTSIDE); break;               \
+        default: v##_gradient_kind(&g, n, false, XDI_TILE_NONE); break;                                    \
         }                                                                                                  \
+    }                                                                                                      \
+    LEAF void v##_tile_gradient(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {               \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                            \
+        float x[2 * v##_lanes], y[2 * v##_lanes], out[2 * v##_lanes];                                      \
+        xdi_tile_gradient rest = *g;                                                                       \
+        if (whole < n) { /* read before anything is written, which may be the same memory */               \
+            rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                   \
+            if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                    \
+            rest.out.data = out;                                                                           \
+        }                                                                                                  \
+        v##_gradient_whole(g, soft, whole);                                                                \
+        if (whole == n) return;                                                                            \
+        v##_gradient_whole(&rest, soft, two);                                                              \
+        xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                              \
     }
 
 #define XDI_TILES(v, INLINE, LEAF)                                           \
-    XDI_TILES_SUMS(v, LEAF)                                                  \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                          \
     XDI_TILES_PAIR(v, INLINE, LEAF)                                          \
     XDI_TILES_MIXTURE(v, INLINE, LEAF)                                       \
     XDI_TILES_GRADIENT(v, INLINE, LEAF)                                      \
     static const xdi_tiles v##_tiles = {                                     \
-        v##_tile_max,     v##_tile_linear,   v##_tile_sum,    v##_tile_pair, \
-        v##_tile_mixture, v##_tile_gradient, v##_tile_collect                \
+        v##_tile_max,     v##_tile_linear,   v##_tile_sum,   v##_tile_pair,  \
+        v##_tile_mixture, v##_tile_gradient, v##_tile_raise, v##_tile_collect \
     };
 
 /* Without a compressing store: every index is written, and the next one over it when it does not count. */
@@ -8798,7 +9113,8 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
 /* ---- selection ---- */
 
 /* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
-enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_BINS = 2048 };
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 4 };
+enum { XDI_SELECT_BINS = 2048, XDI_SELECT_DIGITS = 3, XDI_SELECT_WIDTH = 13 };
 
 /* Descending order as unsigned integers; both zeros are one. */
 static uint32_t xdi_select_key(float x) {
@@ -8847,56 +9163,83 @@ static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, i
     return bin;
 }
 
-/* A value that, going by a sample, is passed by a little more than k elements. */
-static float xdi_select_threshold(const xd_select_args *a, int64_t r) {
-    const int64_t step = a->columns / XDI_SELECT_SAMPLE > 0 ? a->columns / XDI_SELECT_SAMPLE : 1;
-    const int64_t all = a->columns / step, sample = XDI_SELECT_SAMPLE, n = all < sample ? all : sample;
+/* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
+ * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
+static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
+    const int64_t places = XDI_SELECT_SAMPLE / XDI_SELECT_NEAR, step = a->columns / places;
+    const bool all = step < XDI_SELECT_NEAR; /* a short row: its beginning */
+    const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
     const double share = (double)a->k / (double)a->columns;
-    int64_t rank = (int64_t)(share * (double)n + 4.0 * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
-    for (int64_t i = 0; i < n; i++) keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, i * step));
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
+        keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, at));
+    }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
     const float value = xdi_select_value((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 
-/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. */
+/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. Keys count
+ * from the first one, so that candidates near each other, as the largest of a row are, differ in few bits. */
 typedef struct xdi_select_scratch {
     uint32_t *columns;
     uint64_t *from, *to;
     int64_t room;
-    uint32_t bins[3][XDI_SELECT_BINS]; /* how many keys have each value of each 11 bits */
+    uint32_t first;    /* the first key in order */
+    int digits, width; /* passes of the sort, and bits that each looks at */
+    uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
 } xdi_select_scratch;
+
+/* The passes that keys up to `last` need, with no counts yet. */
+static void xdi_select_plan(xdi_select_scratch *s, uint32_t last) {
+    int bits = 1;
+    while (bits < 32 && (last - s->first) >> bits) bits++;
+    s->digits = (bits + XDI_SELECT_WIDTH - 1) / XDI_SELECT_WIDTH;
+    s->width = (bits + s->digits - 1) / s->digits;
+    for (int digit = 0; digit < XDI_SELECT_DIGITS; digit++)
+        memset(s->bins[digit], 0, sizeof(uint32_t) << s->width);
+}
 
 static void xdi_select_keys(const xd_select_args *a, int64_t r, xdi_select_scratch *s, int64_t n) {
     const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
-    memset(s->bins, 0, sizeof s->bins);
+    uint32_t first = UINT32_MAX, last = 0;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t at = s->columns[i];
         const uint32_t key = xdi_select_key(x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[at])
                                                    : ((const float *)x.data)[at]);
         s->from[i] = (uint64_t)key << 32 | at;
-        s->bins[0][key & 2047u]++;
-        s->bins[1][(key >> 11) & 2047u]++;
-        s->bins[2][key >> 22]++;
+        first = key < first ? key : first;
+        last = key > last ? key : last;
+    }
+    s->first = first;
+    xdi_select_plan(s, last);
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
+    const int width = s->width;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = (uint32_t)(s->from[i] >> 32) - first;
+        s->bins[0][key & mask]++;
+        s->bins[1][key >> width & mask]++;
+        if (s->digits == 3) s->bins[2][key >> 2 * width]++;
     }
 }
 
 /* Radix sort of the keys; equal ones keep their order. */
 static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
-    for (int digit = 0; digit < 3; digit++) {
+    const uint64_t mask = ((uint64_t)1 << s->width) - 1, first = (uint64_t)s->first << 32;
+    for (int digit = 0; digit < s->digits; digit++) {
         uint32_t *bins = s->bins[digit], sum = 0;
         uint64_t *from = s->from, *to = s->to;
-        const int shift = 32 + 11 * digit;
-        if (bins[(from[0] >> shift) & 2047u] == (uint32_t)n) continue; /* all the same */
-        for (int i = 0; i < XDI_SELECT_BINS; i++) {
+        const int shift = 32 + s->width * digit;
+        for (uint64_t i = 0; i <= mask; i++) {
             const uint32_t count = bins[i];
             bins[i] = sum;
             sum += count;
         }
-        for (int64_t i = 0; i < n; i++) to[bins[(from[i] >> shift) & 2047u]++] = from[i];
+        for (int64_t i = 0; i < n; i++) to[bins[((from[i] - first) >> shift) & mask]++] = from[i];
         s->to = from;
         s->from = to;
     }
@@ -8905,9 +9248,9 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
 /* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
-    const float threshold = xdi_select_threshold(a, r);
-    const int64_t n =
-        tiles->collect(xdi_fast_array(&a->logits, r, 0), a->columns, threshold, s->columns, s->room);
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    int64_t n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 2.5), s->columns, s->room);
+    if (n < a->k) n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 8.0), s->columns, s->room);
     if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
     xdi_select_keys(a, r, s, n);
     xdi_select_sort(s, n);
@@ -8929,22 +9272,20 @@ static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *
 }
 
 static xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
-    const xd_allocator allocator = xd_ctx_settings(launch->ctx)->allocator;
     xdi_select_scratch s;
     unsigned char *memory = NULL;
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_loss_kernels_cpu_plain().select(launch, a);
     s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        memory =
-            (unsigned char *)allocator.allocate(allocator.user, (size_t)s.room * 20); /* need not be zero */
+        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 20);
     if (memory) {
         s.from = (uint64_t *)(void *)memory;
         s.to = s.from + s.room;
         s.columns = (uint32_t *)(void *)(s.to + s.room);
     }
     xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
-    if (memory) allocator.release(allocator.user, memory);
+    xdi_scratch_give(launch->ctx, memory);
     return XD_OK;
 }
 
@@ -9520,7 +9861,7 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int
     double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
     if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
     if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
-    return a->u ? g + ((double)a->u[v] - p * delta) : g;
+    return a->u ? g + ((double)a->u[v] * a->scale - p * delta) : g;
 }
 
 XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
@@ -9543,14 +9884,18 @@ static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoke
 
 /* ---- means over the whole vocabulary ---- */
 
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i) {
+    const int64_t row = a->rows[i];
+    const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
+    for (int64_t v = 0; v < a->columns; v++)
+        xdi_cells_add(a->fixed, a->cells, v,
+                      (xdi_loss_load(&a->logits, row, v) / a->temperature - lse) * a->scale);
+}
+
 static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i];
-        const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
-        for (int64_t v = 0; v < a->columns; v++)
-            xdi_cells_add(a->fixed, a->cells, v, xdi_loss_load(&a->logits, row, v) / a->temperature - lse);
-    }
+    memset(a->cells, 0, (size_t)a->columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_log_probs_row(a, i);
     return XD_OK;
 }
 
@@ -9571,24 +9916,23 @@ static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a)
     return XD_OK;
 }
 
-/* ---- tails ---- */
-
-/* Entries of the list on this shard, whose log-probabilities rounded to f32 are what is sorted by: in
- * scratch, and the first one's index. */
-XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first) {
-    int64_t n = 0;
-    *first = 0;
-    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
-    for (; *first + n < t->count && t->ids[*first + n] < t->end; n++)
-        t->scratch[n] = (float)t->means[t->ids[*first + n] - t->begin];
-    return n;
+static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
+    return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+/* ---- tails ---- */
+
+/* Entries of the list on this shard are sorted by their log-probabilities rounded to f32. */
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
+                                            int64_t *first) {
     xd_select_args s;
-    int64_t first;
     memset(&s, 0, sizeof s);
-    s.columns = xdi_xtoken_tail_keys(t, &first);
+    *first = 0;
+    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
+    for (; *first + s.columns < t->count && t->ids[*first + s.columns] < t->end; s.columns++)
+        t->scratch[s.columns] = (float)t->means[t->ids[*first + s.columns] - t->begin];
     s.logits.data = t->scratch;
     s.logits.dtype = XD_DTYPE_F32;
     s.logits.rows = 1;
@@ -9596,12 +9940,21 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     s.k = t->k;
     s.values = t->values;
     s.ids = t->found;
-    XDI_TRY(xd_ctx_kernels(launch->ctx).loss.select(launch, &s));
+    return xd_ctx_kernels(launch->ctx).loss.select(launch, &s);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first) {
     for (int64_t i = 0; i < t->k; i++) {
         if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
         t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
     }
     return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    int64_t first;
+    XDI_TRY(xdi_xtoken_tail_select(launch, t, &first));
+    return xdi_xtoken_tail_finish(t, first);
 }
 
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
@@ -9614,7 +9967,842 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     kernels.log_probs = xdi_cpu_xtoken_log_probs;
     kernels.pair = xdi_cpu_xtoken_pair;
     kernels.tail = xdi_cpu_xtoken_tail;
+    kernels.total = xdi_cpu_xtoken_total;
     return kernels;
+}
+
+/* >>kernel/rows_simd.c */
+
+#include <math.h>
+
+/* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
+
+/* The lowest column that has the maximum. */
+static int64_t xdi_fast_rows_find(const xd_rows *x, int64_t row, int64_t columns, double max) {
+    int64_t c = 0;
+    while (c < columns && xdi_loss_load(x, row, c) != max) c++;
+    return c < columns ? c : -1;
+}
+
+static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
+    const int64_t columns = a->end - a->begin;
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    double max = -INFINITY, sum = 0.0;
+    int64_t tile = 0;
+    float unused;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const double one = (double)tiles->max(xdi_fast_array(&a->logits, r, c), xdi_fast_tile_at(c, columns));
+        if (one <= max) continue;
+        max = one;
+        tile = c;
+        if (isnan(one)) return false;
+    }
+    if (columns == 0 || !xdi_fast_fits(max, factor)) return false;
+    const double whole = rint(max * factor);
+    const xdi_tile_power power = xdi_tile_power_of(factor, whole);
+    for (int64_t c = 0; c < columns; c += XDI_TILE)
+        sum +=
+            tiles->sum(xdi_fast_array(&a->logits, r, c), xdi_fast_tile_at(c, columns), power, NULL, &unused);
+    const xd_rows from = { xdi_fast_array(&a->logits, r, tile).data, a->logits.dtype, 1, columns - tile, 0 };
+    part[XD_SOFTMAX_MAX] = max;
+    part[XD_SOFTMAX_ARG] = (double)(a->begin + tile + xdi_fast_rows_find(&from, 0, columns - tile, max));
+    part[XD_SOFTMAX_SUM] = sum * exp2(whole - max * (double)power.factor);
+    return true;
+}
+
+static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    const xd_softmax_kernels plain = xd_softmax_kernels_cpu();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16) return plain.stats(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xd_softmax_args one = *a;
+        if (xdi_fast_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
+        one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+        one.logits.rows = 1;
+        one.parts = a->parts + r * XD_SOFTMAX_PARTS;
+        XDI_TRY(plain.stats(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* Block by block, so that the maxima stay in the first cache; NaN is no maximum. */
+static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                        int64_t columns, float *maxima) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
+        return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
+    for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
+    for (int64_t c = 0; c < columns; c += XDI_TILE)
+        for (int64_t r = 0; r < logits->rows; r++)
+            if (!mask || mask[r])
+                tiles->raise(xdi_fast_array(logits, r, c), xdi_fast_tile_at(c, columns), maxima + c);
+    return XD_OK;
+}
+
+/* The entries that vectors do better. */
+XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
+    rows->column_maxima = xdi_fast_column_maxima;
+    softmax->stats = xdi_fast_softmax_stats;
+}
+
+/* >>kernel/xtoken_simd.c */
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* Losses across tokenizers on vectors. A projection is walked for 16 chunks at once: tables of 16 floats a
+ * slot or student id, so that an entry of the matrix is one multiply-add of vectors, to and fro. The student
+ * comes in blocks of ids whose tables stay in the first cache. */
+enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 512 };
+
+typedef double __attribute__((vector_size(64))) xdi_d8;
+typedef float __attribute__((vector_size(32))) xdi_f8;
+
+/* p = scale 2^(...) of a row. */
+typedef struct xdi_xtoken_power {
+    xdi_tile_power power;
+    float scale;
+} xdi_xtoken_power;
+
+/* A row's gradient: out (+)= p1 + u_scale u - shift p, or p (u_scale u - shift) for the latter. */
+typedef struct xdi_xtoken_writer {
+    xdi_simd_array x, out;
+    bool add, hard, soft, times_p;
+    xdi_xtoken_power p, p1;
+    const float *u; /* or NULL */
+    float u_scale, shift;
+} xdi_xtoken_writer;
+
+/* The 16 lanes of a block are this far apart, so that they are not all in one set of the cache. */
+enum { XDI_XTOKEN_STRIDE = XDI_XTOKEN_BLOCK + 16 };
+
+/* Inner loops of one vector width; n elements. */
+typedef struct xdi_xtoken_loops {
+    /* out (+)= p */
+    void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
+    /* sum of p h */
+    double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
+    /* to[16 to_id] += weight from[16 from_id], ids less their base */
+    void (*walk)(const int32_t *to_id, int64_t to_base, const int32_t *from_id, int64_t from_base,
+                 const float *weight, int64_t n, float *to, const float *from);
+    /* A block from lanes [16, STRIDE] to tables [BLOCK, 16], and back. */
+    void (*to_tables)(const float *lanes, float *tables);
+    void (*to_lanes)(const float *tables, float *lanes);
+    /* cells (+)= x factor - shift */
+    void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
+    /* From q / Z and a to d d(c) / d r in q; sums of the divergence and of q r. */
+    double (*slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse, double *dot);
+    /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
+    double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
+    void (*write)(const xdi_xtoken_writer *w, int64_t n);
+} xdi_xtoken_loops;
+
+static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
+    xdi_simd_array array;
+    array.data = (void *)x;
+    array.bf16 = false;
+    return array;
+}
+
+#define XDI_XTOKEN_P_LOOPS(v, LEAF)                                                                         \
+    LEAF void v##_xtoken_powers(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out) {    \
+        const xdi_simd_array to = xdi_xtoken_floats(out);                                                   \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
+            v e = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale);                         \
+            if (add) e = v##_add(e, v##_read(to, i, n, 0.0f));                                              \
+            v##_write(to, i, n, e);                                                                         \
+        }                                                                                                   \
+    }                                                                                                       \
+    LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {           \
+        v sum = v##_set(0.0f);                                                                              \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                          \
+            sum = v##_fma(v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale),                 \
+                          v##_read(xdi_xtoken_floats(h), i, n, 0.0f), sum);                                 \
+        return v##_total(sum);                                                                              \
+    }                                                                                                       \
+    LEAF void v##_xtoken_walk(const int32_t *to_id, int64_t to_base, const int32_t *from_id,                \
+                              int64_t from_base, const float *weight, int64_t n, float *to,                 \
+                              const float *from) {                                                          \
+        for (int64_t e = 0; e < n; e++) {                                                                   \
+            const xdi_simd_array a = xdi_xtoken_floats(to + (to_id[e] - to_base) * XDI_XTOKEN_LANES);       \
+            const xdi_simd_array b = xdi_xtoken_floats(from + (from_id[e] - from_base) * XDI_XTOKEN_LANES); \
+            const v w = v##_set(weight[e]);                                                                 \
+            for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                  \
+                v##_store(a, lane, v##_fma(v##_load(b, lane), w, v##_load(a, lane)));                       \
+        }                                                                                                   \
+    }                                                                                                       \
+    LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,          \
+                               double *cells) {                                                             \
+        float part[16];                                                                                     \
+        int64_t i = 0;                                                                                      \
+        for (; i + 16 <= n; i += 16) {                                                                      \
+            for (int lane = 0; lane < 16; lane += v##_lanes)                                                \
+                v##_store(xdi_xtoken_floats(part), lane, v##_load(x, i + lane));                            \
+            for (int half = 0; half < 16; half += 8) {                                                      \
+                xdi_f8 narrow;                                                                              \
+                xdi_d8 sum;                                                                                 \
+                memcpy(&narrow, part + half, sizeof narrow);                                                \
+                sum = __builtin_convertvector(narrow, xdi_d8) * factor - shift;                             \
+                if (add) {                                                                                  \
+                    xdi_d8 before;                                                                          \
+                    memcpy(&before, cells + i + half, sizeof before);                                       \
+                    sum += before;                                                                          \
+                }                                                                                           \
+                memcpy(cells + i + half, &sum, sizeof sum);                                                 \
+            }                                                                                               \
+        }                                                                                                   \
+        xdi_simd_part(x, i, n, 16, 0.0f, part);                                                             \
+        for (int lane = 0; i + lane < n; lane++)                                                            \
+            cells[i + lane] = (add ? cells[i + lane] : 0.0) + ((double)part[lane] * factor - shift);        \
+    }
+
+#define XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                       \
+    LEAF double v##_xtoken_slopes(float *q, const float *a, int64_t n, float inverse, bool reverse,       \
+                                  double *dot) {                                                          \
+        const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };                              \
+        const v epsilon = v##_set((float)XD_XTOKEN_EPSILON), ln2 = v##_set((float)XDI_TILE_LN2);          \
+        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                                \
+        v value = zero, dots = zero;                                                                      \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                      \
+            const v r = v##_mul(v##_read(xdi_xtoken_floats(q), i, n, 0.0f), v##_set(inverse));            \
+            const v b = v##_read(xdi_xtoken_floats(a), i, n, -100.0f), floor = v##_add(r, epsilon);       \
+            const v s = v##_mul(v##_log2(floor), ln2), target = v##_exp2(b, &unit);                       \
+            const v d = v##_sub(s, b);                                                                    \
+            v slope = v##_sub(zero, v##_div(target, floor));                                              \
+            if (reverse) slope = v##_add(d, one);                                                         \
+            /* past the end r is 0 and so is what is added, but for the floor's part of the reverse */    \
+            if (reverse)                                                                                  \
+                value = v##_fma(i + v##_lanes <= n ? floor : r, d, value);                                \
+            else                                                                                          \
+                value = v##_sub(value, v##_mul(target, d));                                               \
+            dots = v##_fma(slope, r, dots);                                                               \
+            v##_write(xdi_xtoken_floats(q), i, n, slope);                                                 \
+        }                                                                                                 \
+        *dot = v##_total(dots);                                                                           \
+        return v##_total(value);                                                                          \
+    }                                                                                                     \
+    LEAF double v##_xtoken_pair(const float *alpha, const float *beta, int64_t n, bool reverse,           \
+                                float *slope) {                                                           \
+        const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };                              \
+        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(-FLT_MAX);                    \
+        v sum = zero;                                                                                     \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                      \
+            const v a = v##_read(xdi_xtoken_floats(alpha), i, n, -FLT_MAX);                               \
+            const v b = v##_read(xdi_xtoken_floats(beta), i, n, -FLT_MAX);                                \
+            const v p = v##_exp2(reverse ? a : b, &unit),                                                 \
+                    d = reverse ? v##_sub(a, v##_max(b, lowest)) : v##_sub(v##_max(b, lowest), a);        \
+            sum = v##_add(sum, v##_pick(zero, p, zero, v##_mul(p, d)));                                   \
+            v##_write(xdi_xtoken_floats(slope), i, n,                                                     \
+                      reverse ? v##_pick(zero, p, zero, v##_mul(p, v##_add(d, one))) : v##_sub(zero, p)); \
+        }                                                                                                 \
+        return v##_total(sum);                                                                            \
+    }
+
+#define XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                          \
+    INLINE void v##_xtoken_write_loop(const xdi_xtoken_writer *w, int64_t n, bool hard, bool soft) { \
+        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                              \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                 \
+            const v x = v##_read(w->x, i, n, -INFINITY);                                             \
+            v out = w->add ? v##_read(w->out, i, n, 0.0f) : v##_set(0.0f);                           \
+            v u = v##_set(0.0f);                                                                     \
+            if (hard) out = v##_add(out, v##_scaled_exp2(x, &w->p1.power, w->p1.scale));             \
+            if (w->u) u = v##_mul(v##_read(xdi_xtoken_floats(w->u), i, n, 0.0f), scale);             \
+            if (soft) {                                                                              \
+                const v p = v##_scaled_exp2(x, &w->p.power, w->p.scale);                             \
+                u = w->times_p ? v##_mul(p, v##_sub(u, shift)) : v##_sub(u, v##_mul(p, shift));      \
+            }                                                                                        \
+            v##_write(w->out, i, n, v##_add(out, u));                                                \
+        }                                                                                            \
+    }                                                                                                \
+    LEAF void v##_xtoken_write(const xdi_xtoken_writer *given, int64_t n) {                          \
+        const xdi_xtoken_writer w = *given; /* stores cannot change a copy */                        \
+        if (w.hard && w.soft) v##_xtoken_write_loop(&w, n, true, true);                              \
+        if (w.hard && !w.soft) v##_xtoken_write_loop(&w, n, true, false);                            \
+        if (!w.hard && w.soft) v##_xtoken_write_loop(&w, n, false, true);                            \
+        if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, n, false, false);                          \
+    }
+
+#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                              \
+    XDI_XTOKEN_P_LOOPS(v, LEAF)                                                                        \
+    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                        \
+    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                \
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,  \
+                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen, \
+                                                 v##_xtoken_slopes, v##_xtoken_pair, v##_xtoken_write };
+
+/* ---- 16 by 16 ---- */
+
+static void xdi_v4_to_tables(const float *lanes, float *tables) {
+    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
+            tables[i * XDI_XTOKEN_LANES + lane] = lanes[lane * XDI_XTOKEN_STRIDE + i];
+}
+
+static void xdi_v4_to_lanes(const float *tables, float *lanes) {
+    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
+            lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
+}
+
+XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
+
+#if defined(XDI_X86)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* Eight lines of eight. */
+XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
+                                          int64_t to_stride) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(from + i * from_stride);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int half = 0; half < 2; half++) {
+            a[i + 2 * half] = _mm256_shuffle_ps(b[i + half], b[i + 2 + half], 0x44);
+            a[i + 2 * half + 1] = _mm256_shuffle_ps(b[i + half], b[i + 2 + half], 0xee);
+        }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+
+XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, float *tables) {
+    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
+            xdi_v8_transpose(lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE,
+                             tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES);
+}
+
+XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, float *lanes) {
+    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
+            xdi_v8_transpose(tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES,
+                             lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
+}
+
+/* Eight at a time is fast enough for both widths. */
+XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, float *tables) {
+    xdi_v8_to_tables(lanes, tables);
+}
+
+XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, float *lanes) {
+    xdi_v8_to_lanes(tables, lanes);
+}
+
+XDI_XTOKEN_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_XTOKEN_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
+
+static const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return &xdi_v8_xtoken;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return &xdi_v16_xtoken;
+#endif
+    default: return &xdi_v4_xtoken;
+    }
+}
+
+/* ---- rows ---- */
+
+/* scale exp(z / temperature - lse); false where f32 does not fit. */
+static bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
+    const double factor = XDI_TILE_LOG2E / temperature, log2_all = lse * temperature * (double)(float)factor;
+    if (!xdi_fast_fits(lse * temperature, factor)) return false;
+    p->power = xdi_tile_power_of(factor, rint(log2_all));
+    p->scale = (float)(scale * exp2(rint(log2_all) - log2_all));
+    return true;
+}
+
+static bool xdi_fast_xtoken_takes(const xd_xtoken_args *a) {
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return !a->fixed && gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+}
+
+static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
+    xd_xtoken_args one = *a;
+    one.rows = a->rows + i;
+    one.places = a->places + i;
+    one.delta = a->delta ? a->delta + i : NULL;
+    one.count = 1;
+    return one;
+}
+
+/* ---- 16 chunks at once ---- */
+
+/* Places [first, first + 16), and where their tables are in the caller's scratch. */
+typedef struct xdi_fast_group {
+    const xdi_xtoken_loops *loops;
+    const xd_xtoken_args *a;
+    int64_t first;
+    float *slots; /* [k, 16] */
+    float *ids;   /* [BLOCK, 16] of a block */
+    float *lanes; /* [16, STRIDE] the same, the other way round */
+} xdi_fast_group;
+
+static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t first) {
+    xdi_fast_group g;
+    g.loops = xdi_xtoken_loops_of(launch);
+    g.a = a;
+    g.first = first;
+    g.slots = a->scratch;
+    g.ids = g.slots + XDI_XTOKEN_LANES * a->k;
+    g.lanes = g.ids + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    return g;
+}
+
+/* The lane of a row at work; -1 when it is not of the group. */
+static int64_t xdi_fast_lane(const xdi_fast_group *g, int64_t i) {
+    const int64_t lane = g->a->places[i] - g->first;
+    return lane >= 0 && lane < XDI_XTOKEN_LANES ? lane : -1;
+}
+
+static bool xdi_fast_group_is_empty(const xdi_fast_group *g) {
+    for (int64_t i = 0; i < g->a->count; i++)
+        if (xdi_fast_lane(g, i) >= 0) return false;
+    return true;
+}
+
+static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
+    const int64_t block = XDI_XTOKEN_BLOCK;
+    return columns - v < block ? columns - v : block;
+}
+
+/* Probabilities of a block, summed over each chunk's rows: lanes. */
+static void xdi_fast_project_block(const xdi_fast_group *g, int64_t v, int64_t n) {
+    const xd_xtoken_args *a = g->a;
+    bool has[XDI_XTOKEN_LANES];
+    memset(has, 0, sizeof has);
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t lane = xdi_fast_lane(g, i);
+        xdi_xtoken_power p;
+        if (lane < 0 || !xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p)) continue;
+        g->loops->powers(xdi_fast_array(&a->logits, a->rows[i], v), n, p, has[lane],
+                         g->lanes + lane * XDI_XTOKEN_STRIDE);
+        has[lane] = true;
+    }
+    for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
+        if (!has[lane]) memset(g->lanes + lane * XDI_XTOKEN_STRIDE, 0, XDI_XTOKEN_BLOCK * sizeof(float));
+}
+
+static void xdi_fast_project_group(const xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    const xd_xtoken_matrix *m = &a->matrix;
+    memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * m->k) * sizeof(float));
+    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, m->columns), from = m->begin[v],
+                      count = m->begin[v + n] - from;
+        if (count == 0) continue;
+        xdi_fast_project_block(g, v, n);
+        g->loops->to_tables(g->lanes, g->ids);
+        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->ids);
+    }
+    for (int64_t lane = 0; lane < XDI_XTOKEN_LANES && g->first + lane < a->place_count; lane++) {
+        double *cells = a->cells + (g->first + lane) * m->k;
+        for (int64_t j = 0; j < m->k; j++) cells[j] += (double)g->slots[j * XDI_XTOKEN_LANES + lane];
+    }
+}
+
+static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    xdi_xtoken_power p;
+    if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
+    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
+        if (!xdi_fast_group_is_empty(&g)) xdi_fast_project_group(&g);
+    }
+    for (int64_t i = 0; i < a->count; i++) {
+        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+        if (!xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p))
+            XDI_TRY(plain.project(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* dy of the group's chunks: slots. */
+static void xdi_fast_load_slopes(const xdi_fast_group *g) {
+    for (int64_t lane = 0; lane < XDI_XTOKEN_LANES; lane++) {
+        const double *dy = g->a->student + (g->first + lane) * g->a->k;
+        const bool there = g->first + lane < g->a->place_count;
+        for (int64_t j = 0; j < g->a->k; j++)
+            g->slots[j * XDI_XTOKEN_LANES + lane] = there ? (float)dy[j] : 0.0f;
+    }
+}
+
+/* h = M dy of a block: lanes. */
+static void xdi_fast_back_block(const xdi_fast_group *g, int64_t v, int64_t n) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t from = m->begin[v], count = m->begin[v + n] - from;
+    memset(g->ids, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
+    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->ids, g->slots);
+    g->loops->to_lanes(g->ids, g->lanes);
+}
+
+static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xd_xtoken_matrix *m = &a->matrix;
+    xdi_xtoken_power p;
+    if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
+    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
+        if (xdi_fast_group_is_empty(&g)) continue;
+        xdi_fast_load_slopes(&g);
+        for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
+            const int64_t n = xdi_fast_block_at(v, m->columns);
+            if (m->begin[v] == m->begin[v + n]) continue;
+            xdi_fast_back_block(&g, v, n);
+            for (int64_t i = 0; i < a->count; i++) {
+                const int64_t lane = xdi_fast_lane(&g, i);
+                if (lane < 0 || !xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p)) continue;
+                a->cells[i] += g.loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, p,
+                                            g.lanes + lane * XDI_XTOKEN_STRIDE) /
+                               a->chunks[a->places[i]].largest;
+            }
+        }
+    }
+    for (int64_t i = 0; i < a->count; i++) {
+        xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+        one.cells = a->cells + i;
+        if (!xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p))
+            XDI_TRY(plain.delta(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+/* What of rows[i] is the same for all blocks; false where f32 does not fit. */
+static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_writer *w) {
+    const int64_t row = a->rows[i];
+    const double delta = a->delta ? a->delta[i] : 0.0;
+    memset(w, 0, sizeof *w);
+    w->add = a->written[row] != 0;
+    w->times_p = a->matrix.begin != NULL;
+    w->soft = w->times_p || delta != 0.0;
+    w->hard = !w->add && a->ce_factor && a->ce_factor[row] != 0.0;
+    w->u = a->u;
+    w->u_scale = a->matrix.begin ? 1.0f : (float)a->scale;
+    w->shift = (float)delta;
+    if (w->soft && !xdi_fast_xtoken_power(a->temperature, a->lse[row],
+                                          a->matrix.begin ? 1.0 / a->temperature : 1.0, &w->p))
+        return false;
+    return !w->hard || xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1);
+}
+
+/* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
+ * gradient and the logits held there. */
+static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i,
+                                 xdi_xtoken_writer *w, int64_t v, int64_t n) {
+    const int64_t row = a->rows[i], label = w->hard ? a->labels[row] - a->first : -1;
+    const bool here = label >= v && label < v + n;
+    double at_label = 0.0;
+    if (here) {
+        const double h = a->matrix.begin ? (double)w->u[label - v] : 0.0;
+        at_label = xdi_xtoken_gradient_at(a, i, label, h);
+    }
+    w->x = xdi_fast_array(&a->logits, row, v);
+    w->out = xdi_fast_array(&a->gradient, row, v);
+    loops->write(w, n);
+    if (here) xdi_loss_store(&a->gradient, row, label, at_label);
+}
+
+static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
+    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
+        xdi_loss_store(&a->gradient, row, v, 0.0);
+    a->written[row] = 1;
+}
+
+/* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
+static void xdi_fast_write_group(const xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    xdi_xtoken_writer w;
+    xdi_fast_load_slopes(g);
+    for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, a->columns);
+        xdi_fast_back_block(g, v, n);
+        for (int64_t i = 0; i < a->count; i++) {
+            const int64_t lane = xdi_fast_lane(g, i);
+            if (lane < 0 || !xdi_fast_writer(a, i, &w)) continue;
+            w.u = g->lanes + lane * XDI_XTOKEN_STRIDE;
+            xdi_fast_write_block(g->loops, a, i, &w, v, n);
+        }
+    }
+}
+
+static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i) {
+    xdi_xtoken_writer w;
+    if (!xdi_fast_writer(a, i, &w)) {
+        xdi_xtoken_gradient_row(a, i);
+        return;
+    }
+    for (int64_t v = 0; v < a->columns; v += XDI_TILE) {
+        w.u = a->u ? a->u + v : NULL;
+        xdi_fast_write_block(loops, a, i, &w, v, xdi_fast_tile_at(v, a->columns));
+    }
+    xdi_fast_end_row(a, a->rows[i]);
+}
+
+static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_xtoken_writer w;
+    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
+    if (!a->matrix.begin) {
+        for (int64_t i = 0; i < a->count; i++) xdi_fast_write_row(xdi_xtoken_loops_of(launch), a, i);
+        return XD_OK;
+    }
+    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
+        if (!xdi_fast_group_is_empty(&g)) xdi_fast_write_group(&g);
+    }
+    for (int64_t i = 0; i < a->count; i++) {
+        if (xdi_fast_writer(a, i, &w))
+            xdi_fast_end_row(a, a->rows[i]);
+        else
+            xdi_xtoken_gradient_row(a, i);
+    }
+    return XD_OK;
+}
+
+/* ---- teacher ---- */
+
+/* ln sum e^(x / temperature); NaN where f32 does not fit. */
+static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                  double temperature) {
+    const double factor = XDI_TILE_LOG2E / temperature;
+    double max = -INFINITY, sum = 0.0;
+    float unused;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const double one = (double)tiles->max(xdi_fast_array(x, row, c), xdi_fast_tile_at(c, columns));
+        if (!(one <= max)) max = one;
+    }
+    if (!xdi_fast_fits(max, factor)) return (double)NAN;
+    const double whole = rint(max * factor);
+    const xdi_tile_power power = xdi_tile_power_of(factor, whole);
+    for (int64_t c = 0; c < columns; c += XDI_TILE)
+        sum += tiles->sum(xdi_fast_array(x, row, c), xdi_fast_tile_at(c, columns), power, NULL, &unused);
+    return max / temperature + log(sum) + (whole - max * (double)power.factor) * XDI_TILE_LN2;
+}
+
+static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
+    if (!xdi_fast_xtoken_takes(a)) return plain.target(launch, a);
+    for (int64_t i = 0; i < a->count; i++) {
+        const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0);
+        for (int64_t j = 0; j < a->k; j++)
+            a->scratch[j] = y.bf16 ? xd_f32_from_bf16(((const uint16_t *)y.data)[a->ids[j]])
+                                   : ((const float *)y.data)[a->ids[j]];
+        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
+        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+        if (isnan(lse))
+            XDI_TRY(plain.target(launch, &one));
+        else
+            xdi_xtoken_loops_of(launch)->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature, lse,
+                                               true, a->cells + a->places[i] * a->k);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const double factor = a->scale / a->temperature;
+    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (a->count == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse =
+            a->lse ? a->lse[row] : xdi_fast_xtoken_lse(tiles, &a->logits, row, a->columns, a->temperature);
+        if (isfinite(lse)) {
+            xdi_xtoken_loops_of(launch)->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
+                                               lse * a->scale, i > 0, a->cells);
+            continue;
+        }
+        if (i == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
+        xdi_xtoken_log_probs_row(a, i);
+    }
+    return XD_OK;
+}
+
+/* ---- divergences ---- */
+
+/* x times scale less shift as f32; the sum of the products, and false when one is not finite. */
+static bool xdi_fast_narrow(const double *x, int64_t n, double scale, double shift, float *out, double *sum) {
+    double sums[4] = { 0.0, 0.0, 0.0, 0.0 };
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int lane = 0; lane < 4; lane++) {
+            const double product = x[i + lane] * scale;
+            sums[lane] += product;
+            out[i + lane] = (float)(product - shift);
+        }
+    for (; i < n; i++) {
+        sums[0] += x[i] * scale;
+        out[i] = (float)(x[i] * scale - shift);
+    }
+    *sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return isfinite(*sum) != 0;
+}
+
+static int64_t xdi_fast_argmax(const float *x, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++)
+        if (x[i] > x[best]) best = i;
+    return best;
+}
+
+/* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
+static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
+                           const double *target) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const int64_t k = a->k;
+    float *r = a->scratch, *t = r + k;
+    const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
+    double mass, unused, lse = 0.0, dot = 0.0;
+    if (!xdi_fast_narrow(q, k, 1.0 / c->student, 0.0, r, &mass) ||
+        !xdi_fast_narrow(target, k, 1.0 / c->teacher, 0.0, t, &unused))
+        return false;
+    if (a->normalise) {
+        lse = xdi_fast_xtoken_lse(xdi_fast_tiles(launch), &targets, 0, k, 1.0);
+        if (isnan(lse)) return false;
+        xdi_fast_narrow(target, k, 1.0 / c->teacher, lse, t, &unused);
+    }
+    const double z = mass + XD_XTOKEN_EPSILON;
+    c->agree = xdi_fast_argmax(r, k) == xdi_fast_argmax(t, k);
+    c->value = 0.0;
+    for (int64_t j = 0; j < k; j += XDI_TILE) {
+        double part;
+        c->value += loops->slopes(r + j, t + j, xdi_fast_tile_at(j, k), (float)(1.0 / z), a->reverse, &part);
+        dot += part;
+    }
+    c->delta = dot * XD_XTOKEN_EPSILON / z;
+    for (int64_t j = 0; j < k; j++) q[j] = ((double)r[j] - dot) / z;
+    xdi_xtoken_scale_slopes(c, q, k);
+    return true;
+}
+
+static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (a->fixed) return plain.divergence(launch, a);
+    for (int64_t i = 0; i < a->place_count; i++) {
+        xd_xtoken_args one = *a;
+        one.student = a->student + i * a->k;
+        one.teacher = a->teacher + i * a->k;
+        one.chunks = a->chunks + i;
+        one.place_count = 1;
+        if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
+            XDI_TRY(plain.divergence(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* The likeliest pair so far. */
+typedef struct xdi_fast_best {
+    double value;
+    int64_t pair;
+} xdi_fast_best;
+
+static inline void xdi_fast_better(xdi_fast_best *best, double value, int64_t pair) {
+    if (best->pair >= 0 && !(value > best->value)) return;
+    best->value = value;
+    best->pair = pair;
+}
+
+/* Pairs [at, at + n) of this shard, gathered; returns how many there are. */
+static int64_t xdi_fast_pair_gather(const xd_xtoken_args *a, int64_t at, int64_t n, float *alpha, float *beta,
+                                    int32_t *ids, xdi_fast_best *best, xdi_fast_best *other_best) {
+    const double *means = a->means, *others = a->others;
+    const int32_t *pair = a->pair + at, *other = a->other + at;
+    const int64_t first = a->first, columns = a->columns;
+    xdi_fast_best mine = *best, teacher = *other_best;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t v = pair[i] - first;
+        const double y = others[other[i]];
+        xdi_fast_better(&teacher, y, at + i);
+        if (v < 0 || v >= columns) continue;
+        xdi_fast_better(&mine, means[v], at + i);
+        alpha[count] = (float)means[v];
+        beta[count] = (float)y;
+        ids[count++] = (int32_t)v;
+    }
+    *best = mine;
+    *other_best = teacher;
+    return count;
+}
+
+static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    float alpha[XDI_TILE], beta[XDI_TILE], slope[XDI_TILE];
+    int32_t ids[XDI_TILE];
+    xdi_fast_best best = { -INFINITY, -1 }, other_best = best;
+    if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t at = 0; at < a->pairs; at += XDI_TILE) {
+        const int64_t n =
+            xdi_fast_pair_gather(a, at, xdi_fast_tile_at(at, a->pairs), alpha, beta, ids, &best, &other_best);
+        a->cells[0] += loops->pair(alpha, beta, n, a->reverse, slope);
+        for (int64_t i = 0; i < n; i++) a->slope[ids[i]] = slope[i];
+    }
+    a->best = best.pair;
+    a->other_best = other_best.pair;
+    return XD_OK;
+}
+
+/* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
+static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
+    int64_t first;
+    float *powers = t->scratch;
+    XDI_TRY(xdi_xtoken_tail_select(launch, t, &first));
+    if (t->fixed) return xdi_xtoken_tail_finish(t, first);
+    for (int64_t i = 0; i < t->k; i++)
+        if (t->found[i] < 0 || !(t->values[i] > -INFINITY)) return xdi_xtoken_tail_finish(t, first);
+    for (int64_t i = 0; i < t->k; i++) {
+        t->found[i] = t->ids[first + t->found[i]] - t->begin;
+        powers[i] = (float)t->values[i];
+    }
+    for (int64_t i = 0; i < t->k; i += XDI_TILE)
+        loops->powers(xdi_xtoken_floats(powers + i), xdi_fast_tile_at(i, t->k), p, false, powers + i);
+    for (int64_t i = 0; i < t->k; i++) t->values[i] = (double)powers[i];
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
+    for (int64_t v = 0; v < a->columns; v += XDI_TILE)
+        a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_fast_tile_at(v, a->columns), 0.0f);
+    return XD_OK;
+}
+
+/* The entries that vectors do better. */
+XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
+    kernels->project = xdi_fast_xtoken_project;
+    kernels->target = xdi_fast_xtoken_target;
+    kernels->divergence = xdi_fast_xtoken_divergence;
+    kernels->delta = xdi_fast_xtoken_delta;
+    kernels->gradient = xdi_fast_xtoken_gradient;
+    kernels->log_probs = xdi_fast_xtoken_log_probs;
+    kernels->pair = xdi_fast_xtoken_pair;
+    kernels->tail = xdi_fast_xtoken_tail;
+    kernels->total = xdi_fast_xtoken_total;
 }
 
 /* >>kernel/optimizer_cpu.c */
@@ -9748,7 +10936,7 @@ static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double
 
 static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
-                                                  xdi_plain_add,   xdi_plain_power_sum, false };
+                                                  xdi_plain_add,   xdi_plain_power_sum, NULL, false };
 
 /* ---- walks over arrays ---- */
 
@@ -9813,6 +11001,10 @@ static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weigh
     average.weight = (float)(1.0 - keep);
     average.keep = (float)keep;
     average.weighted_sum = weighted_sum;
+    if (spans->lerp_bf16 && a->target_dtype == XD_DTYPE_F32 && a->source_dtype == XD_DTYPE_BF16) {
+        spans->lerp_bf16(&average, (float *)a->target + at, (const uint16_t *)a->source + at, n);
+        return;
+    }
     const float *source = xdi_lerp_source(spans, a, at, n, source_room);
     if (a->target_dtype == XD_DTYPE_F32) {
         spans->lerp(&average, (float *)a->target + at, source, n);
@@ -10314,7 +11506,7 @@ static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_t
 static const xdi_span_kernels xdi_portable_spans = {
     xdi_portable_widen, xdi_portable_narrow,    xdi_portable_adam,
     xdi_portable_sgd,   xdi_portable_lerp,      xdi_portable_scale,
-    xdi_portable_add,   xdi_portable_power_sum, true,
+    xdi_portable_add,   xdi_portable_power_sum, NULL, true,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
@@ -10532,7 +11724,7 @@ XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_n
 
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
-    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, true,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL, true,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
@@ -10647,20 +11839,35 @@ XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_updat
     }
 }
 
-XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
-                                       int64_t n) {
-    const bool from_target =
-        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in optimizer_cpu.c */
+/* Where the average of a target and a source is; see lerp in optimizer_cpu.c. */
+XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
+    const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
     const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
     const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    if (average->weighted_sum) return _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t));
+    return _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
+}
+
+XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
+                                       int64_t n) {
+    const xdi_span_average a = *average; /* stores cannot change a copy */
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 lanes = xdi_avx512_lanes(n - i);
-        const __m512 x = _mm512_maskz_loadu_ps(lanes, source + i),
-                     t = _mm512_maskz_loadu_ps(lanes, target + i);
-        const __m512 moved = average->weighted_sum
-                                 ? _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t))
-                                 : _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
-        _mm512_mask_storeu_ps(target + i, lanes, moved);
+        const __m512 t = _mm512_maskz_loadu_ps(lanes, target + i);
+        const __m512 x = _mm512_maskz_loadu_ps(lanes, source + i);
+        _mm512_mask_storeu_ps(target + i, lanes, xdi_avx512_moved(&a, t, x));
+    }
+}
+
+/* The same from bf16, without a widened copy in between. */
+XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, float *target,
+                                            const uint16_t *source, int64_t n) {
+    const xdi_span_average a = *average;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 t = _mm512_maskz_loadu_ps(lanes, target + i);
+        const __m512 x = xdi_avx512_from_half(_mm256_maskz_loadu_epi16(lanes, source + i), XD_DTYPE_BF16);
+        _mm512_mask_storeu_ps(target + i, lanes, xdi_avx512_moved(&a, t, x));
     }
 }
 
@@ -10757,7 +11964,7 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
 
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd, xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, true,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
@@ -11327,6 +12534,8 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);
         xdi_fast_topk_fill(&kernels.loss);
+        xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
+        xdi_fast_xtoken_fill(&kernels.xtoken);
     }
     kernels.optimizer = xdi_optimizer_kernels_level(level);
     kernels.clip = xd_clip_cpu;
@@ -11374,6 +12583,20 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
     XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                 "leaves go with SUM and AVG, not operation %d", (int)op);
     return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
+}
+
+XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    if (kernels.device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
+    return kernels.memory.allocate(ctx, bytes);
+}
+
+XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    if (kernels.device == XD_DEVICE_CPU)
+        xdi_scratch_give(ctx, memory);
+    else
+        kernels.memory.release(ctx, memory);
 }
 
 
@@ -16866,9 +18089,9 @@ static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
         result = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
     if (result == XD_OK) {
         const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
-        x->args.parts = (double *)x->kernels.memory.allocate(ctx, bytes);
+        x->args.parts = (double *)xdi_call_memory(ctx, bytes);
         x->everyones =
-            info.ranks > 1 ? (double *)x->kernels.memory.allocate(ctx, bytes * (size_t)info.ranks) : NULL;
+            info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
         if (!x->args.parts || (info.ranks > 1 && !x->everyones))
             result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
     }
@@ -16884,8 +18107,8 @@ static xd_result xdi_softmax_swap(const xd_vocab *vocab, xdi_softmax_exchange *x
 }
 
 static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
-    x->kernels.memory.release(ctx, x->args.parts);
-    x->kernels.memory.release(ctx, x->everyones);
+    xdi_call_memory_done(ctx, x->args.parts);
+    xdi_call_memory_done(ctx, x->everyones);
 }
 
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
@@ -16904,15 +18127,14 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 /* log_sum_exp of every row in memory of the device, agreed. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
-    *lse = result == XD_OK ? (double *)memory.allocate(ctx, rows * sizeof **lse) : NULL;
+    *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
     if (result == XD_OK && !*lse) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
-    memory.release(ctx, *lse);
+    xdi_call_memory_done(ctx, *lse);
     *lse = NULL;
     return result;
 }
@@ -16928,7 +18150,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     args.log_sum_exp = lse;
     args.out = out;
     const xd_result result = kernels.softmax.write(&launch, &args);
-    kernels.memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -16946,7 +18168,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
     if (result == XD_OK) result = x.kernels.softmax.write_backward(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
-    x.kernels.memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -16985,7 +18207,7 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
     double *lse;
     XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
-    xd_ctx_kernels(ctx).memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -17003,7 +18225,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     args.weight = weight;
     args.out = gradient;
     const xd_result result = kernels.softmax.write_target_backward(&launch, &args);
-    kernels.memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -17035,17 +18257,16 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
 
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out) {
-    const xd_device_ops device = xd_ctx_kernels(ctx).memory;
     void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {
         const size_t rows = (size_t)logits.rows;
-        memory = device.allocate(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
+        memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
         if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
-    device.release(ctx, memory);
+    xdi_call_memory_done(ctx, memory);
     return result;
 }
 
@@ -18150,14 +19371,13 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
 static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                 "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
     if (info.ranks == 1) return XD_OK; /* its own candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
-    c->mine = (int64_t *)memory.allocate(ctx, words * sizeof(int64_t));
-    c->all = (int64_t *)memory.allocate(ctx, words * (size_t)info.ranks * sizeof(int64_t));
+    c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
+    c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
     XDI_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
     return XD_OK;
 }
@@ -18189,13 +19409,12 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     xdi_topk_candidates c = { NULL, NULL };
     xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
-    memory.release(ctx, c.mine);
-    memory.release(ctx, c.all);
+    xdi_call_memory_done(ctx, c.mine);
+    xdi_call_memory_done(ctx, c.all);
     return result;
 }
 
@@ -18220,8 +19439,8 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     const xd_launch launch = xd_ctx_launch(ctx);
     const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
     xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
-    double *values = (double *)memory.allocate(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
-    maxima.data = memory.allocate(ctx, bytes + 1);
+    double *values = (double *)xdi_call_memory(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
+    maxima.data = xdi_call_memory(ctx, bytes + 1);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
     if (result == XD_OK && !(maxima.data && values))
         result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
@@ -18229,8 +19448,8 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
     if (result == XD_OK && importance)
         result = memory.copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
-    memory.release(ctx, maxima.data);
-    memory.release(ctx, values);
+    xdi_call_memory_done(ctx, maxima.data);
+    xdi_call_memory_done(ctx, values);
     return result;
 }
 
@@ -21234,6 +22453,8 @@ XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *project
 /* >>distill/teacher_cache_internal */
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
+/* How far probabilities in 8 bits may be from a sum of 1, and a little more. */
+#define XDI_CACHE_SLACK 0.05
 
 enum {
     XDI_CACHE_VERSION = 1,
@@ -21494,7 +22715,7 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
     const unsigned char *at = xdi_cache_position(c, p);
     const int64_t id = xdi_cache_id(c, at), vocabulary = c->info.desc.vocabulary;
     const double next = xdi_cache_wide(c, at + c->form.next), tail = xdi_cache_wide(c, at + c->form.tail);
-    double before = 0.0;
+    double before = 0.0, total = exp(tail);
     XDI_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
                 (long long)p, (long long)id, (long long)vocabulary);
     XDI_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
@@ -21508,7 +22729,10 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
         XDI_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
                     "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
         before = l;
+        total += exp(l);
     }
+    XDI_REQUIRE(c->ctx, fabs(total - 1.0) < XDI_CACHE_SLACK, XD_ERROR_FORMAT,
+                "%s: probabilities of position %lld sum to %g", c->path, (long long)p, total);
     return XD_OK;
 }
 
@@ -21923,7 +23147,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     r->values = (double *)blocks[0];
     r->ids = (int64_t *)blocks[1];
     r->lse = (double *)blocks[2];
-    r->lse_one = (double *)blocks[3];
+    r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
     r->next = (double *)blocks[4];
     r->labels = (int64_t *)blocks[5];
     r->tail = (xd_fixed *)blocks[6];
@@ -21951,7 +23175,7 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
     for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
     XDI_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
     XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
-    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    if (w->d.temperature != 1.0) XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
     XDI_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
         XDI_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
@@ -22080,6 +23304,16 @@ XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *w) {
 }
 
 /* >>distill/xtoken_internal */
+
+/* The floor of the reference's divisions and logarithms. */
+#define XDI_XTOKEN_EPSILON XD_XTOKEN_EPSILON
+
+/* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
+typedef struct xdi_projection_span {
+    int64_t begin, end;
+} xdi_projection_span;
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end);
 
 /* project.c: the matrix in the columns ids[0 .. k) for student ids [begin, end). The blocks of out are given:
  * begin [end - begin + 1], student, slot and weight as many as these rows of m have. slots[teacher_size] is
@@ -22348,13 +23582,8 @@ static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_
     return XD_OK;
 }
 
-/* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
-typedef struct xdi_projection_span {
-    int64_t begin, end;
-} xdi_projection_span;
-
-static xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                 int64_t end) {
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end) {
     xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
     while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
     while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;
@@ -22542,6 +23771,23 @@ static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher
     return XD_OK;
 }
 
+static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const int64_t size = xdi_xtoken_vocabulary(t), k = xdi_xtoken_columns(d, t, size);
+    XDI_REQUIRE(ctx,
+                t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
+                    d->mode != XD_XTOKEN_SELECT,
+                XD_ERROR_ARGUMENT, "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat",
+                index, (int)t->kind);
+    for (int64_t i = 0; i < d->sequences * k; i++) {
+        const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
+        XDI_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
+                    "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
+                    (long long)last, (long long)size);
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     XDI_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
@@ -22562,9 +23808,12 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
     XDI_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
                 "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
                 (long long)d->sequences);
-    XDI_REQUIRE(ctx, xdi_xtoken_vocabulary(t) > 0 && y->cols >= xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
-                "teacher %d has %lld columns but its vocabulary is %lld", index, (long long)y->cols,
-                (long long)xdi_xtoken_vocabulary(t));
+    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
+    const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
+    XDI_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
+                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
+                t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->column_ids) XDI_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
     XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                 "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                 (long long)y->cols);
@@ -22764,6 +24013,7 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t c
     a.places = x->places;
     a.count = count;
     a.fixed = x->fixed;
+    a.scale = 1.0;
     a.first = x->vocab.begin;
     a.gradient = x->d.gradient;
     a.lse_one = x->lse_one;
@@ -22781,7 +24031,7 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi
     a.logits = term->teacher->logits;
     a.columns = term->vocabulary;
     a.lse = NULL;
-    a.ids = x->ids;
+    a.ids = term->teacher->column_ids ? x->ids + term->k : x->ids;
     a.k = term->k;
     a.cells = x->teacher;
     return a;
@@ -22861,7 +24111,7 @@ static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_tea
         s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
         return;
     }
-    s->ids = xdi_xtoken_most(s->ids, k);
+    s->ids = xdi_xtoken_most(s->ids, t->column_ids ? 2 * k : k);
     s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
     s->student = xdi_xtoken_most(s->student, tile * k);
     s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
@@ -23287,8 +24537,8 @@ static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.k = term->k;
     a.cells = x->student;
     XDI_TRY(x->kernels.project(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(
-        x, term, xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
+    a = xdi_xtoken_teacher_args(x, term,
+                                xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
     a.place_count = places;
     XDI_TRY(x->kernels.target(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
@@ -23319,39 +24569,41 @@ static void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
-/* Keeps those of the first `count` rows whose chunk is of one position, or of more, and has a gradient. */
-static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool one) {
+/* Keeps those of the first `count` rows whose chunk has a gradient; of chunks of several positions alone, or
+ * of all. */
+static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool several) {
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
         const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        if (chunk->largest == 0.0 || (chunk->student < 1.5) != one) continue;
+        if (chunk->largest == 0.0 || (several && chunk->student < 1.5)) continue;
         x->rows[kept] = x->rows[i];
         x->places[kept++] = x->places[i];
     }
     return kept;
 }
 
-/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. The chunk itself knows delta of its only position. */
+/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. A chunk itself knows delta of its only position. */
 static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xdi_projected_tile *tile, bool one) {
-    const int64_t count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), one);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+                                        const xdi_projected_tile *tile) {
+    double *delta = x->row_sums;
+    int64_t next = 0;
+    xd_xtoken_args a =
+        xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
     a.place_count = tile->end - tile->first;
     a.matrix = x->matrix;
     a.k = term->k;
     a.student = x->student;
     a.chunks = x->chunks;
     a.cells = x->row_delta;
-    a.delta = x->row_delta;
-    if (!one) {
-        xdi_xtoken_zero(x, x->row_delta, count);
-        XDI_TRY(x->kernels.delta(&x->launch, &a));
-        XDI_TRY(xdi_xtoken_join(x, x->row_delta, count, x->vocab.tp, NULL));
-    }
-    for (int64_t i = 0; i < count; i++) {
+    xdi_xtoken_zero(x, x->row_delta, a.count);
+    if (a.count > 0) XDI_TRY(x->kernels.delta(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
+    a.count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), false);
+    for (int64_t i = 0; i < a.count; i++) {
         const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        x->row_delta[i] = one ? chunk->delta : x->row_delta[i] * chunk->largest;
+        delta[i] = chunk->student < 1.5 ? chunk->delta : x->row_delta[next++] * chunk->largest;
     }
+    a.delta = delta;
     return x->kernels.gradient(&x->launch, &a);
 }
 
@@ -23369,16 +24621,23 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.reverse = x->d.reverse;
     XDI_TRY(x->kernels.divergence(&x->launch, &a));
     for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_add_chunk(x, term, tile, c);
-    if (!x->write) return XD_OK;
-    XDI_TRY(xdi_projected_gradient(x, term, tile, true));
-    return xdi_projected_gradient(x, term, tile, false);
+    return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
+}
+
+/* J as it was given, and behind it where its columns are in the rows. */
+static void xdi_projected_given(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    memcpy(x->ids, term->teacher->column_ids + b * term->k, (size_t)term->k * sizeof *x->ids);
+    for (int64_t j = 0; j < term->k; j++) x->ids[term->k + j] = j;
 }
 
 /* J of sequence b, and the projection in it. */
 static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    XDI_TRY(xdi_xtoken_choose(x, term, b));
-    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end, x->slots,
-                            x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
+    if (term->teacher->column_ids)
+        xdi_projected_given(x, term, b);
+    else
+        XDI_TRY(xdi_xtoken_choose(x, term, b));
+    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end,
+                            x->slots, x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
     x->matrix.columns = x->columns;
     x->matrix.k = term->k;
     x->matrix.begin = x->row_begin;
@@ -23421,7 +24680,8 @@ typedef struct xdi_gold_chunk {
 } xdi_gold_chunk;
 
 /* The rows of the chunk, in x->rows; returns how many. */
-static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks, int64_t held) {
+static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks,
+                             int64_t held) {
     int64_t count = 0;
     for (int64_t i = chunk->b * held; i < (chunk->b + 1) * held; i++)
         if (chunks[i] == chunk->c) x->rows[count++] = i;
@@ -23432,20 +24692,15 @@ static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const i
 static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t at = chunk->b * t->chunks + chunk->c;
-    xdi_xtoken_zero(x, x->student, x->columns);
-    xdi_xtoken_zero(x, x->teacher, term->vocabulary);
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_rows(x, chunk, t->student_chunks, x->held));
     a.cells = x->student;
+    a.scale = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term, xdi_gold_rows(x, chunk, t->teacher_chunks, term->held));
+    a.scale = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, x->d.sequence_comm, NULL));
-    XDI_TRY(xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL));
-    const double student = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
-    const double teacher = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
-    for (int64_t v = 0; v < x->columns; v++) x->student[v] *= student;
-    for (int64_t u = 0; u < term->vocabulary; u++) x->teacher[u] *= teacher;
-    return XD_OK;
+    return xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL);
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
@@ -23471,9 +24726,9 @@ static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *
  * list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { x->student,          map->student_rest, map->student_rest_count,    x->vocab.begin,
-                         x->vocab.end,        chunk->tail,       x->tails + XDI_GOLD_TAIL,   x->tail_ids,
-                         x->scratch };
+    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,  x->vocab.begin,
+                         x->vocab.end, chunk->tail,       x->tails + XDI_GOLD_TAIL, x->tail_ids,
+                         x->scratch,   x->fixed };
     XDI_TRY(x->kernels.tail(&x->launch, &t));
     t.means = x->teacher;
     t.ids = map->teacher_rest;
@@ -23527,15 +24782,19 @@ static void xdi_gold_merge_tails(xdi_xtoken *x, const double *all, int64_t strid
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
 static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
                                    double factor) {
+    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
     double *sum = x->row_sums; /* one cell */
     xdi_xtoken_zero(x, sum, 1);
-    for (int64_t v = 0; v < x->columns; v++) xdi_xtoken_add(x, sum, 0, (double)x->u[v]);
-    for (int64_t v = 0; v < x->columns; v++) x->u[v] *= (float)(factor / x->d.temperature);
+    a.cells = sum;
+    a.u = x->u;
+    a.scale = factor / x->d.temperature;
+    XDI_TRY(x->kernels.total(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
-    sum[0] *= factor / x->d.temperature;
-    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
-    for (int64_t i = 0; i < count; i++) XDI_TRY(xdi_xtoken_write(x, x->rows[i], x->u, sum[0]));
-    return XD_OK;
+    const double shift = sum[0] * a.scale;
+    for (int64_t i = 0; i < count; i++) x->row_delta[i] = shift;
+    a.delta = x->row_delta;
+    return x->kernels.gradient(&x->launch, &a);
 }
 
 static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
@@ -24487,9 +25746,9 @@ typedef struct xdi_route_half {
 /* A rectangle that goes from a teacher's slot into a student's window. */
 typedef struct xdi_route_piece {
     int teacher, student;
-    bool brings_ids;                 /* the first piece of its sample */
-    int64_t batch;                   /* teacher's micro-batch */
-    int64_t from_sample, to_sample;  /* in the micro-batches */
+    bool brings_ids;                /* the first piece of its sample */
+    int64_t batch;                  /* teacher's micro-batch */
+    int64_t from_sample, to_sample; /* in the micro-batches */
     int64_t from_position, to_position, positions;
     int64_t from_column, to_column, columns;
 } xdi_route_piece;
@@ -24497,14 +25756,14 @@ typedef struct xdi_route_piece {
 /* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
 typedef struct xdi_route_plan {
     int ranks, rank;
-    int64_t takes;                               /* students' steps */
-    xdi_route_half *halves[XDI_ROUTE_SIDES];     /* [ranks] each */
-    int64_t *words;                              /* what they point to */
+    int64_t takes;                           /* students' steps */
+    xdi_route_half *halves[XDI_ROUTE_SIDES]; /* [ranks] each */
+    int64_t *words;                          /* what they point to */
     int64_t *places;
-    int64_t *need;          /* micro-batches a teacher has posted when students take step i */
-    int64_t *first;         /* a teacher's first micro-batch that students need in steps i and later */
-    int64_t *still;         /* the same for this rank's windows alone */
-    int64_t *step_begin;    /* [takes + 1] in pieces */
+    int64_t *need;           /* micro-batches a teacher has posted when students take step i */
+    int64_t *first;          /* a teacher's first micro-batch that students need in steps i and later */
+    int64_t *still;          /* the same for this rank's windows alone */
+    int64_t *step_begin;     /* [takes + 1] in pieces */
     xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
     int64_t piece_count;
     int *sources, *last_sources, *counts; /* [ranks] scratch */
@@ -24597,9 +25856,9 @@ static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *
     const size_t total = (size_t)xdi_comm_total(counts, plan->ranks);
     plan->words = (int64_t *)xd_allocate(ctx, (total + 1) * sizeof *plan->words);
     int64_t *mine = (int64_t *)xd_allocate(ctx, ((size_t)counts[plan->rank] + 1) * sizeof *mine);
-    xd_result result = plan->words && mine ? XD_OK
-                                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks",
-                                                      plan->ranks);
+    xd_result result = plan->words && mine
+                           ? XD_OK
+                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks", plan->ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) result = xdi_route_gather(comm, d, heads, mine, counts, plan);
     xd_release(ctx, mine);
@@ -24614,7 +25873,8 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
     for (int64_t i = 0; i < half->sample_count; i++) {
         const int64_t sample = half->samples[i];
         XDI_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
-                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample, (long long)d->samples);
+                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample,
+                    (long long)d->samples);
         XDI_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
                     (long long)sample);
         seen[sample] = 1;
@@ -24622,8 +25882,8 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
     return XD_OK;
 }
 
-static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half, int rank,
-                                      const char *side) {
+static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half,
+                                      int rank, const char *side) {
     int64_t last = 0;
     XDI_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
                 side, rank, (long long)half->micro_batch);
@@ -24768,8 +26028,8 @@ static xd_result xdi_route_check_cover(xd_comm *comm, const xdi_route_plan *plan
         for (int j = 0; j < i; j++)
             XDI_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
                         "the shards of teacher ranks %d and %d overlap in part in sample %lld",
-                        xd_comm_world_rank(comm, plan->sources[j]), xd_comm_world_rank(comm, plan->sources[i]),
-                        (long long)sample);
+                        xd_comm_world_rank(comm, plan->sources[j]),
+                        xd_comm_world_rank(comm, plan->sources[i]), (long long)sample);
     }
     XDI_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
                 "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
@@ -24786,9 +26046,11 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
 
 /* Adds a piece, or lengthens the last one where both sides go on without a gap. */
 static void xdi_route_add(xdi_route_plan *plan, int64_t *of_sample, const xdi_route_piece *piece) {
-    xdi_route_piece *last = plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
+    xdi_route_piece *last =
+        plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
     if (last && *of_sample > 0 && last->teacher == piece->teacher && last->student == piece->student &&
-        last->to_sample == piece->to_sample && last->from_position + last->positions == piece->from_position &&
+        last->to_sample == piece->to_sample &&
+        last->from_position + last->positions == piece->from_position &&
         last->to_position + last->positions == piece->to_position) {
         last->positions += piece->positions;
         return;
@@ -24808,7 +26070,8 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     for (int i = 0; i < count; i++) {
         const int teacher = plan->sources[i];
         const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][teacher];
-        const int64_t place = shard->place[window->samples[at]], columns = xdi_route_common_columns(shard, window);
+        const int64_t place = shard->place[window->samples[at]],
+                      columns = xdi_route_common_columns(shard, window);
         const bool mine = teacher == plan->rank || student == plan->rank;
         xdi_route_piece piece;
         xdi_route_run run;
@@ -24832,16 +26095,21 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     }
 }
 
-/* What the sample asks of the teachers' rings. */
+/* What the sample asks of the teachers' rings. All teachers that hold the sample post it before it is taken,
+ * whichever of them it is taken from: ranks that make it together keep in step. */
 static void xdi_route_note(xdi_route_plan *plan, int student, int64_t at, int count) {
     const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
     const int64_t step = at / window->micro_batch;
+    for (int r = 0; r < plan->ranks; r++) {
+        const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][r];
+        const int64_t place = shard->place[window->samples[at]], cell = r * (plan->takes + 1) + step;
+        if (place >= 0) plan->need[cell] = xdi_route_most(plan->need[cell], place / shard->micro_batch + 1);
+    }
     for (int i = 0; i < count; i++) {
         const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][plan->sources[i]];
         const int64_t batch = shard->place[window->samples[at]] / shard->micro_batch;
         const int64_t cell = plan->sources[i] * (plan->takes + 1) + step;
         if (xdi_route_common(shard, window) == 0) continue;
-        plan->need[cell] = xdi_route_most(plan->need[cell], batch + 1);
         plan->first[cell] = xdi_route_least(plan->first[cell], batch);
         if (student == plan->rank) plan->still[cell] = xdi_route_least(plan->still[cell], batch);
     }
@@ -24931,8 +26199,9 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     plan->first = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->still = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->step_begin = (int64_t *)xd_allocate(ctx, ((size_t)plan->takes + 1) * sizeof(int64_t));
-    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin, XD_ERROR_MEMORY,
-                "no room for the plan of %d ranks over %lld steps", plan->ranks, (long long)plan->takes);
+    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin,
+                XD_ERROR_MEMORY, "no room for the plan of %d ranks over %lld steps", plan->ranks,
+                (long long)plan->takes);
     for (size_t i = 0; i < cells; i++)
         plan->first[i] = plan->still[i] =
             plan->halves[XDI_ROUTE_TEACHER][i / ((size_t)plan->takes + 1)].batches;
@@ -24945,7 +26214,8 @@ static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route
     XDI_TRY(xdi_route_allocate_tables(ctx, d, plan));
     xdi_route_index(d, plan);
     XDI_TRY(xdi_route_walk(comm, plan));
-    plan->pieces = (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
+    plan->pieces =
+        (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
     XDI_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
     XDI_TRY(xdi_route_walk(comm, plan));
     xdi_route_accumulate(plan);
@@ -24971,7 +26241,8 @@ XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d
     plan->sources = (int *)xd_allocate(ctx, 3 * ranks * sizeof *plan->sources);
     plan->halves[0] = (xdi_route_half *)xd_allocate(ctx, 2 * ranks * sizeof *plan->halves[0]);
     const bool room = heads && counts && plan->sources && plan->halves[0];
-    xd_result result = room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
+    xd_result result =
+        room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) {
         plan->last_sources = plan->sources + ranks;
@@ -25015,14 +26286,14 @@ struct xd_route {
     xdi_route_plan plan;
     int needed;
     bool shared;
-    bool open;                    /* a slot was handed out and not posted */
-    bool holds;                   /* a window was taken and not released */
+    bool open;                         /* a slot was handed out and not posted */
+    bool holds;                        /* a window was taken and not released */
     uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    char **rings;                 /* [ranks]; NULL where this rank sees none */
-    size_t *slot_bytes;           /* [ranks] */
-    size_t *payload_bytes;        /* [ranks] of a slot, before its ids */
-    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
-    void *memory;                 /* the rings, when they are this rank's own */
+    char **rings;                      /* [ranks]; NULL where this rank sees none */
+    size_t *slot_bytes;                /* [ranks] */
+    size_t *payload_bytes;             /* [ranks] of a slot, before its ids */
+    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
+    void *memory;                      /* the rings, when they are this rank's own */
     char *window;
     int64_t *window_ids;
     char *send, *recv; /* messages */
@@ -25034,8 +26305,8 @@ struct xd_route {
 /* ---- checks ---- */
 
 static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
-    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0, XD_ERROR_ARGUMENT,
-                "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
+    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
+                XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
                 (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
     XDI_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
                 "a %s side of %d spans, but none are given", name, side->span_count);
@@ -25055,15 +26326,15 @@ static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
     XDI_REQUIRE(ctx,
                 (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
                     (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
-                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed", xd_dtype_name(d->wire),
-                xd_dtype_name(d->dtype));
+                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
+                xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
     XDI_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
     XDI_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
     return xdi_route_check_side(ctx, &d->student, "student");
 }
 
 static uint64_t xdi_route_hash(const xd_route_desc *d) {
-    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length, d->columns,
+    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length,          d->columns,
                                 (int64_t)d->wire,    d->slots,   d->messages ? 1 : 0 };
     return xd_hash(0, shared, sizeof shared);
 }
@@ -25099,8 +26370,8 @@ static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, si
 static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
     *bytes = 0;
     if (route->d.payload != XD_ROUTE_COLUMNS) return true;
-    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t), (size_t)route->d.columns,
-                             bytes);
+    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t),
+                             (size_t)route->d.columns, bytes);
 }
 
 /* Bytes of rank r's ring, and of its slots. */
@@ -25177,7 +26448,8 @@ static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
 }
 
 static bool xdi_route_is_view(const xd_route *route, int64_t step) {
-    return route->shared && route->d.dtype == route->d.wire && xdi_route_plan_view(&route->plan, step) != NULL;
+    return route->shared && route->d.dtype == route->d.wire &&
+           xdi_route_plan_view(&route->plan, step) != NULL;
 }
 
 static void *xdi_route_allocate(xd_route *route, size_t bytes) {
@@ -25201,7 +26473,8 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
     }
     if (room && !route->shared) {
         const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
-        const size_t list = route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
+        const size_t list =
+            route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
         route->send = (char *)xdi_route_allocate(route, (size_t)most.sent * wire);
         route->recv = (char *)xdi_route_allocate(route, (size_t)most.taken * wire);
         route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
@@ -25209,9 +26482,9 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
         route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
         room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
     }
-    return xd_agree(route->comm, room ? XD_OK
-                                      : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes",
-                                                 window));
+    return xd_agree(
+        route->comm,
+        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
 }
 
 /* ---- counters ---- */
@@ -25220,7 +26493,8 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
 static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t number, const int64_t *table) {
     const uint64_t takes = (uint64_t)route->plan.takes, step = number / takes;
     const int64_t *entries = table + r * (route->plan.takes + 1);
-    return step * (uint64_t)route->plan.halves[XDI_ROUTE_TEACHER][r].batches + (uint64_t)entries[number % takes];
+    return step * (uint64_t)route->plan.halves[XDI_ROUTE_TEACHER][r].batches +
+           (uint64_t)entries[number % takes];
 }
 
 static uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
@@ -25237,7 +26511,8 @@ static void xdi_route_let_go(const xd_route *route, uint64_t number) {
     const xdi_route_plan *plan = &route->plan;
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
-        if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches) continue; /* nothing comes from there */
+        if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches)
+            continue; /* nothing comes from there */
         __atomic_store_n(xdi_route_released(route, r, plan->rank),
                          xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
     }
@@ -25252,8 +26527,8 @@ static xd_result xdi_route_build(xd_route *route) {
     const size_t ranks = (size_t)plan->ranks;
     const int64_t needed = xdi_route_plan_slots(plan);
     XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
-                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld", route->d.slots,
-                (long long)needed);
+                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
+                route->d.slots, (long long)needed);
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
@@ -25263,12 +26538,13 @@ static xd_result xdi_route_build(xd_route *route) {
     route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
     const bool room = route->rings && route->slot_bytes && route->payload_bytes && route->used_by;
     XDI_TRY(xd_agree(route->comm, room ? XD_OK
-                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for the rings of %d ranks",
-                                                  plan->ranks)));
+                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
+                                                  "no room for the rings of %d ranks", plan->ranks)));
     for (int64_t i = 0; i < plan->piece_count; i++)
         if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
     XDI_TRY(xdi_route_place_rings(route));
-    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0) xdi_route_let_go(route, 0);
+    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0)
+        xdi_route_let_go(route, 0);
     return xdi_route_place_buffers(route);
 }
 
@@ -25365,7 +26641,8 @@ typedef struct xdi_route_rows {
     int64_t stride;
 } xdi_route_rows;
 
-static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row, int64_t column) {
+static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row,
+                                        int64_t column) {
     xdi_route_rows rows;
     rows.data = (char *)data + (size_t)(row * stride + column) * xd_dtype_size(dtype);
     rows.dtype = dtype;
@@ -25376,7 +26653,7 @@ static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stri
 static void xdi_route_copy_row(const xdi_span_kernels *spans, const char *from, xd_dtype from_dtype, char *to,
                                xd_dtype to_dtype, int64_t columns) {
     for (int64_t at = 0; at < columns; at += XDI_SPAN) {
-        const int64_t n = columns - at < XDI_SPAN ? columns - at : XDI_SPAN;
+        const int64_t n = columns - at < XDI_SPAN ? columns - at : (int64_t)XDI_SPAN;
         const void *source = from + (size_t)at * xd_dtype_size(from_dtype);
         void *target = to + (size_t)at * xd_dtype_size(to_dtype);
         if (from_dtype == XD_DTYPE_BF16)
@@ -25406,7 +26683,8 @@ static void xdi_route_copy(const xd_route *route, xdi_route_rows from, xdi_route
 
 static char *xdi_route_slot(const xd_route *route, int teacher, uint64_t number) {
     const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
-    return route->rings[teacher] + head + (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
+    return route->rings[teacher] + head +
+           (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
 }
 
 /* Where a piece begins in its slot. */
@@ -25438,7 +26716,8 @@ static void xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64
         if (p->teacher != plan->rank) continue;
         char *slot = xdi_route_slot(route, p->teacher, first + (uint64_t)p->batch);
         xdi_route_copy(route, xdi_route_from(route, p, slot),
-                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions, p->columns);
+                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions,
+                       p->columns);
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -25505,7 +26784,8 @@ static xd_result xdi_route_catch_up(xd_route *route) {
     for (;;) {
         const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
         const uint64_t begun = route->exchanged / (uint64_t)route->plan.takes * batches;
-        const uint64_t need = xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
+        const uint64_t need =
+            xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
         if (route->posted < need || route->posted <= begun) return XD_OK;
         XDI_TRY(xdi_route_exchange(route));
     }
@@ -25577,8 +26857,8 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
     XDI_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                 "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
     XDI_REQUIRE(route->ctx,
-                rows->rows == count && rows->cols == columns && (rows->stride == 0 || rows->stride >= columns) &&
-                    (rows->data || count * columns == 0),
+                rows->rows == count && rows->cols == columns &&
+                    (rows->stride == 0 || rows->stride >= columns) && (rows->data || count * columns == 0),
                 XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
                 (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
                 (long long)columns);
@@ -25593,7 +26873,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     xd_rows slot;
     int64_t *slot_ids = NULL;
     XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
-    xdi_route_copy(route, xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
+    xdi_route_copy(route,
+                   xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
                    xdi_route_rows_at(slot.data, slot.dtype, slot.stride, 0, 0), slot.rows, slot.cols);
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
@@ -25618,7 +26899,8 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         XDI_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         char *slot = xdi_route_slot(route, p->teacher, number);
-        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions, p->columns);
+        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions,
+                       p->columns);
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns,
@@ -25637,7 +26919,8 @@ static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, 
     window->is_view = true;
     window->rows.data = from.data;
     window->rows.stride = from.stride;
-    if (window->ids) window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
+    if (window->ids)
+        window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {
@@ -25645,8 +26928,8 @@ static xd_result xdi_route_check_take(const xd_route *route) {
                 XD_ERROR_STATE, "this rank has no student side");
     XDI_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
     const uint64_t due = xdi_route_due(route, route->taken);
-    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE, "%llu micro-batches of this rank have to be posted first",
-                (unsigned long long)due);
+    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
+                "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
     return XD_OK;
 }
 
@@ -25697,7 +26980,8 @@ static void xdi_columns_pick(const xd_vocab_info *info, const xd_rows *logits, i
         }
 }
 
-static void xdi_columns_store(const int32_t *bits, int64_t first, int64_t held, int64_t k, const xd_rows *values) {
+static void xdi_columns_store(const int32_t *bits, int64_t first, int64_t held, int64_t k,
+                              const xd_rows *values) {
     for (int64_t i = 0; i < held; i++)
         for (int64_t j = 0; j < k; j++) {
             float value;
@@ -25722,9 +27006,9 @@ static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t s
     return XD_OK;
 }
 
-static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t first,
-                                      int64_t held, const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                      int32_t *bits, const xd_rows *values) {
+static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                      int64_t first, int64_t held, const uint8_t *mask, xd_comm *comm,
+                                      int64_t k, int64_t *ids, int32_t *bits, const xd_rows *values) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const size_t skip = (size_t)(first * (logits->stride ? logits->stride : logits->cols));
     xd_rows rows = *logits;
@@ -25738,7 +27022,8 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const 
 }
 
 XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids, xd_rows values) {
+                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                    xd_rows values) {
     xd_comm *tp = xd_vocab_describe(vocab).tp;
     xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
     int32_t *bits = NULL;
@@ -25749,7 +27034,8 @@ XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows 
     }
     result = xdi_vocab_agree(tp, comm, result);
     for (int64_t b = 0; b < sequences && result == XD_OK; b++)
-        result = xdi_columns_sequence(ctx, vocab, &logits, b * held, held, mask, comm, k, ids + b * k, bits, &values);
+        result = xdi_columns_sequence(ctx, vocab, &logits, b * held, held, mask, comm, k, ids + b * k, bits,
+                                      &values);
     xd_release(ctx, bits);
     return result;
 }
@@ -32541,4 +33827,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 493cfe26bb85a1a5fffc77673df112212706485a1e6013116c93387e506e9141 */
+/* xdistill sha256 265ac39c5d5f2b82b212b9502e6c6262705f15fae4cb721667537c4f9ce9bae9 */

@@ -131,6 +131,8 @@
 #include "kernel/rows_cpu.c"
 #include "kernel/softmax_cpu.c"
 #include "kernel/xtoken_cpu.c"
+#include "kernel/rows_simd.c"
+#include "kernel/xtoken_simd.c"
 #include "kernel/optimizer_cpu.c"
 #include "kernel/clip_cpu.c"
 #include "kernel/span_portable.c"

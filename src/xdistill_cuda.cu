@@ -29,4 +29,5 @@
 #include "cuda/loss_softmax.cu"
 #include "cuda/topk.cu"
 #include "cuda/topk_select.cu"
+#include "cuda/xtoken.cu"
 #include "cuda/table.cu"

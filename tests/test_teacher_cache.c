@@ -200,6 +200,40 @@ XD_TEST(the_file_does_not_depend_on_how_it_was_appended) {
     close_fixture(&f);
 }
 
+/* Columns beyond the vocabulary are padding: nobody looks at them. */
+XD_TEST(padded_rows_of_bf16_give_the_file_of_their_values) {
+    enum { WIDE = VOCABULARY + 3 };
+    fixture f;
+    xd_teacher_cache_writer *w = NULL;
+    uint16_t narrow[POSITIONS * WIDE];
+    size_t bytes = 0, again = 0;
+    open_fixture(&f);
+    for (int i = 0; i < POSITIONS * WIDE; i++) {
+        const int row = i / WIDE, v = i % WIDE;
+        narrow[i] = xd_bf16_from_f32(v < VOCABULARY ? f.logits[row * VOCABULARY + v] : (float)NAN);
+        if (v < VOCABULARY) f.logits[row * VOCABULARY + v] = xd_f32_from_bf16(narrow[i]);
+    }
+    write_cache(&f, 100);
+    char *whole = load(&f, &bytes);
+    CHECK_EQ_INT(xd_teacher_cache_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+    for (int d = 0; d < 2; d++) {
+        xd_teacher_cache_block b = block_of(&f, d ? FIRST : 0, d ? SECOND : FIRST);
+        b.logits.data = narrow + (d ? FIRST * WIDE : 0);
+        b.logits.dtype = XD_DTYPE_BF16;
+        b.logits.cols = WIDE - 1;
+        b.logits.stride = WIDE;
+        CHECK_EQ_INT(xd_teacher_cache_document(w, d ? text_two : text_one, strlen(d ? text_two : text_one)),
+                     XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_append(w, &b), XD_OK);
+    }
+    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    char *pieces = load(&f, &again);
+    CHECK(again == bytes && memcmp(whole, pieces, bytes) == 0);
+    xd_release(f.ctx, whole);
+    xd_release(f.ctx, pieces);
+    close_fixture(&f);
+}
+
 XD_TEST(defaults_are_filled_in_and_a_large_vocabulary_has_wide_ids) {
     enum { LARGE = 65537 };
     fixture f;
@@ -351,6 +385,8 @@ XD_TEST(a_file_that_lies_is_refused_with_both_numbers) {
         { HEADER + 12, 2, VOCABULARY, XD_ERROR_FORMAT, "position 0 has entry 37 of 37" },
         { HEADER + 20, 1, 255, XD_ERROR_FORMAT, "log-probability" },
         { HEADER + 21, 1, 0, XD_ERROR_FORMAT, "log-probability" },
+        { HEADER + 20, 1, 0, XD_ERROR_FORMAT, "probabilities of position 0 sum to" },
+        { HEADER + 10, 2, 0, XD_ERROR_FORMAT, "probabilities of position 0 sum to" },
         { HEADER + (FIRST - 1) * 24 + 8, 2, 7, XD_ERROR_FORMAT, "document 0 ends" },
         { HEADER + POSITIONS * 24, 8, 1, XD_ERROR_FORMAT, "document 0 is positions 1 to" },
         { HEADER + POSITIONS * 24 + DOCUMENT, 8, POSITIONS, XD_ERROR_FORMAT, "position 5 is bytes" },

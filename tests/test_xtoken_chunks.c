@@ -4,6 +4,7 @@
 #include "xd_test.h"
 #include "xtoken_mesh.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
 /* ---- a cache of the problem's teacher ---- */
@@ -227,6 +228,69 @@ XD_TEST(gradients_of_a_cache_agree_with_finite_differences) {
         xd_vocab_destroy(c.vocab);
         close_problem(&p);
     }
+}
+
+/* More entries than a tile has room for: the loss is that of small tiles, to the bit of the gradient. */
+XD_TEST(a_long_text_is_cut_into_tiles) {
+    enum { LENGTH = 1200, SIZE = 37 };
+    problem p;
+    call c;
+    xd_teacher_cache_desc desc;
+    xd_teacher_cache_writer *w = NULL;
+    xd_teacher_cache_block block;
+    xd_xtoken_values values[2];
+    char path[64];
+    float *student = (float *)malloc(sizeof(float) * LENGTH * SIZE * 4);
+    int64_t *places = (int64_t *)malloc(sizeof(int64_t) * LENGTH);
+    int32_t *ids = (int32_t *)malloc(sizeof(int32_t) * LENGTH * 2);
+    snprintf(path, sizeof path, "/tmp/xdistill-test-chunks-%ld", (long)getpid());
+    open_problem(&p, XD_XTOKEN_CACHED);
+    fill(student, 2 * LENGTH * SIZE, 6.0);
+    for (int i = 0; i < LENGTH; i++) {
+        places[i] = i;
+        ids[i] = i % SIZE;
+        ids[LENGTH + i] = i == LENGTH - 1 ? -1 : (i + 1) % SIZE;
+    }
+    memset(&desc, 0, sizeof desc);
+    memset(&block, 0, sizeof block);
+    desc.vocabulary = SIZE;
+    desc.temperature = 1.5;
+    block.logits = rows_of(student + LENGTH * SIZE, LENGTH, SIZE);
+    block.ids = ids;
+    block.next = ids + LENGTH;
+    CHECK_EQ_INT(xd_teacher_cache_create(p.ctx, path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_document(w, NULL, 0), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_append(w, &block), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_finish(w), XD_OK);
+    CHECK_EQ_INT(xd_teacher_cache_open(p.ctx, path, NULL, &p.cache), XD_OK);
+    remove(path);
+    open_call(&p, &c);
+    xd_vocab_destroy(c.vocab);
+    CHECK_EQ_INT(xd_vocab_create(p.ctx, NULL, 0, SIZE, SIZE, &c.vocab), XD_OK);
+    c.d.vocab = c.vocab;
+    c.d.student = rows_of(student, LENGTH, SIZE);
+    c.d.sequences = 1;
+    c.d.labels = NULL;
+    c.d.row_weight = NULL;
+    c.teachers[0].logits.rows = LENGTH;
+    c.teachers[0].student_chunks = c.teachers[0].teacher_chunks = c.teachers[0].cache_positions = places;
+    c.teachers[0].chunks = LENGTH;
+    c.teachers[0].chunk_mask = c.teachers[0].chunk_exact = NULL;
+    c.teachers[0].projection = NULL;
+    for (int i = 0; i < 2; i++) {
+        c.d.tile = i == 0 ? 0 : 64;
+        c.d.gradient = rows_of(student + (2 + i) * LENGTH * SIZE, LENGTH, SIZE);
+        values[i] = run_call(&p, &c);
+    }
+    CHECK_EQ_INT((int)c.teacher_values[0].compared, LENGTH);
+    CHECK(values[0].kd > 0.0 && values[0].kd == values[1].kd);
+    CHECK(memcmp(student + 2 * LENGTH * SIZE, student + 3 * LENGTH * SIZE, sizeof(float) * LENGTH * SIZE) ==
+          0);
+    free(student);
+    free(places);
+    free(ids);
+    xd_vocab_destroy(c.vocab);
+    close_problem(&p);
 }
 
 /* ---- likelihoods ---- */

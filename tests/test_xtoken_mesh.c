@@ -102,7 +102,7 @@ XD_TEST(invariant_mode_agrees_with_the_default_and_keeps_infinities) {
             open_call(&p[i], &c[i]);
             values[i] = run_call(&p[i], &c[i]);
         }
-        CHECK_NEAR(values[0].loss, values[1].loss, 1e-9);
+        CHECK_NEAR(values[0].loss, values[1].loss, 1e-6);
         /* the row's cross entropy, and the chunk; SAME sees the chosen columns alone */
         CHECK_EQ_INT(c[0].status.not_finite, kind == 2 ? 1 : 2);
         CHECK_EQ_INT(c[1].status.not_finite, kind == 2 ? 1 : 2);

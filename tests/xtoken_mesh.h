@@ -14,7 +14,8 @@ typedef struct mesh_job {
     xd_xtoken_teacher_values teacher_values[16][3];
 } mesh_job;
 
-/* What one rank holds: sequences of its data rank, every cp-th student position, a piece of the teacher's. */
+/* What one rank holds: sequences of its data rank, every cp-th student position, a piece of the teacher's,
+ * the last piece first. */
 typedef struct mesh_rank {
     int64_t student_row[STUDENT_ROWS], teacher_row[TEACHER_ROWS], students, teachers;
     int64_t begin, end, first_sequence, sequences;
@@ -27,12 +28,13 @@ typedef struct mesh_rank {
 } mesh_rank;
 
 static inline void mesh_cut(const mesh_job *job, int d, int c, mesh_rank *m) {
+    const int piece = job->cp - 1 - c;
     m->sequences = SEQUENCES / job->dp;
     m->first_sequence = d * m->sequences;
     for (int64_t b = m->first_sequence; b < m->first_sequence + m->sequences; b++) {
         for (int64_t i = c; i < STUDENT_LENGTH; i += job->cp)
             m->student_row[m->students++] = b * STUDENT_LENGTH + i;
-        for (int64_t i = TEACHER_LENGTH * c / job->cp; i < TEACHER_LENGTH * (c + 1) / job->cp; i++)
+        for (int64_t i = TEACHER_LENGTH * piece / job->cp; i < TEACHER_LENGTH * (piece + 1) / job->cp; i++)
             m->teacher_row[m->teachers++] = b * TEACHER_LENGTH + i;
     }
 }

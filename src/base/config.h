@@ -5,6 +5,9 @@
  * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #define _POSIX_C_SOURCE 200809L
+#if !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
+#endif
 #endif
 
 #if defined(__FAST_MATH__)

@@ -18,6 +18,11 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
+/* context.c: memory for the length of a call, aligned for any type, not zero; NULL when there is no room. The
+ * context keeps what is given back for the calls to come, so that the same calls again allocate nothing. */
+XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
+
 /* sort.c: sorts pointers in O(n log n) for every input; not stable. `order` is as for qsort, on the pointers. */
 typedef int (*xdi_sort_order)(const void *a, const void *b);
 XD_PRIVATE void xdi_sort(const void **items, size_t count, xdi_sort_order order);

@@ -7,7 +7,12 @@
 /* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
  * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
  * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
- * sequence. */
+ * sequence.
+ *
+ * Packed documents and prompts: give both sides of the alignment their documents and masks, take
+ * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
+ * token of every document, which nothing before it predicts. Then a sequence of several documents has the
+ * loss and gradient of the documents by themselves. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */

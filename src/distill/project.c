@@ -22,13 +22,8 @@ static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_
     return XD_OK;
 }
 
-/* Entries of a column of the transposed matrix whose student ids are in [begin, end). */
-typedef struct xdi_projection_span {
-    int64_t begin, end;
-} xdi_projection_span;
-
-static xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
-                                                 int64_t end) {
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end) {
     xdi_projection_span span = { m->column_begin[column], m->column_begin[column + 1] };
     while (span.begin < span.end && m->student_id[span.begin] < begin) span.begin++;
     while (span.begin < span.end && m->student_id[span.end - 1] >= end) span.end--;

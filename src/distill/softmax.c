@@ -38,9 +38,9 @@ static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_r
         result = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
     if (result == XD_OK) {
         const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
-        x->args.parts = (double *)x->kernels.memory.allocate(ctx, bytes);
+        x->args.parts = (double *)xdi_call_memory(ctx, bytes);
         x->everyones =
-            info.ranks > 1 ? (double *)x->kernels.memory.allocate(ctx, bytes * (size_t)info.ranks) : NULL;
+            info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
         if (!x->args.parts || (info.ranks > 1 && !x->everyones))
             result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
     }
@@ -56,8 +56,8 @@ static xd_result xdi_softmax_swap(const xd_vocab *vocab, xdi_softmax_exchange *x
 }
 
 static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
-    x->kernels.memory.release(ctx, x->args.parts);
-    x->kernels.memory.release(ctx, x->everyones);
+    xdi_call_memory_done(ctx, x->args.parts);
+    xdi_call_memory_done(ctx, x->everyones);
 }
 
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
@@ -76,15 +76,14 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 /* log_sum_exp of every row in memory of the device, agreed. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
-    *lse = result == XD_OK ? (double *)memory.allocate(ctx, rows * sizeof **lse) : NULL;
+    *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
     if (result == XD_OK && !*lse) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
-    memory.release(ctx, *lse);
+    xdi_call_memory_done(ctx, *lse);
     *lse = NULL;
     return result;
 }
@@ -100,7 +99,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
     args.log_sum_exp = lse;
     args.out = out;
     const xd_result result = kernels.softmax.write(&launch, &args);
-    kernels.memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -118,7 +117,7 @@ XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_
     if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
     if (result == XD_OK) result = x.kernels.softmax.write_backward(&x.launch, &x.args);
     xdi_softmax_close(ctx, &x);
-    x.kernels.memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -157,7 +156,7 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
     double *lse;
     XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
-    xd_ctx_kernels(ctx).memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -175,7 +174,7 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     args.weight = weight;
     args.out = gradient;
     const xd_result result = kernels.softmax.write_target_backward(&launch, &args);
-    kernels.memory.release(ctx, lse);
+    xdi_call_memory_done(ctx, lse);
     return result;
 }
 
@@ -207,16 +206,15 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
 
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out) {
-    const xd_device_ops device = xd_ctx_kernels(ctx).memory;
     void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {
         const size_t rows = (size_t)logits.rows;
-        memory = device.allocate(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
+        memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
         if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
     if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
-    device.release(ctx, memory);
+    xdi_call_memory_done(ctx, memory);
     return result;
 }

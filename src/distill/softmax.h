@@ -6,8 +6,9 @@
 #include "kernel/loss.h"
 
 /* Statistics of rows whose vocabulary is split, and what follows from them alone. All are collective over the
- * vocabulary's group, give the same bits on all its ranks, and take [T, tp] memory from the device's allocator
- * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of probability
+ * vocabulary's group, give the same bits on all its ranks, and need [T, tp] memory: a context on a CPU keeps it
+ * for the calls to come, a GPU's allocator gives it for the call. With a GPU all arrays and results are device
+ * memory. -infinity is a legal logit of probability
  * zero; NaN and +infinity spread to the row's results.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature not positive and finite), MEMORY; on every rank alike. */
 

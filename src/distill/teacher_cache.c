@@ -214,7 +214,7 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
     const unsigned char *at = xdi_cache_position(c, p);
     const int64_t id = xdi_cache_id(c, at), vocabulary = c->info.desc.vocabulary;
     const double next = xdi_cache_wide(c, at + c->form.next), tail = xdi_cache_wide(c, at + c->form.tail);
-    double before = 0.0;
+    double before = 0.0, total = exp(tail);
     XDI_REQUIRE(c->ctx, id < vocabulary, XD_ERROR_FORMAT, "%s: position %lld has id %lld of %lld", c->path,
                 (long long)p, (long long)id, (long long)vocabulary);
     XDI_REQUIRE(c->ctx, next <= 0.0 && tail <= 0.0, XD_ERROR_FORMAT,
@@ -228,7 +228,10 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
         XDI_REQUIRE(c->ctx, l <= before && (j > 0 || l > -INFINITY), XD_ERROR_FORMAT,
                     "%s: position %lld has log-probability %g after %g", c->path, (long long)p, l, before);
         before = l;
+        total += exp(l);
     }
+    XDI_REQUIRE(c->ctx, fabs(total - 1.0) < XDI_CACHE_SLACK, XD_ERROR_FORMAT,
+                "%s: probabilities of position %lld sum to %g", c->path, (long long)p, total);
     return XD_OK;
 }
 

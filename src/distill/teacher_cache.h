@@ -9,7 +9,9 @@
  * position its k likeliest tokens, the probability of all others together (the tail), and the probability of
  * the token that follows in the text. A position is a token of the teacher; at it stands what the teacher
  * predicts to come next. Losses read the file as teachers of the kinds XD_XTOKEN_CACHED and
- * XD_XTOKEN_LIKELIHOOD.
+ * XD_XTOKEN_LIKELIHOOD: spans of the positions that lie in a piece of the text are one side of
+ * xd_align_bytes, and the shifted chunk ids of those positions go to the loss with their numbers, as
+ * cache_positions. The position before the piece may go along: it predicts the piece's first token.
  *
  * Every number in the file is little-endian:
  *
@@ -176,8 +178,7 @@ XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cach
                                        int64_t count, xd_cached_position *out);
 
 /* The k likeliest ids of a position, [k], and their probabilities [k] at the cache's temperature. They and
- * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position it does not have.
- * */
+ * the tail sum to 1: what rounding has left is divided out. Errors: ARGUMENT for a position out of range. */
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities);
 

@@ -5,6 +5,8 @@
 #include "distill/teacher_cache.h"
 
 #define XDI_CACHE_MAGIC "XDCACHE\n"
+/* How far probabilities in 8 bits may be from a sum of 1, and a little more. */
+#define XDI_CACHE_SLACK 0.05
 
 enum {
     XDI_CACHE_VERSION = 1,

@@ -205,7 +205,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     r->values = (double *)blocks[0];
     r->ids = (int64_t *)blocks[1];
     r->lse = (double *)blocks[2];
-    r->lse_one = (double *)blocks[3];
+    r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
     r->next = (double *)blocks[4];
     r->labels = (int64_t *)blocks[5];
     r->tail = (xd_fixed *)blocks[6];
@@ -233,7 +233,7 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
     for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
     XDI_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
     XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
-    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    if (w->d.temperature != 1.0) XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
     XDI_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
     for (int64_t i = 0; i < rows; i++)
         XDI_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,

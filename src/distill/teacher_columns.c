@@ -12,7 +12,8 @@ static void xdi_columns_pick(const xd_vocab_info *info, const xd_rows *logits, i
         }
 }
 
-static void xdi_columns_store(const int32_t *bits, int64_t first, int64_t held, int64_t k, const xd_rows *values) {
+static void xdi_columns_store(const int32_t *bits, int64_t first, int64_t held, int64_t k,
+                              const xd_rows *values) {
     for (int64_t i = 0; i < held; i++)
         for (int64_t j = 0; j < k; j++) {
             float value;
@@ -37,9 +38,9 @@ static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t s
     return XD_OK;
 }
 
-static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t first,
-                                      int64_t held, const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
-                                      int32_t *bits, const xd_rows *values) {
+static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                      int64_t first, int64_t held, const uint8_t *mask, xd_comm *comm,
+                                      int64_t k, int64_t *ids, int32_t *bits, const xd_rows *values) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const size_t skip = (size_t)(first * (logits->stride ? logits->stride : logits->cols));
     xd_rows rows = *logits;
@@ -53,7 +54,8 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const 
 }
 
 XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
-                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids, xd_rows values) {
+                                    const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
+                                    xd_rows values) {
     xd_comm *tp = xd_vocab_describe(vocab).tp;
     xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
     int32_t *bits = NULL;
@@ -64,7 +66,8 @@ XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows 
     }
     result = xdi_vocab_agree(tp, comm, result);
     for (int64_t b = 0; b < sequences && result == XD_OK; b++)
-        result = xdi_columns_sequence(ctx, vocab, &logits, b * held, held, mask, comm, k, ids + b * k, bits, &values);
+        result = xdi_columns_sequence(ctx, vocab, &logits, b * held, held, mask, comm, k, ids + b * k, bits,
+                                      &values);
     xd_release(ctx, bits);
     return result;
 }

@@ -12,14 +12,14 @@ struct xd_route {
     xdi_route_plan plan;
     int needed;
     bool shared;
-    bool open;                    /* a slot was handed out and not posted */
-    bool holds;                   /* a window was taken and not released */
+    bool open;                         /* a slot was handed out and not posted */
+    bool holds;                        /* a window was taken and not released */
     uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    char **rings;                 /* [ranks]; NULL where this rank sees none */
-    size_t *slot_bytes;           /* [ranks] */
-    size_t *payload_bytes;        /* [ranks] of a slot, before its ids */
-    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
-    void *memory;                 /* the rings, when they are this rank's own */
+    char **rings;                      /* [ranks]; NULL where this rank sees none */
+    size_t *slot_bytes;                /* [ranks] */
+    size_t *payload_bytes;             /* [ranks] of a slot, before its ids */
+    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
+    void *memory;                      /* the rings, when they are this rank's own */
     char *window;
     int64_t *window_ids;
     char *send, *recv; /* messages */
@@ -31,8 +31,8 @@ struct xd_route {
 /* ---- checks ---- */
 
 static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
-    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0, XD_ERROR_ARGUMENT,
-                "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
+    XDI_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
+                XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
                 (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
     XDI_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
                 "a %s side of %d spans, but none are given", name, side->span_count);
@@ -52,15 +52,15 @@ static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
     XDI_REQUIRE(ctx,
                 (d->wire == XD_DTYPE_F32 || d->wire == XD_DTYPE_BF16) &&
                     (d->dtype == XD_DTYPE_F32 || d->dtype == XD_DTYPE_BF16),
-                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed", xd_dtype_name(d->wire),
-                xd_dtype_name(d->dtype));
+                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
+                xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
     XDI_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
     XDI_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
     return xdi_route_check_side(ctx, &d->student, "student");
 }
 
 static uint64_t xdi_route_hash(const xd_route_desc *d) {
-    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length, d->columns,
+    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length,          d->columns,
                                 (int64_t)d->wire,    d->slots,   d->messages ? 1 : 0 };
     return xd_hash(0, shared, sizeof shared);
 }
@@ -96,8 +96,8 @@ static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, si
 static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
     *bytes = 0;
     if (route->d.payload != XD_ROUTE_COLUMNS) return true;
-    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t), (size_t)route->d.columns,
-                             bytes);
+    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t),
+                             (size_t)route->d.columns, bytes);
 }
 
 /* Bytes of rank r's ring, and of its slots. */
@@ -174,7 +174,8 @@ static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
 }
 
 static bool xdi_route_is_view(const xd_route *route, int64_t step) {
-    return route->shared && route->d.dtype == route->d.wire && xdi_route_plan_view(&route->plan, step) != NULL;
+    return route->shared && route->d.dtype == route->d.wire &&
+           xdi_route_plan_view(&route->plan, step) != NULL;
 }
 
 static void *xdi_route_allocate(xd_route *route, size_t bytes) {
@@ -198,7 +199,8 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
     }
     if (room && !route->shared) {
         const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
-        const size_t list = route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
+        const size_t list =
+            route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
         route->send = (char *)xdi_route_allocate(route, (size_t)most.sent * wire);
         route->recv = (char *)xdi_route_allocate(route, (size_t)most.taken * wire);
         route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
@@ -206,9 +208,9 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
         route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
         room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
     }
-    return xd_agree(route->comm, room ? XD_OK
-                                      : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes",
-                                                 window));
+    return xd_agree(
+        route->comm,
+        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
 }
 
 /* ---- counters ---- */
@@ -217,7 +219,8 @@ static xd_result xdi_route_place_buffers(xd_route *route) {
 static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t number, const int64_t *table) {
     const uint64_t takes = (uint64_t)route->plan.takes, step = number / takes;
     const int64_t *entries = table + r * (route->plan.takes + 1);
-    return step * (uint64_t)route->plan.halves[XDI_ROUTE_TEACHER][r].batches + (uint64_t)entries[number % takes];
+    return step * (uint64_t)route->plan.halves[XDI_ROUTE_TEACHER][r].batches +
+           (uint64_t)entries[number % takes];
 }
 
 static uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
@@ -234,7 +237,8 @@ static void xdi_route_let_go(const xd_route *route, uint64_t number) {
     const xdi_route_plan *plan = &route->plan;
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
-        if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches) continue; /* nothing comes from there */
+        if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches)
+            continue; /* nothing comes from there */
         __atomic_store_n(xdi_route_released(route, r, plan->rank),
                          xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
     }
@@ -249,8 +253,8 @@ static xd_result xdi_route_build(xd_route *route) {
     const size_t ranks = (size_t)plan->ranks;
     const int64_t needed = xdi_route_plan_slots(plan);
     XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
-                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld", route->d.slots,
-                (long long)needed);
+                XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
+                route->d.slots, (long long)needed);
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
@@ -260,12 +264,13 @@ static xd_result xdi_route_build(xd_route *route) {
     route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
     const bool room = route->rings && route->slot_bytes && route->payload_bytes && route->used_by;
     XDI_TRY(xd_agree(route->comm, room ? XD_OK
-                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for the rings of %d ranks",
-                                                  plan->ranks)));
+                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
+                                                  "no room for the rings of %d ranks", plan->ranks)));
     for (int64_t i = 0; i < plan->piece_count; i++)
         if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
     XDI_TRY(xdi_route_place_rings(route));
-    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0) xdi_route_let_go(route, 0);
+    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0)
+        xdi_route_let_go(route, 0);
     return xdi_route_place_buffers(route);
 }
 
@@ -362,7 +367,8 @@ typedef struct xdi_route_rows {
     int64_t stride;
 } xdi_route_rows;
 
-static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row, int64_t column) {
+static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row,
+                                        int64_t column) {
     xdi_route_rows rows;
     rows.data = (char *)data + (size_t)(row * stride + column) * xd_dtype_size(dtype);
     rows.dtype = dtype;
@@ -373,7 +379,7 @@ static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stri
 static void xdi_route_copy_row(const xdi_span_kernels *spans, const char *from, xd_dtype from_dtype, char *to,
                                xd_dtype to_dtype, int64_t columns) {
     for (int64_t at = 0; at < columns; at += XDI_SPAN) {
-        const int64_t n = columns - at < XDI_SPAN ? columns - at : XDI_SPAN;
+        const int64_t n = columns - at < XDI_SPAN ? columns - at : (int64_t)XDI_SPAN;
         const void *source = from + (size_t)at * xd_dtype_size(from_dtype);
         void *target = to + (size_t)at * xd_dtype_size(to_dtype);
         if (from_dtype == XD_DTYPE_BF16)
@@ -403,7 +409,8 @@ static void xdi_route_copy(const xd_route *route, xdi_route_rows from, xdi_route
 
 static char *xdi_route_slot(const xd_route *route, int teacher, uint64_t number) {
     const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
-    return route->rings[teacher] + head + (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
+    return route->rings[teacher] + head +
+           (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
 }
 
 /* Where a piece begins in its slot. */
@@ -435,7 +442,8 @@ static void xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64
         if (p->teacher != plan->rank) continue;
         char *slot = xdi_route_slot(route, p->teacher, first + (uint64_t)p->batch);
         xdi_route_copy(route, xdi_route_from(route, p, slot),
-                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions, p->columns);
+                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions,
+                       p->columns);
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -502,7 +510,8 @@ static xd_result xdi_route_catch_up(xd_route *route) {
     for (;;) {
         const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
         const uint64_t begun = route->exchanged / (uint64_t)route->plan.takes * batches;
-        const uint64_t need = xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
+        const uint64_t need =
+            xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
         if (route->posted < need || route->posted <= begun) return XD_OK;
         XDI_TRY(xdi_route_exchange(route));
     }
@@ -574,8 +583,8 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
     XDI_REQUIRE(route->ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
                 "rows of %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
     XDI_REQUIRE(route->ctx,
-                rows->rows == count && rows->cols == columns && (rows->stride == 0 || rows->stride >= columns) &&
-                    (rows->data || count * columns == 0),
+                rows->rows == count && rows->cols == columns &&
+                    (rows->stride == 0 || rows->stride >= columns) && (rows->data || count * columns == 0),
                 XD_ERROR_SHAPE, "rows of %lld by %lld with stride %lld, but the micro-batch has %lld by %lld",
                 (long long)rows->rows, (long long)rows->cols, (long long)rows->stride, (long long)count,
                 (long long)columns);
@@ -590,7 +599,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     xd_rows slot;
     int64_t *slot_ids = NULL;
     XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
-    xdi_route_copy(route, xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
+    xdi_route_copy(route,
+                   xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
                    xdi_route_rows_at(slot.data, slot.dtype, slot.stride, 0, 0), slot.rows, slot.cols);
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
@@ -615,7 +625,8 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         XDI_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         char *slot = xdi_route_slot(route, p->teacher, number);
-        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions, p->columns);
+        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions,
+                       p->columns);
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns,
@@ -634,7 +645,8 @@ static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, 
     window->is_view = true;
     window->rows.data = from.data;
     window->rows.stride = from.stride;
-    if (window->ids) window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
+    if (window->ids)
+        window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {
@@ -642,8 +654,8 @@ static xd_result xdi_route_check_take(const xd_route *route) {
                 XD_ERROR_STATE, "this rank has no student side");
     XDI_REQUIRE(route->ctx, !route->holds, XD_ERROR_STATE, "the last window was not released");
     const uint64_t due = xdi_route_due(route, route->taken);
-    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE, "%llu micro-batches of this rank have to be posted first",
-                (unsigned long long)due);
+    XDI_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
+                "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
     return XD_OK;
 }
 

@@ -7,7 +7,7 @@
 
 /* A teacher's outputs on their way to a student that lies on other ranks, or on the same ranks cut another
  * way. Each side has its own split of samples (uneven or in any order), its own micro-batches, positions
- * (any list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
+ * (any ascending list of intervals, such as the two pieces of the load-balanced order) and columns. A route moves one
  * teacher's payload, micro-batch by micro-batch:
  *
  *   every rank      xd_route_create
@@ -45,13 +45,14 @@ typedef struct xd_route_span {
 } xd_route_span;
 
 /* What one rank makes (teacher) or wants (student) in a step. Teacher ranks that hold the same positions and
- * columns of a sample are replicas, and a student takes one of them. */
+ * columns of a sample are replicas, and a student takes one of them. Ranks that make a sample together, over
+ * collectives of their own, have the same samples and micro-batches: then they post in step. */
 typedef struct xd_route_side {
     int64_t sample_count;           /* 0 -> this rank is not on this side */
     int64_t sample_begin;           /* its samples are this one and those after it, ... */
     const int64_t *samples;         /* [sample_count] ... or these, in the order of its micro-batches */
     int64_t micro_batch;            /* samples in one, the last may have fewer; 0 -> all of them */
-    const xd_route_span *positions; /* [span_count] disjoint, in the order of the rows; NULL -> all of a sample */
+    const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all of a sample */
     int span_count;
     int64_t column_begin, column_end; /* both 0 -> all columns; none: any other [n, n) */
 } xd_route_side;
@@ -82,14 +83,14 @@ typedef struct xd_route_window {
 
 /* What was agreed, as this rank sees it. */
 typedef struct xd_route_info {
-    int64_t posts;  /* micro-batches this rank posts in a step */
-    int64_t takes;  /* windows in a step: the same on all student ranks */
-    int64_t due;    /* posts of this rank that the next take waits for */
-    int64_t views;  /* of a step's windows on this rank, those that are not copied */
+    int64_t posts; /* micro-batches this rank posts in a step */
+    int64_t takes; /* windows in a step: the same on all student ranks */
+    int64_t due;   /* posts of this rank that the next take waits for */
+    int64_t views; /* of a step's windows on this rank, those that are not copied */
     int slots;
-    int needed;     /* slots without the one for the next micro-batch */
-    bool shared;    /* the ring is memory that all ranks see; else messages */
-    size_t bytes;   /* of rings (all ranks', when shared), windows and messages */
+    int needed;   /* slots without the one for the next micro-batch */
+    bool shared;  /* the ring is memory that all ranks see; else messages */
+    size_t bytes; /* of rings (all ranks', when shared), windows and messages */
 } xd_route_info;
 
 /* Plans the route: which rectangle of which shard goes where, that every window is covered, and by shards that
@@ -98,10 +99,10 @@ typedef struct xd_route_info {
  * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
  * must outlive the route. Takes memory for the plan: some words for each rectangle this rank sends or takes,
  * and for each rank and sample; and what xd_route_info.bytes says.
- * Errors, the same on every rank: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer
- * slots than students need who step together), SHAPE (shards overlap in part, or some of a window is in no
- * shard: the message has rank, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. *out is
- * untouched on failure. */
+ * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
+ * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
+ * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
+ * ranks, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
 
 /* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell

@@ -20,9 +20,9 @@ typedef struct xdi_route_half {
 /* A rectangle that goes from a teacher's slot into a student's window. */
 typedef struct xdi_route_piece {
     int teacher, student;
-    bool brings_ids;                 /* the first piece of its sample */
-    int64_t batch;                   /* teacher's micro-batch */
-    int64_t from_sample, to_sample;  /* in the micro-batches */
+    bool brings_ids;                /* the first piece of its sample */
+    int64_t batch;                  /* teacher's micro-batch */
+    int64_t from_sample, to_sample; /* in the micro-batches */
     int64_t from_position, to_position, positions;
     int64_t from_column, to_column, columns;
 } xdi_route_piece;
@@ -30,14 +30,14 @@ typedef struct xdi_route_piece {
 /* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
 typedef struct xdi_route_plan {
     int ranks, rank;
-    int64_t takes;                               /* students' steps */
-    xdi_route_half *halves[XDI_ROUTE_SIDES];     /* [ranks] each */
-    int64_t *words;                              /* what they point to */
+    int64_t takes;                           /* students' steps */
+    xdi_route_half *halves[XDI_ROUTE_SIDES]; /* [ranks] each */
+    int64_t *words;                          /* what they point to */
     int64_t *places;
-    int64_t *need;          /* micro-batches a teacher has posted when students take step i */
-    int64_t *first;         /* a teacher's first micro-batch that students need in steps i and later */
-    int64_t *still;         /* the same for this rank's windows alone */
-    int64_t *step_begin;    /* [takes + 1] in pieces */
+    int64_t *need;           /* micro-batches a teacher has posted when students take step i */
+    int64_t *first;          /* a teacher's first micro-batch that students need in steps i and later */
+    int64_t *still;          /* the same for this rank's windows alone */
+    int64_t *step_begin;     /* [takes + 1] in pieces */
     xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
     int64_t piece_count;
     int *sources, *last_sources, *counts; /* [ranks] scratch */

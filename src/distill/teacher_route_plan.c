@@ -72,9 +72,9 @@ static xd_result xdi_route_read(xd_comm *comm, const xd_route_desc *d, int64_t *
     const size_t total = (size_t)xdi_comm_total(counts, plan->ranks);
     plan->words = (int64_t *)xd_allocate(ctx, (total + 1) * sizeof *plan->words);
     int64_t *mine = (int64_t *)xd_allocate(ctx, ((size_t)counts[plan->rank] + 1) * sizeof *mine);
-    xd_result result = plan->words && mine ? XD_OK
-                                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks",
-                                                      plan->ranks);
+    xd_result result = plan->words && mine
+                           ? XD_OK
+                           : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the sides of %d ranks", plan->ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) result = xdi_route_gather(comm, d, heads, mine, counts, plan);
     xd_release(ctx, mine);
@@ -89,7 +89,8 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
     for (int64_t i = 0; i < half->sample_count; i++) {
         const int64_t sample = half->samples[i];
         XDI_REQUIRE(ctx, sample >= 0 && sample < d->samples, XD_ERROR_ARGUMENT,
-                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample, (long long)d->samples);
+                    "%s rank %d has sample %lld of %lld", side, rank, (long long)sample,
+                    (long long)d->samples);
         XDI_REQUIRE(ctx, !seen[sample], XD_ERROR_ARGUMENT, "%s rank %d has sample %lld twice", side, rank,
                     (long long)sample);
         seen[sample] = 1;
@@ -97,8 +98,8 @@ static xd_result xdi_route_check_samples(xd_ctx *ctx, const xd_route_desc *d, co
     return XD_OK;
 }
 
-static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half, int rank,
-                                      const char *side) {
+static xd_result xdi_route_check_half(xd_ctx *ctx, const xd_route_desc *d, const xdi_route_half *half,
+                                      int rank, const char *side) {
     int64_t last = 0;
     XDI_REQUIRE(ctx, half->micro_batch > 0, XD_ERROR_ARGUMENT, "%s rank %d has micro-batches of %lld samples",
                 side, rank, (long long)half->micro_batch);
@@ -243,8 +244,8 @@ static xd_result xdi_route_check_cover(xd_comm *comm, const xdi_route_plan *plan
         for (int j = 0; j < i; j++)
             XDI_REQUIRE(ctx, xdi_route_common(shard, &teachers[plan->sources[j]]) == 0, XD_ERROR_SHAPE,
                         "the shards of teacher ranks %d and %d overlap in part in sample %lld",
-                        xd_comm_world_rank(comm, plan->sources[j]), xd_comm_world_rank(comm, plan->sources[i]),
-                        (long long)sample);
+                        xd_comm_world_rank(comm, plan->sources[j]),
+                        xd_comm_world_rank(comm, plan->sources[i]), (long long)sample);
     }
     XDI_REQUIRE(ctx, covered == wanted, XD_ERROR_SHAPE,
                 "teachers hold %lld of the %lld elements of sample %lld that student rank %d wants",
@@ -261,9 +262,11 @@ XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t ba
 
 /* Adds a piece, or lengthens the last one where both sides go on without a gap. */
 static void xdi_route_add(xdi_route_plan *plan, int64_t *of_sample, const xdi_route_piece *piece) {
-    xdi_route_piece *last = plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
+    xdi_route_piece *last =
+        plan->pieces && plan->piece_count > 0 ? &plan->pieces[plan->piece_count - 1] : NULL;
     if (last && *of_sample > 0 && last->teacher == piece->teacher && last->student == piece->student &&
-        last->to_sample == piece->to_sample && last->from_position + last->positions == piece->from_position &&
+        last->to_sample == piece->to_sample &&
+        last->from_position + last->positions == piece->from_position &&
         last->to_position + last->positions == piece->to_position) {
         last->positions += piece->positions;
         return;
@@ -283,7 +286,8 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     for (int i = 0; i < count; i++) {
         const int teacher = plan->sources[i];
         const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][teacher];
-        const int64_t place = shard->place[window->samples[at]], columns = xdi_route_common_columns(shard, window);
+        const int64_t place = shard->place[window->samples[at]],
+                      columns = xdi_route_common_columns(shard, window);
         const bool mine = teacher == plan->rank || student == plan->rank;
         xdi_route_piece piece;
         xdi_route_run run;
@@ -307,16 +311,21 @@ static void xdi_route_add_sample(xdi_route_plan *plan, int student, int64_t at, 
     }
 }
 
-/* What the sample asks of the teachers' rings. */
+/* What the sample asks of the teachers' rings. All teachers that hold the sample post it before it is taken,
+ * whichever of them it is taken from: ranks that make it together keep in step. */
 static void xdi_route_note(xdi_route_plan *plan, int student, int64_t at, int count) {
     const xdi_route_half *window = &plan->halves[XDI_ROUTE_STUDENT][student];
     const int64_t step = at / window->micro_batch;
+    for (int r = 0; r < plan->ranks; r++) {
+        const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][r];
+        const int64_t place = shard->place[window->samples[at]], cell = r * (plan->takes + 1) + step;
+        if (place >= 0) plan->need[cell] = xdi_route_most(plan->need[cell], place / shard->micro_batch + 1);
+    }
     for (int i = 0; i < count; i++) {
         const xdi_route_half *shard = &plan->halves[XDI_ROUTE_TEACHER][plan->sources[i]];
         const int64_t batch = shard->place[window->samples[at]] / shard->micro_batch;
         const int64_t cell = plan->sources[i] * (plan->takes + 1) + step;
         if (xdi_route_common(shard, window) == 0) continue;
-        plan->need[cell] = xdi_route_most(plan->need[cell], batch + 1);
         plan->first[cell] = xdi_route_least(plan->first[cell], batch);
         if (student == plan->rank) plan->still[cell] = xdi_route_least(plan->still[cell], batch);
     }
@@ -406,8 +415,9 @@ static xd_result xdi_route_allocate_tables(xd_ctx *ctx, const xd_route_desc *d, 
     plan->first = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->still = (int64_t *)xd_allocate(ctx, cells * sizeof(int64_t));
     plan->step_begin = (int64_t *)xd_allocate(ctx, ((size_t)plan->takes + 1) * sizeof(int64_t));
-    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin, XD_ERROR_MEMORY,
-                "no room for the plan of %d ranks over %lld steps", plan->ranks, (long long)plan->takes);
+    XDI_REQUIRE(ctx, plan->places && plan->need && plan->first && plan->still && plan->step_begin,
+                XD_ERROR_MEMORY, "no room for the plan of %d ranks over %lld steps", plan->ranks,
+                (long long)plan->takes);
     for (size_t i = 0; i < cells; i++)
         plan->first[i] = plan->still[i] =
             plan->halves[XDI_ROUTE_TEACHER][i / ((size_t)plan->takes + 1)].batches;
@@ -420,7 +430,8 @@ static xd_result xdi_route_make(xd_comm *comm, const xd_route_desc *d, xdi_route
     XDI_TRY(xdi_route_allocate_tables(ctx, d, plan));
     xdi_route_index(d, plan);
     XDI_TRY(xdi_route_walk(comm, plan));
-    plan->pieces = (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
+    plan->pieces =
+        (xdi_route_piece *)xd_allocate(ctx, ((size_t)plan->piece_count + 1) * sizeof *plan->pieces);
     XDI_REQUIRE(ctx, plan->pieces, XD_ERROR_MEMORY, "no room for %lld pieces", (long long)plan->piece_count);
     XDI_TRY(xdi_route_walk(comm, plan));
     xdi_route_accumulate(plan);
@@ -446,7 +457,8 @@ XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d
     plan->sources = (int *)xd_allocate(ctx, 3 * ranks * sizeof *plan->sources);
     plan->halves[0] = (xdi_route_half *)xd_allocate(ctx, 2 * ranks * sizeof *plan->halves[0]);
     const bool room = heads && counts && plan->sources && plan->halves[0];
-    xd_result result = room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
+    xd_result result =
+        room ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan of %zu ranks", ranks);
     result = xd_agree(comm, result);
     if (result == XD_OK) {
         plan->last_sources = plan->sources + ranks;

@@ -3,14 +3,13 @@
 static xd_result xdi_topk_prepare(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                   xdi_topk_candidates *c) {
     const xd_vocab_info info = xd_vocab_describe(vocab);
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "logits", logits, -1));
     XDI_REQUIRE(ctx, k >= 1 && k <= info.size, XD_ERROR_ARGUMENT,
                 "k is %lld but the vocabulary has %lld columns", (long long)k, (long long)info.size);
     if (info.ranks == 1) return XD_OK; /* its own candidates are the result */
     const size_t words = 2 * (size_t)(logits->rows * k) + 1; /* never an empty block */
-    c->mine = (int64_t *)memory.allocate(ctx, words * sizeof(int64_t));
-    c->all = (int64_t *)memory.allocate(ctx, words * (size_t)info.ranks * sizeof(int64_t));
+    c->mine = (int64_t *)xdi_call_memory(ctx, words * sizeof(int64_t));
+    c->all = (int64_t *)xdi_call_memory(ctx, words * (size_t)info.ranks * sizeof(int64_t));
     XDI_REQUIRE(ctx, c->mine && c->all, XD_ERROR_MEMORY, "no room for %zu candidates", words / 2);
     return XD_OK;
 }
@@ -42,13 +41,12 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids) {
-    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
     xdi_topk_candidates c = { NULL, NULL };
     xd_result result = xdi_topk_prepare(ctx, vocab, &logits, k, &c);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
     if (result == XD_OK) result = xdi_topk_select(ctx, vocab, &logits, k, &c, values, ids);
-    memory.release(ctx, c.mine);
-    memory.release(ctx, c.all);
+    xdi_call_memory_done(ctx, c.mine);
+    xdi_call_memory_done(ctx, c.all);
     return result;
 }
 
@@ -73,8 +71,8 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     const xd_launch launch = xd_ctx_launch(ctx);
     const size_t bytes = (size_t)(info.end - info.begin) * sizeof(float);
     xd_rows maxima = { NULL, XD_DTYPE_F32, 1, info.end - info.begin, 0 };
-    double *values = (double *)memory.allocate(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
-    maxima.data = memory.allocate(ctx, bytes + 1);
+    double *values = (double *)xdi_call_memory(ctx, (size_t)(k > 0 ? k : 1) * sizeof *values);
+    maxima.data = xdi_call_memory(ctx, bytes + 1);
     xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", &logits, -1);
     if (result == XD_OK && !(maxima.data && values))
         result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld columns", (long long)maxima.cols);
@@ -82,7 +80,7 @@ XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
     if (result == XD_OK) result = xdi_topk_columns(ctx, vocab, &logits, mask, comm, maxima, k, values, ids);
     if (result == XD_OK && importance)
         result = memory.copy(&launch, importance, maxima.data, bytes, XD_COPY_ON_DEVICE);
-    memory.release(ctx, maxima.data);
-    memory.release(ctx, values);
+    xdi_call_memory_done(ctx, maxima.data);
+    xdi_call_memory_done(ctx, values);
     return result;
 }

@@ -5,7 +5,7 @@
 
 /* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
  * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
- * vocabulary's group: one exchange of the shards' candidates. Takes [T, k, tp] from the device's allocator.
+ * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in distill/softmax.h.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
                                int64_t *ids);

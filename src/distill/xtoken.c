@@ -98,6 +98,7 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_student_args(const xdi_xtoken *x, int64_t c
     a.places = x->places;
     a.count = count;
     a.fixed = x->fixed;
+    a.scale = 1.0;
     a.first = x->vocab.begin;
     a.gradient = x->d.gradient;
     a.lse_one = x->lse_one;
@@ -115,7 +116,7 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_teacher_args(const xdi_xtoken *x, const xdi
     a.logits = term->teacher->logits;
     a.columns = term->vocabulary;
     a.lse = NULL;
-    a.ids = x->ids;
+    a.ids = term->teacher->column_ids ? x->ids + term->k : x->ids;
     a.k = term->k;
     a.cells = x->teacher;
     return a;
@@ -195,7 +196,7 @@ static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_tea
         s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
         return;
     }
-    s->ids = xdi_xtoken_most(s->ids, k);
+    s->ids = xdi_xtoken_most(s->ids, t->column_ids ? 2 * k : k);
     s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
     s->student = xdi_xtoken_most(s->student, tile * k);
     s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);

@@ -77,6 +77,10 @@ typedef struct xd_xtoken_teacher {
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
     const xd_projection *projection; /* PROJECTED */
     const xd_exact_map *map;         /* GOLD */
+    /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
+     * the sequence: J was chosen where the teacher ran (xd_teacher_columns), and rows of logits hold those k
+     * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
+    const int64_t *column_ids;
     double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is token_denominator */
     double weight;                   /* 0 -> 1 */
@@ -161,8 +165,9 @@ typedef struct xd_xtoken_desc {
     size_t workspace_bytes;
 } xd_xtoken_desc;
 
-/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp]
- * doubles, and a tile: [tile, J] times 32 bytes for PROJECTED, [V/tp + V_t] times 32 for GOLD. CACHED takes
+/* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
+ * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
+ * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
  * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
  * 0 for an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);

@@ -96,6 +96,23 @@ static xd_result xdi_xtoken_check_projected(xd_ctx *ctx, const xd_xtoken_teacher
     return XD_OK;
 }
 
+static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const int64_t size = xdi_xtoken_vocabulary(t), k = xdi_xtoken_columns(d, t, size);
+    XDI_REQUIRE(ctx,
+                t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
+                    d->mode != XD_XTOKEN_SELECT,
+                XD_ERROR_ARGUMENT, "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat",
+                index, (int)t->kind);
+    for (int64_t i = 0; i < d->sequences * k; i++) {
+        const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
+        XDI_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
+                    "teacher %d has column %lld after %lld, of %lld", index, (long long)t->column_ids[i],
+                    (long long)last, (long long)size);
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_xtoken_check_same(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     XDI_REQUIRE(ctx, t->logits.rows == d->student.rows, XD_ERROR_SHAPE,
@@ -116,9 +133,12 @@ static xd_result xdi_xtoken_check_logits(xd_ctx *ctx, const xd_xtoken_desc *d, i
     XDI_REQUIRE(ctx, y->rows >= 0 && y->rows % d->sequences == 0 && (y->data || y->rows == 0), XD_ERROR_SHAPE,
                 "teacher %d has %lld rows for %lld sequences", index, (long long)y->rows,
                 (long long)d->sequences);
-    XDI_REQUIRE(ctx, xdi_xtoken_vocabulary(t) > 0 && y->cols >= xdi_xtoken_vocabulary(t), XD_ERROR_SHAPE,
-                "teacher %d has %lld columns but its vocabulary is %lld", index, (long long)y->cols,
-                (long long)xdi_xtoken_vocabulary(t));
+    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
+    const int64_t columns = t->column_ids ? xdi_xtoken_columns(d, t, vocabulary) : vocabulary;
+    XDI_REQUIRE(ctx, vocabulary > 0 && y->cols >= columns, XD_ERROR_SHAPE,
+                "teacher %d has %lld columns but %s %lld", index, (long long)y->cols,
+                t->column_ids ? "those chosen are" : "its vocabulary is", (long long)columns);
+    if (t->column_ids) XDI_TRY(xdi_xtoken_check_column_ids(ctx, d, index));
     XDI_REQUIRE(ctx, y->stride == 0 || y->stride >= y->cols, XD_ERROR_SHAPE,
                 "teacher %d has stride %lld, less than its %lld columns", index, (long long)y->stride,
                 (long long)y->cols);

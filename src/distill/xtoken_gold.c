@@ -16,7 +16,8 @@ typedef struct xdi_gold_chunk {
 } xdi_gold_chunk;
 
 /* The rows of the chunk, in x->rows; returns how many. */
-static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks, int64_t held) {
+static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks,
+                             int64_t held) {
     int64_t count = 0;
     for (int64_t i = chunk->b * held; i < (chunk->b + 1) * held; i++)
         if (chunks[i] == chunk->c) x->rows[count++] = i;
@@ -27,20 +28,15 @@ static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const i
 static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t at = chunk->b * t->chunks + chunk->c;
-    xdi_xtoken_zero(x, x->student, x->columns);
-    xdi_xtoken_zero(x, x->teacher, term->vocabulary);
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_rows(x, chunk, t->student_chunks, x->held));
     a.cells = x->student;
+    a.scale = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term, xdi_gold_rows(x, chunk, t->teacher_chunks, term->held));
+    a.scale = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, x->d.sequence_comm, NULL));
-    XDI_TRY(xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL));
-    const double student = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
-    const double teacher = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
-    for (int64_t v = 0; v < x->columns; v++) x->student[v] *= student;
-    for (int64_t u = 0; u < term->vocabulary; u++) x->teacher[u] *= teacher;
-    return XD_OK;
+    return xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL);
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
@@ -66,9 +62,9 @@ static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *
  * list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { x->student,          map->student_rest, map->student_rest_count,    x->vocab.begin,
-                         x->vocab.end,        chunk->tail,       x->tails + XDI_GOLD_TAIL,   x->tail_ids,
-                         x->scratch };
+    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,  x->vocab.begin,
+                         x->vocab.end, chunk->tail,       x->tails + XDI_GOLD_TAIL, x->tail_ids,
+                         x->scratch,   x->fixed };
     XDI_TRY(x->kernels.tail(&x->launch, &t));
     t.means = x->teacher;
     t.ids = map->teacher_rest;
@@ -122,15 +118,19 @@ static void xdi_gold_merge_tails(xdi_xtoken *x, const double *all, int64_t strid
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
 static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
                                    double factor) {
+    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
     double *sum = x->row_sums; /* one cell */
     xdi_xtoken_zero(x, sum, 1);
-    for (int64_t v = 0; v < x->columns; v++) xdi_xtoken_add(x, sum, 0, (double)x->u[v]);
-    for (int64_t v = 0; v < x->columns; v++) x->u[v] *= (float)(factor / x->d.temperature);
+    a.cells = sum;
+    a.u = x->u;
+    a.scale = factor / x->d.temperature;
+    XDI_TRY(x->kernels.total(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, sum, 1, x->vocab.tp, NULL));
-    sum[0] *= factor / x->d.temperature;
-    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
-    for (int64_t i = 0; i < count; i++) XDI_TRY(xdi_xtoken_write(x, x->rows[i], x->u, sum[0]));
-    return XD_OK;
+    const double shift = sum[0] * a.scale;
+    for (int64_t i = 0; i < count; i++) x->row_delta[i] = shift;
+    a.delta = x->row_delta;
+    return x->kernels.gradient(&x->launch, &a);
 }
 
 static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {

@@ -4,6 +4,16 @@
 #include "distill/internal.h"
 #include "distill/xtoken.h"
 
+/* The floor of the reference's divisions and logarithms. */
+#define XDI_XTOKEN_EPSILON XD_XTOKEN_EPSILON
+
+/* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
+typedef struct xdi_projection_span {
+    int64_t begin, end;
+} xdi_projection_span;
+XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
+                                                     int64_t end);
+
 /* project.c: the matrix in the columns ids[0 .. k) for student ids [begin, end). The blocks of out are given:
  * begin [end - begin + 1], student, slot and weight as many as these rows of m have. slots[teacher_size] is
  * scratch. */

@@ -37,8 +37,8 @@ static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.k = term->k;
     a.cells = x->student;
     XDI_TRY(x->kernels.project(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(
-        x, term, xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
+    a = xdi_xtoken_teacher_args(x, term,
+                                xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
     a.place_count = places;
     XDI_TRY(x->kernels.target(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
@@ -69,39 +69,41 @@ static void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
-/* Keeps those of the first `count` rows whose chunk is of one position, or of more, and has a gradient. */
-static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool one) {
+/* Keeps those of the first `count` rows whose chunk has a gradient; of chunks of several positions alone, or
+ * of all. */
+static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool several) {
     int64_t kept = 0;
     for (int64_t i = 0; i < count; i++) {
         const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        if (chunk->largest == 0.0 || (chunk->student < 1.5) != one) continue;
+        if (chunk->largest == 0.0 || (several && chunk->student < 1.5)) continue;
         x->rows[kept] = x->rows[i];
         x->places[kept++] = x->places[i];
     }
     return kept;
 }
 
-/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. The chunk itself knows delta of its only position. */
+/* dz = p (h - delta) / tau, h = M dy, delta = sum p h. A chunk itself knows delta of its only position. */
 static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xdi_projected_tile *tile, bool one) {
-    const int64_t count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), one);
-    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+                                        const xdi_projected_tile *tile) {
+    double *delta = x->row_sums;
+    int64_t next = 0;
+    xd_xtoken_args a =
+        xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
     a.place_count = tile->end - tile->first;
     a.matrix = x->matrix;
     a.k = term->k;
     a.student = x->student;
     a.chunks = x->chunks;
     a.cells = x->row_delta;
-    a.delta = x->row_delta;
-    if (!one) {
-        xdi_xtoken_zero(x, x->row_delta, count);
-        XDI_TRY(x->kernels.delta(&x->launch, &a));
-        XDI_TRY(xdi_xtoken_join(x, x->row_delta, count, x->vocab.tp, NULL));
-    }
-    for (int64_t i = 0; i < count; i++) {
+    xdi_xtoken_zero(x, x->row_delta, a.count);
+    if (a.count > 0) XDI_TRY(x->kernels.delta(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_join(x, x->row_delta, a.count, x->vocab.tp, NULL));
+    a.count = xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), false);
+    for (int64_t i = 0; i < a.count; i++) {
         const xd_xtoken_chunk *chunk = &x->chunks[x->places[i]];
-        x->row_delta[i] = one ? chunk->delta : x->row_delta[i] * chunk->largest;
+        delta[i] = chunk->student < 1.5 ? chunk->delta : x->row_delta[next++] * chunk->largest;
     }
+    a.delta = delta;
     return x->kernels.gradient(&x->launch, &a);
 }
 
@@ -119,16 +121,23 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.reverse = x->d.reverse;
     XDI_TRY(x->kernels.divergence(&x->launch, &a));
     for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_add_chunk(x, term, tile, c);
-    if (!x->write) return XD_OK;
-    XDI_TRY(xdi_projected_gradient(x, term, tile, true));
-    return xdi_projected_gradient(x, term, tile, false);
+    return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
+}
+
+/* J as it was given, and behind it where its columns are in the rows. */
+static void xdi_projected_given(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+    memcpy(x->ids, term->teacher->column_ids + b * term->k, (size_t)term->k * sizeof *x->ids);
+    for (int64_t j = 0; j < term->k; j++) x->ids[term->k + j] = j;
 }
 
 /* J of sequence b, and the projection in it. */
 static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    XDI_TRY(xdi_xtoken_choose(x, term, b));
-    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end, x->slots,
-                            x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
+    if (term->teacher->column_ids)
+        xdi_projected_given(x, term, b);
+    else
+        XDI_TRY(xdi_xtoken_choose(x, term, b));
+    xdi_projection_restrict(term->teacher->projection, x->ids, term->k, x->vocab.begin, x->vocab.end,
+                            x->slots, x->row_begin, x->entry_student, x->entry_slot, x->entry_weight);
     x->matrix.columns = x->columns;
     x->matrix.k = term->k;
     x->matrix.begin = x->row_begin;

@@ -7,6 +7,8 @@
 #include "base/internal.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
+#include "kernel/rows.h"
+#include "kernel/softmax.h"
 #include "kernel/xtoken.h"
 
 /* Elements of logits and gradients; f32 is the common case. */
@@ -55,9 +57,11 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
-/* loss_simd.c, topk_simd.c: the entries that vectors do better, over those of the plain table. */
+/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c: the entries that vectors do better, over those of the plain table. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
+XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
 
 /* xtoken_cpu.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
  * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
@@ -66,12 +70,19 @@ XD_PRIVATE void xdi_cells_add(bool fixed, double *cells, int64_t i, double term)
 XD_PRIVATE void xdi_cells_settle(double *cells, int64_t count);
 
 /* xtoken_cpu.c: parts of the entries of losses across tokenizers that every level has: dq becomes dy; the
- * gradient at column v of rows[i], and all of that row; keys of a tail's list in scratch, and the index of
- * the first of them. */
+ * gradient at column v of rows[i], and all of that row; the log-probabilities of rows[i] are added to the
+ * cells; a tail's places in its list, from `first` on, and their logarithms, which become ids and
+ * probabilities. */
 XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k);
 XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
 XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
-XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first);
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t, int64_t *first);
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
+
+/* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
+XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
 
 /* matmul_cpu.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);

@@ -67,6 +67,8 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);
         xdi_fast_topk_fill(&kernels.loss);
+        xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
+        xdi_fast_xtoken_fill(&kernels.xtoken);
     }
     kernels.optimizer = xdi_optimizer_kernels_level(level);
     kernels.clip = xd_clip_cpu;
@@ -114,4 +116,18 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
     XDI_REQUIRE(ctx, op == XD_SUM || op == XD_AVG, XD_ERROR_ARGUMENT,
                 "leaves go with SUM and AVG, not operation %d", (int)op);
     return xd_ctx_kernels(ctx).reduce.leaves(&launch, out, forests, leaves, ranks, stride, count, dtype, op);
+}
+
+XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    if (kernels.device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
+    return kernels.memory.allocate(ctx, bytes);
+}
+
+XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    if (kernels.device == XD_DEVICE_CPU)
+        xdi_scratch_give(ctx, memory);
+    else
+        kernels.memory.release(ctx, memory);
 }

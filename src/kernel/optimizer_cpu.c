@@ -127,7 +127,7 @@ static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double
 
 static const xdi_span_kernels xdi_plain_spans = { xdi_plain_widen, xdi_plain_narrow,    xdi_plain_adam,
                                                   xdi_plain_sgd,   xdi_plain_lerp,      xdi_plain_scale,
-                                                  xdi_plain_add,   xdi_plain_power_sum, false };
+                                                  xdi_plain_add,   xdi_plain_power_sum, NULL, false };
 
 /* ---- walks over arrays ---- */
 
@@ -192,6 +192,10 @@ static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weigh
     average.weight = (float)(1.0 - keep);
     average.keep = (float)keep;
     average.weighted_sum = weighted_sum;
+    if (spans->lerp_bf16 && a->target_dtype == XD_DTYPE_F32 && a->source_dtype == XD_DTYPE_BF16) {
+        spans->lerp_bf16(&average, (float *)a->target + at, (const uint16_t *)a->source + at, n);
+        return;
+    }
     const float *source = xdi_lerp_source(spans, a, at, n, source_room);
     if (a->target_dtype == XD_DTYPE_F32) {
         spans->lerp(&average, (float *)a->target + at, source, n);

@@ -17,7 +17,9 @@
  *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
  *   load        elements [i, i + lanes) of f32 or bf16
- *   store       the same; to bf16 by round to nearest even. Not for NaN. */
+ *   store       the same; to bf16 by round to nearest even. Not for NaN.
+ *   load_two    elements [i, i + 2 lanes) of bf16, the even and the odd ones: no lane has to move
+ *   store_two   the same way back */
 
 #define XDI_SIMD_INLINE static inline __attribute__((always_inline))
 #define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
@@ -83,6 +85,30 @@ static inline void xdi_simd_store_part(xdi_simd_array x, int64_t begin, int64_t 
     }
 }
 
+/* Copies elements of the same type. */
+static inline void xdi_simd_copy(xdi_simd_array from, int64_t begin, int64_t count, xdi_simd_array to,
+                                 int64_t at) {
+    const size_t size = from.bf16 ? sizeof(uint16_t) : sizeof(float);
+    memcpy((char *)to.data + (size_t)at * size, (const char *)from.data + (size_t)begin * size,
+           (size_t)count * size);
+}
+
+/* Elements [begin, end) in `room`, which has space for `count` f32, filled up to count. */
+static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, int64_t end, int64_t count,
+                                             float fill, float *room) {
+    xdi_simd_array padded;
+    padded.data = room;
+    padded.bf16 = x.bf16;
+    for (int64_t i = end - begin; i < count; i++) {
+        if (x.bf16)
+            ((uint16_t *)padded.data)[i] = xd_bf16_from_f32(fill);
+        else
+            room[i] = fill;
+    }
+    xdi_simd_copy(x, begin, end - begin, padded, 0);
+    return padded;
+}
+
 /* ---- four lanes ---- */
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
@@ -101,6 +127,9 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_sub(xdi_v4 a, xdi_v4 b) {
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_mul(xdi_v4 a, xdi_v4 b) {
     return a * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_div(xdi_v4 a, xdi_v4 b) {
+    return a / b;
 }
 XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
     return a * b + c;
@@ -154,9 +183,24 @@ XDI_SIMD_INLINE xdi_v4 xdi_v4_load(xdi_simd_array x, int64_t i) {
     }
     return v;
 }
+XDI_SIMD_INLINE void xdi_v4_load_two(xdi_simd_array x, int64_t i, xdi_v4 *even, xdi_v4 *odd) {
+    xdi_v4_bits bits;
+    memcpy(&bits, (const uint16_t *)x.data + i, sizeof bits);
+    *even = (xdi_v4)(bits << 16);
+    *odd = (xdi_v4)(bits & (int32_t)0xffff0000);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
+    const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;
+    const xdi_v4_bits both = low | (xdi_v4_rounded(odd) & (int32_t)0xffff0000);
+    memcpy((uint16_t *)x.data + i, &both, sizeof both);
+}
 XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     if (x.bf16) {
-        const xdi_v4_bits bits = (xdi_v4_bits)v, rounded = bits + 0x7fff + ((bits >> 16) & 1);
+        const xdi_v4_bits rounded = xdi_v4_rounded(v);
         uint16_t *p = (uint16_t *)x.data + i;
         for (int lane = 0; lane < 4; lane++) p[lane] = (uint16_t)((uint32_t)rounded[lane] >> 16);
     } else {
@@ -191,6 +235,9 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_sub(xdi_v8 a, xdi_v8 b) {
 }
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul(xdi_v8 a, xdi_v8 b) {
     return _mm256_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_div(xdi_v8 a, xdi_v8 b) {
+    return _mm256_div_ps(a, b);
 }
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fma(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
     return _mm256_fmadd_ps(a, b, c);
@@ -233,15 +280,28 @@ XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_load(xdi_simd_array x, int64_t i) {
     const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)x.data + i));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
+XDI_SIMD_INLINE_256 void xdi_v8_load_two(xdi_simd_array x, int64_t i, xdi_v8 *even, xdi_v8 *odd) {
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+/* The upper half of the result is the number rounded to bf16. */
+XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    const __m256i low = _mm256_srli_epi32(xdi_v8_rounded(even), 16);
+    const __m256i both = _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), both);
+}
 XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
     if (!x.bf16) {
         _mm256_storeu_ps((float *)x.data + i, v);
         return;
     }
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    const __m256i high = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    const __m256i high = _mm256_srli_epi32(xdi_v8_rounded(v), 16);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
     _mm_storeu_si128((__m128i *)(void *)((uint16_t *)x.data + i), _mm256_castsi256_si128(packed));
 }
@@ -262,6 +322,9 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_sub(xdi_v16 a, xdi_v16 b) {
 }
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul(xdi_v16 a, xdi_v16 b) {
     return _mm512_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_div(xdi_v16 a, xdi_v16 b) {
+    return _mm512_div_ps(a, b);
 }
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fma(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
     return _mm512_fmadd_ps(a, b, c);
@@ -307,17 +370,29 @@ XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_load(xdi_simd_array x, int64_t i) {
     return _mm512_castsi512_ps(
         _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, _mm512_castsi256_si512(bits)));
 }
+XDI_SIMD_INLINE_512 void xdi_v16_load_two(xdi_simd_array x, int64_t i, xdi_v16 *even, xdi_v16 *odd) {
+    const __m512i bits = _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i));
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+/* The upper half of the result is the number rounded to bf16. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
+    const __m512i low = _mm512_srli_epi32(xdi_v16_rounded(even), 16);
+    const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, xdi_v16_rounded(odd));
+    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), both);
+}
 XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
     if (!x.bf16) {
         _mm512_storeu_ps((float *)x.data + i, v);
         return;
     }
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
     const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
-    const __m512i high = _mm512_permutexvar_epi16(order, rounded);
+    const __m512i high = _mm512_permutexvar_epi16(order, xdi_v16_rounded(v));
     _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), _mm512_castsi512_si256(high));
 }
 

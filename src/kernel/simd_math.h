@@ -29,6 +29,23 @@
         v##_store(lanes, 0, value);                                                                     \
         xdi_simd_store_part(x, i, n, part);                                                             \
     }                                                                                                   \
+    /* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */ \
+    INLINE void v##_read_two(xdi_simd_array x, int64_t i, bool parity, v *a, v *b) {                    \
+        if (parity) {                                                                                   \
+            v##_load_two(x, i, a, b);                                                                   \
+            return;                                                                                     \
+        }                                                                                               \
+        *a = v##_load(x, i);                                                                            \
+        *b = v##_load(x, i + v##_lanes);                                                                \
+    }                                                                                                   \
+    INLINE void v##_write_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                     \
+        if (parity) {                                                                                   \
+            v##_store_two(x, i, a, b);                                                                  \
+            return;                                                                                     \
+        }                                                                                               \
+        v##_store(x, i, a);                                                                             \
+        v##_store(x, i + v##_lanes, b);                                                                 \
+    }                                                                                                   \
     /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
     INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
         const v factor = v##_set(power->factor * (float)v##_steps);                                     \

@@ -42,6 +42,9 @@ typedef struct xdi_span_kernels {
      * finite when an element is not; then the value says no more than that. */
     double (*power_sum)(const void *x, xd_dtype dtype, xd_norm_type type, int64_t n);
 
+    /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
+    void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
+
     bool fast; /* visits long arrays out of order and gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
 

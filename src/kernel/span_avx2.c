@@ -209,7 +209,7 @@ XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_n
 
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
-    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, true,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL, true,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)

@@ -105,20 +105,35 @@ XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_updat
     }
 }
 
-XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
-                                       int64_t n) {
-    const bool from_target =
-        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in optimizer_cpu.c */
+/* Where the average of a target and a source is; see lerp in optimizer_cpu.c. */
+XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
+    const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
     const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
     const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    if (average->weighted_sum) return _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t));
+    return _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
+}
+
+XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
+                                       int64_t n) {
+    const xdi_span_average a = *average; /* stores cannot change a copy */
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 lanes = xdi_avx512_lanes(n - i);
-        const __m512 x = _mm512_maskz_loadu_ps(lanes, source + i),
-                     t = _mm512_maskz_loadu_ps(lanes, target + i);
-        const __m512 moved = average->weighted_sum
-                                 ? _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t))
-                                 : _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
-        _mm512_mask_storeu_ps(target + i, lanes, moved);
+        const __m512 t = _mm512_maskz_loadu_ps(lanes, target + i);
+        const __m512 x = _mm512_maskz_loadu_ps(lanes, source + i);
+        _mm512_mask_storeu_ps(target + i, lanes, xdi_avx512_moved(&a, t, x));
+    }
+}
+
+/* The same from bf16, without a widened copy in between. */
+XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, float *target,
+                                            const uint16_t *source, int64_t n) {
+    const xdi_span_average a = *average;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 lanes = xdi_avx512_lanes(n - i);
+        const __m512 t = _mm512_maskz_loadu_ps(lanes, target + i);
+        const __m512 x = xdi_avx512_from_half(_mm256_maskz_loadu_epi16(lanes, source + i), XD_DTYPE_BF16);
+        _mm512_mask_storeu_ps(target + i, lanes, xdi_avx512_moved(&a, t, x));
     }
 }
 
@@ -215,7 +230,7 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
 
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd, xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, true,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)

@@ -119,7 +119,7 @@ static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_t
 static const xdi_span_kernels xdi_portable_spans = {
     xdi_portable_widen, xdi_portable_narrow,    xdi_portable_adam,
     xdi_portable_sgd,   xdi_portable_lerp,      xdi_portable_scale,
-    xdi_portable_add,   xdi_portable_power_sum, true,
+    xdi_portable_add,   xdi_portable_power_sum, NULL, true,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)

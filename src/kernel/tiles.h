@@ -80,6 +80,8 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    /* maxima[i] becomes element i where that is larger. */
+    void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
     /* Writes the indices of the elements that are >= threshold, in order, while there is room for n more;
      * returns how many. */
     int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, int64_t room);

@@ -171,7 +171,8 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
 /* ---- selection ---- */
 
 /* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
-enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_BINS = 2048 };
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 4 };
+enum { XDI_SELECT_BINS = 2048, XDI_SELECT_DIGITS = 3, XDI_SELECT_WIDTH = 13 };
 
 /* Descending order as unsigned integers; both zeros are one. */
 static uint32_t xdi_select_key(float x) {
@@ -220,56 +221,83 @@ static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, i
     return bin;
 }
 
-/* A value that, going by a sample, is passed by a little more than k elements. */
-static float xdi_select_threshold(const xd_select_args *a, int64_t r) {
-    const int64_t step = a->columns / XDI_SELECT_SAMPLE > 0 ? a->columns / XDI_SELECT_SAMPLE : 1;
-    const int64_t all = a->columns / step, sample = XDI_SELECT_SAMPLE, n = all < sample ? all : sample;
+/* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
+ * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
+static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
+    const int64_t places = XDI_SELECT_SAMPLE / XDI_SELECT_NEAR, step = a->columns / places;
+    const bool all = step < XDI_SELECT_NEAR; /* a short row: its beginning */
+    const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
     const double share = (double)a->k / (double)a->columns;
-    int64_t rank = (int64_t)(share * (double)n + 4.0 * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
-    for (int64_t i = 0; i < n; i++) keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, i * step));
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
+        keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, at));
+    }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
     const float value = xdi_select_value((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 
-/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. */
+/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. Keys count
+ * from the first one, so that candidates near each other, as the largest of a row are, differ in few bits. */
 typedef struct xdi_select_scratch {
     uint32_t *columns;
     uint64_t *from, *to;
     int64_t room;
-    uint32_t bins[3][XDI_SELECT_BINS]; /* how many keys have each value of each 11 bits */
+    uint32_t first;    /* the first key in order */
+    int digits, width; /* passes of the sort, and bits that each looks at */
+    uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
 } xdi_select_scratch;
+
+/* The passes that keys up to `last` need, with no counts yet. */
+static void xdi_select_plan(xdi_select_scratch *s, uint32_t last) {
+    int bits = 1;
+    while (bits < 32 && (last - s->first) >> bits) bits++;
+    s->digits = (bits + XDI_SELECT_WIDTH - 1) / XDI_SELECT_WIDTH;
+    s->width = (bits + s->digits - 1) / s->digits;
+    for (int digit = 0; digit < XDI_SELECT_DIGITS; digit++)
+        memset(s->bins[digit], 0, sizeof(uint32_t) << s->width);
+}
 
 static void xdi_select_keys(const xd_select_args *a, int64_t r, xdi_select_scratch *s, int64_t n) {
     const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
-    memset(s->bins, 0, sizeof s->bins);
+    uint32_t first = UINT32_MAX, last = 0;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t at = s->columns[i];
         const uint32_t key = xdi_select_key(x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[at])
                                                    : ((const float *)x.data)[at]);
         s->from[i] = (uint64_t)key << 32 | at;
-        s->bins[0][key & 2047u]++;
-        s->bins[1][(key >> 11) & 2047u]++;
-        s->bins[2][key >> 22]++;
+        first = key < first ? key : first;
+        last = key > last ? key : last;
+    }
+    s->first = first;
+    xdi_select_plan(s, last);
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
+    const int width = s->width;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = (uint32_t)(s->from[i] >> 32) - first;
+        s->bins[0][key & mask]++;
+        s->bins[1][key >> width & mask]++;
+        if (s->digits == 3) s->bins[2][key >> 2 * width]++;
     }
 }
 
 /* Radix sort of the keys; equal ones keep their order. */
 static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
-    for (int digit = 0; digit < 3; digit++) {
+    const uint64_t mask = ((uint64_t)1 << s->width) - 1, first = (uint64_t)s->first << 32;
+    for (int digit = 0; digit < s->digits; digit++) {
         uint32_t *bins = s->bins[digit], sum = 0;
         uint64_t *from = s->from, *to = s->to;
-        const int shift = 32 + 11 * digit;
-        if (bins[(from[0] >> shift) & 2047u] == (uint32_t)n) continue; /* all the same */
-        for (int i = 0; i < XDI_SELECT_BINS; i++) {
+        const int shift = 32 + s->width * digit;
+        for (uint64_t i = 0; i <= mask; i++) {
             const uint32_t count = bins[i];
             bins[i] = sum;
             sum += count;
         }
-        for (int64_t i = 0; i < n; i++) to[bins[(from[i] >> shift) & 2047u]++] = from[i];
+        for (int64_t i = 0; i < n; i++) to[bins[((from[i] - first) >> shift) & mask]++] = from[i];
         s->to = from;
         s->from = to;
     }
@@ -278,9 +306,9 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
 /* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
-    const float threshold = xdi_select_threshold(a, r);
-    const int64_t n =
-        tiles->collect(xdi_fast_array(&a->logits, r, 0), a->columns, threshold, s->columns, s->room);
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    int64_t n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 2.5), s->columns, s->room);
+    if (n < a->k) n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 8.0), s->columns, s->room);
     if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
     xdi_select_keys(a, r, s, n);
     xdi_select_sort(s, n);
@@ -302,22 +330,20 @@ static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *
 }
 
 static xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
-    const xd_allocator allocator = xd_ctx_settings(launch->ctx)->allocator;
     xdi_select_scratch s;
     unsigned char *memory = NULL;
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
         return xd_loss_kernels_cpu_plain().select(launch, a);
     s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        memory =
-            (unsigned char *)allocator.allocate(allocator.user, (size_t)s.room * 20); /* need not be zero */
+        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 20);
     if (memory) {
         s.from = (uint64_t *)(void *)memory;
         s.to = s.from + s.room;
         s.columns = (uint32_t *)(void *)(s.to + s.room);
     }
     xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
-    if (memory) allocator.release(allocator.user, memory);
+    xdi_scratch_give(launch->ctx, memory);
     return XD_OK;
 }
 

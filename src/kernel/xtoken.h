@@ -3,14 +3,14 @@
 
 #include "kernel/table.h"
 
-/* Losses across tokenizers: what one rank computes between two exchanges. Sums that go over rows and ranks
- * are cells: doubles, or xd_fixed in INVARIANT mode. */
+/* Losses across tokenizers: what one rank computes between two exchanges. All pointers are memory of the
+ * device. Sums that go over rows and ranks are cells: doubles, or xd_fixed in INVARIANT mode. */
 
 /* The floor of divisions and logarithms. */
 #define XD_XTOKEN_EPSILON 1e-10
 
 /* Floats of scratch that the entries with a matrix of k slots want. */
-#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16384)
+#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16640)
 
 /* The entries of a projection in the kept columns J, by student id. */
 typedef struct xd_xtoken_matrix {
@@ -19,6 +19,10 @@ typedef struct xd_xtoken_matrix {
     const int64_t *begin;          /* [columns + 1] */
     const int32_t *student, *slot; /* [begin[columns]] ascending by student id, then slot */
     const float *weight;           /* [begin[columns]] */
+    /* On a device: the transposed projection with all its columns, of which slot j is column ids[j]. */
+    const int64_t *column_begin;
+    const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
+    const float *column_weight;
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -40,6 +44,7 @@ typedef struct xd_xtoken_tail {
     double *values; /* [k] out: probabilities, descending, lowest id first among equals; -1 past the last */
     int64_t *found; /* [k] out: ids less begin; -1 past the last */
     float *scratch; /* [count] */
+    bool fixed;     /* the same values however the list is cut */
 } xd_xtoken_tail;
 
 /* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
@@ -56,12 +61,13 @@ typedef struct xd_xtoken_args {
     int64_t k;
     double *cells;
     bool fixed;
+    double scale;              /* of what log_probs adds, and of u in gradient */
     double *student, *teacher; /* [place_count, k] sums over all ranks */
     xd_xtoken_chunk *chunks;   /* [place_count] */
     bool normalise;            /* the target becomes a distribution */
     bool reverse;
-    const double *means;   /* [columns] */
-    const double *others;  /* the teacher's means */
+    const double *means;         /* [columns] */
+    const double *others;        /* the teacher's means */
     const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
     int64_t pairs, first;        /* first: the student id of column 0 */
     int64_t best, other_best;    /* out: the likeliest pair of this shard and of the teacher; -1: none */
@@ -89,14 +95,17 @@ typedef struct xd_xtoken_kernels {
     /* cells [count] += sum of p M dy / largest, dy = student */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
     /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
-     *   p (M dy - delta) / temperature with a matrix, or   u - p delta   with u */
+     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [columns] += log_softmax(z / temperature) of the rows; lse NULL: it is computed */
+    /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means;
      * best, other_best */
     xd_result (*pair)(const xd_launch *launch, xd_xtoken_args *args);
+    /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
+    /* cell 0 += the sum of u */
+    xd_result (*total)(const xd_launch *launch, const xd_xtoken_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

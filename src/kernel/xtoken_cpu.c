@@ -176,7 +176,7 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int
     double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
     if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
     if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
-    return a->u ? g + ((double)a->u[v] - p * delta) : g;
+    return a->u ? g + ((double)a->u[v] * a->scale - p * delta) : g;
 }
 
 XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
@@ -199,14 +199,18 @@ static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoke
 
 /* ---- means over the whole vocabulary ---- */
 
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i) {
+    const int64_t row = a->rows[i];
+    const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
+    for (int64_t v = 0; v < a->columns; v++)
+        xdi_cells_add(a->fixed, a->cells, v,
+                      (xdi_loss_load(&a->logits, row, v) / a->temperature - lse) * a->scale);
+}
+
 static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
     (void)launch;
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t row = a->rows[i];
-        const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
-        for (int64_t v = 0; v < a->columns; v++)
-            xdi_cells_add(a->fixed, a->cells, v, xdi_loss_load(&a->logits, row, v) / a->temperature - lse);
-    }
+    memset(a->cells, 0, (size_t)a->columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_log_probs_row(a, i);
     return XD_OK;
 }
 
@@ -227,24 +231,23 @@ static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a)
     return XD_OK;
 }
 
-/* ---- tails ---- */
-
-/* Entries of the list on this shard, whose log-probabilities rounded to f32 are what is sorted by: in
- * scratch, and the first one's index. */
-XD_PRIVATE int64_t xdi_xtoken_tail_keys(const xd_xtoken_tail *t, int64_t *first) {
-    int64_t n = 0;
-    *first = 0;
-    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
-    for (; *first + n < t->count && t->ids[*first + n] < t->end; n++)
-        t->scratch[n] = (float)t->means[t->ids[*first + n] - t->begin];
-    return n;
+static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
+    return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+/* ---- tails ---- */
+
+/* Entries of the list on this shard are sorted by their log-probabilities rounded to f32. */
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
+                                            int64_t *first) {
     xd_select_args s;
-    int64_t first;
     memset(&s, 0, sizeof s);
-    s.columns = xdi_xtoken_tail_keys(t, &first);
+    *first = 0;
+    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
+    for (; *first + s.columns < t->count && t->ids[*first + s.columns] < t->end; s.columns++)
+        t->scratch[s.columns] = (float)t->means[t->ids[*first + s.columns] - t->begin];
     s.logits.data = t->scratch;
     s.logits.dtype = XD_DTYPE_F32;
     s.logits.rows = 1;
@@ -252,12 +255,21 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     s.k = t->k;
     s.values = t->values;
     s.ids = t->found;
-    XDI_TRY(xd_ctx_kernels(launch->ctx).loss.select(launch, &s));
+    return xd_ctx_kernels(launch->ctx).loss.select(launch, &s);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first) {
     for (int64_t i = 0; i < t->k; i++) {
         if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
         t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
     }
     return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    int64_t first;
+    XDI_TRY(xdi_xtoken_tail_select(launch, t, &first));
+    return xdi_xtoken_tail_finish(t, first);
 }
 
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
@@ -270,5 +282,6 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     kernels.log_probs = xdi_cpu_xtoken_log_probs;
     kernels.pair = xdi_cpu_xtoken_pair;
     kernels.tail = xdi_cpu_xtoken_tail;
+    kernels.total = xdi_cpu_xtoken_total;
     return kernels;
 }

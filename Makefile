@@ -32,7 +32,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -119,10 +119,13 @@ build/bench/%: bench/%.c bench/bench.h xdistill.h | build/bench
 build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill.h | build/bench
 	mpicc -std=c99 -O3 -DBENCH_MPI -I. $< -o $@ $(LIBS)
 
-bench-torch: build/bench/libshim.so ## time the CPU kernels beside PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
-	$(TORCH_PYTHON) bench/torch/compare.py build/bench/libshim.so $(ARGS)
+bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
+	$(TORCH_PYTHON) bench/torch/compare.py build/bench/shim.so $(ARGS)
 
-build/bench/libshim.so: bench/torch/shim.c xdistill.h | build/bench
+bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
+	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)
+
+build/bench/%.so: bench/torch/%.c xdistill.h | build/bench
 	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
 
 mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc

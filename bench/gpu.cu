@@ -4,6 +4,8 @@
  * of its kind. A result that is wrong is not timed.
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/gpu.cu xdistill_cuda.cu -o build/gpu      build/gpu [-J FILE]
+ *
+ * GPU_CLUSTERS=1 in the environment: with xd_cuda_desc.cluster, for the losses.
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
@@ -27,6 +29,7 @@ enum { CHECKED_ROWS = 2, CHECKED_PARAMS = 1 << 12, ARRAYS = 1000, PATTERN = 1 <<
 static bench_machine machine;
 static FILE *json;
 static int wrong;
+static bool clusters;
 
 static void require(xd_ctx *ctx, xd_result result) {
     if (result == XD_OK) return;
@@ -145,10 +148,12 @@ static void close_copy(void) {
 }
 
 static void open_case(gpu_case *c, void (*launch)(gpu_case *c)) {
+    xd_cuda_desc desc = {};
+    desc.cluster = clusters;
     memset(c, 0, sizeof *c);
     c->launch = launch;
     require(NULL, xd_ctx_create(NULL, &c->ctx));
-    require(c->ctx, xd_cuda_create(c->ctx, NULL, &c->gpu));
+    require(c->ctx, xd_cuda_create(c->ctx, &desc, &c->gpu));
     require_cuda(cudaEventCreate(&c->begin));
     require_cuda(cudaEventCreate(&c->end));
 }
@@ -258,7 +263,7 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     c.values = (xd_loss_values *)device_room(sizeof *c.values);
     snprintf(shape, sizeof shape, "\"N\":%lld,\"V\":%lld", (long long)rows, (long long)columns);
     row.op = op;
-    row.variant = soft ? "temperature 2" : "";
+    row.variant = soft ? clusters ? "temperature 2, clusters" : "temperature 2" : clusters ? "clusters" : "";
     row.shape = shape;
     row.dtype = dtype == XD_DTYPE_F32 ? "f32" : "bf16";
     row.bytes = (soft ? 3.0 : 2.0) * (double)count * (double)xd_dtype_size(dtype);
@@ -466,6 +471,7 @@ int main(int argc, char **argv) {
     };
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return printf("there is no GPU\n"), 0;
+    clusters = getenv("GPU_CLUSTERS") != NULL;
     json = bench_open_json(argc, argv);
     open_copy((size_t)GPU_ROWS * GPU_VOCABULARY);
     measure_device();

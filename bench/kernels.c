@@ -334,7 +334,7 @@ static void bench_loss(loss_kind kind, const char *variant, xd_dtype dtype, doub
 /* ---- selection ---- */
 
 enum { SELECT_OF = 50000, SELECT = 8192 };
-#define SELECT_BYTES (4.0 * SELECT_OF + 16.0 * SELECT) /* performance.md gives a time, not a rate */
+#define SELECT_BYTES (4.0 * SELECT_OF + 16.0 * SELECT) /* the target is a time, not a rate */
 
 typedef struct select_case {
     xd_ctx *ctx;
@@ -392,7 +392,7 @@ static void bench_invariant_loss(loss_kind kind) {
     run_loss(&invariant);
     run_loss(&plain);
     row.error = loss_error(invariant.gradient, invariant.loss, plain.gradient, plain.loss, XD_DTYPE_F32);
-    row.target = 0.0; /* performance.md asks for none */
+    row.target = 0.0; /* there is none */
     row.extra_bytes = (double)invariant.workspace_bytes;
     report(&row, &ours, &reference);
     close_loss(&plain);

@@ -7,7 +7,7 @@ Every row first checks both results against double precision, then picks PyTorch
 compiled), then times blocks A B B A or B A A B by a coin, and prints the median of the per-block ratios, its 95 % interval,
 and the spread of the same comparison of our arm with itself. In every block the ceilings are measured too, on the arrays of
 the operation: the floor is the larger of its bytes over the rate of memory and its powers, logarithms or products over
-theirs, the score floor / measured. "model" is what performance.md expects: the floor over the score it asks for; "H100" the
+theirs, the score floor / measured. "model" is what to expect: the floor over the score the row should reach; "H100" the
 same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches the target.
 
 Rows whose memory exceeds 16 times the last-level cache run from memory, the others are "hot". The allocator keeps its
@@ -53,8 +53,8 @@ def parse():
     return p.parse_args()
 
 
-# What performance.md asks of a row: ratio to PyTorch (0: none), score, then the same on an H100: score there and the
-# ceiling it is of, bytes or operations a second.
+# What a row should reach: ratio to PyTorch (0: none), score, then the same on an H100: score there and the ceiling it is of,
+# bytes or operations a second.
 COPY, PRODUCTS = 3.0e12, 798e12
 TARGETS = {
     "ce_bf16": (10, 0.68, 0.90, COPY), "ce_f32": (8, 0.75, 0.90, COPY),

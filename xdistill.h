@@ -1138,6 +1138,10 @@ typedef struct xd_update_array {
     double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
+/* Memory of a device in which an entry keeps the list of arrays of its last call: whoever comes with the same arrays
+ * again gives the same one, and only what has changed travels. Made by the table, for as many arrays. */
+typedef struct xd_array_list xd_array_list;
+
 /* Inputs and outputs of an optimizer entry. */
 typedef struct xd_update_args {
     const xd_update_array *arrays;
@@ -1153,6 +1157,7 @@ typedef struct xd_update_args {
     double keep;                 /* of the averages; see xd_lerp_args */
     bool weighted_sum;           /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
+    xd_array_list *list;             /* NULL -> nothing is kept */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -1170,6 +1175,7 @@ typedef struct xd_lerp_args {
     int64_t array_count;
     double keep;       /* decay b; the weight is 1 - b, formed in double and rounded once */
     bool weighted_sum; /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    xd_array_list *list; /* NULL -> nothing is kept */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -1257,6 +1263,9 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
+    /* Optional, both or none: lists of up to so many arrays. Destroying takes effect behind work already launched. */
+    xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
+    void (*list_destroy)(xd_array_list *list); /* NULL is fine */
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -1494,6 +1503,11 @@ typedef struct xd_cuda xd_cuda;
 /* Settings of a GPU. Zero is the default of every field. */
 typedef struct xd_cuda_desc {
     xd_allocator allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
+     * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
+     * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
+     * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
+    bool cluster;
 } xd_cuda_desc;
 
 /* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
@@ -1506,7 +1520,9 @@ typedef struct xd_cuda_desc {
  *
  * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
  * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
- * step can be captured into a graph; what it points to on the device must then stay where it is. Softmax pieces
+ * step can be captured into a graph; what it points to on the device must then stay where it is. Optimizers and averages
+ * keep the list of their arrays on the device, and only changes of it travel; once a graph reads such a list it stays as
+ * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
  * and selections allocate device memory in each call. The thread's current device is the same
  * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
  * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when
@@ -6714,6 +6730,17 @@ typedef struct xdi_tiles {
 XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
 XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole);
 
+/* A row's largest element, the tile where it is first, and the sum of e^((x - max) / temperature). */
+typedef struct xdi_row_sum {
+    double max, sum;
+    int64_t tile;
+} xdi_row_sum;
+
+/* rows_simd.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
+ * rows without a number. */
+XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                 double factor, xdi_row_sum *out);
+
 /* loss_simd.c: the loops of the context's level. */
 XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch);
 /* loss_simd.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
@@ -6960,6 +6987,7 @@ XDI_SPAN_LEVEL(avx512)
     static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
         xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
         xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
+        NULL,                     NULL,                                                              \
     };                                                                                               \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
         return &(spans);                                                                             \
@@ -9977,36 +10005,50 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
 
 /* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
 
+/* How far a maximum may lie above the integer that powers are relative to. */
+#define XDI_ROWS_ROOM 60.0
+
+/* One read: a tile's maximum, which leaves the tile in the first cache, then its sum relative to an integer
+ * that grows with the maximum. */
+XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                 double factor, xdi_row_sum *out) {
+    double whole = 0.0, sum = 0.0;
+    float unused;
+    out->max = -INFINITY;
+    out->tile = 0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const xdi_simd_array tile = xdi_fast_array(x, row, c);
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        const double max = (double)tiles->max(tile, n);
+        if (max == -INFINITY) continue;
+        if (!xdi_fast_fits(max, factor)) return false; /* also NaN */
+        if (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM) {
+            const double next = rint(max * factor);
+            sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
+            whole = next;
+        }
+        if (max > out->max) out->tile = c;
+        if (max > out->max) out->max = max;
+        sum += tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &unused);
+    }
+    out->sum = sum * exp2(whole - out->max * (double)(float)factor);
+    return out->max > -INFINITY;
+}
+
 /* The lowest column that has the maximum. */
-static int64_t xdi_fast_rows_find(const xd_rows *x, int64_t row, int64_t columns, double max) {
-    int64_t c = 0;
-    while (c < columns && xdi_loss_load(x, row, c) != max) c++;
-    return c < columns ? c : -1;
+static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
+    int64_t c = sum->tile;
+    while (xdi_loss_load(x, row, c) != sum->max) c++;
+    return c;
 }
 
 static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
-    const int64_t columns = a->end - a->begin;
-    const double factor = XDI_TILE_LOG2E / a->temperature;
-    double max = -INFINITY, sum = 0.0;
-    int64_t tile = 0;
-    float unused;
-    for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const double one = (double)tiles->max(xdi_fast_array(&a->logits, r, c), xdi_fast_tile_at(c, columns));
-        if (one <= max) continue;
-        max = one;
-        tile = c;
-        if (isnan(one)) return false;
-    }
-    if (columns == 0 || !xdi_fast_fits(max, factor)) return false;
-    const double whole = rint(max * factor);
-    const xdi_tile_power power = xdi_tile_power_of(factor, whole);
-    for (int64_t c = 0; c < columns; c += XDI_TILE)
-        sum +=
-            tiles->sum(xdi_fast_array(&a->logits, r, c), xdi_fast_tile_at(c, columns), power, NULL, &unused);
-    const xd_rows from = { xdi_fast_array(&a->logits, r, tile).data, a->logits.dtype, 1, columns - tile, 0 };
-    part[XD_SOFTMAX_MAX] = max;
-    part[XD_SOFTMAX_ARG] = (double)(a->begin + tile + xdi_fast_rows_find(&from, 0, columns - tile, max));
-    part[XD_SOFTMAX_SUM] = sum * exp2(whole - max * (double)power.factor);
+    xdi_row_sum sum;
+    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->end - a->begin, XDI_TILE_LOG2E / a->temperature, &sum))
+        return false;
+    part[XD_SOFTMAX_MAX] = sum.max;
+    part[XD_SOFTMAX_ARG] = (double)(a->begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
 
@@ -10583,19 +10625,9 @@ static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtok
 /* ln sum e^(x / temperature); NaN where f32 does not fit. */
 static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                   double temperature) {
-    const double factor = XDI_TILE_LOG2E / temperature;
-    double max = -INFINITY, sum = 0.0;
-    float unused;
-    for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const double one = (double)tiles->max(xdi_fast_array(x, row, c), xdi_fast_tile_at(c, columns));
-        if (!(one <= max)) max = one;
-    }
-    if (!xdi_fast_fits(max, factor)) return (double)NAN;
-    const double whole = rint(max * factor);
-    const xdi_tile_power power = xdi_tile_power_of(factor, whole);
-    for (int64_t c = 0; c < columns; c += XDI_TILE)
-        sum += tiles->sum(xdi_fast_array(x, row, c), xdi_fast_tile_at(c, columns), power, NULL, &unused);
-    return max / temperature + log(sum) + (whole - max * (double)power.factor) * XDI_TILE_LN2;
+    xdi_row_sum sum;
+    if (!xdi_fast_row_sum(tiles, x, row, columns, XDI_TILE_LOG2E / temperature, &sum)) return (double)NAN;
+    return sum.max / temperature + log(sum.sum);
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
@@ -16645,6 +16677,7 @@ struct xd_optimizer {
     void *device_memory;        /* what the states point to when that is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
     xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
+    xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
@@ -16826,8 +16859,10 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     xd_arena arena = xd_arena_over(o, host_bytes);
     if (device_bytes) XDI_TRY(xdi_optimizer_allocate_device(o, device_bytes));
     xd_arena device = xd_arena_over(o->device_memory, device_bytes);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(o->ctx).optimizer;
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
+    if (kernels.list_create) XDI_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
     return xdi_optimizer_copy_values(o);
 }
 
@@ -16856,6 +16891,7 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
     if (!optimizer) return;
     if (optimizer->device_memory)
         xd_ctx_kernels(optimizer->ctx).memory.release(optimizer->ctx, optimizer->device_memory);
+    if (optimizer->list) xd_ctx_kernels(optimizer->ctx).optimizer.list_destroy(optimizer->list);
     xd_release(optimizer->ctx, optimizer);
 }
 
@@ -16917,6 +16953,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     xd_update_args args;
     memset(&args, 0, sizeof args);
     args.arrays = o->updates;
+    args.list = o->list;
     args.gradient_scale = gradient_scale;
     if (gradient_scale && !o->device_memory && *gradient_scale == 1.0f) args.gradient_scale = NULL;
     args.beta1_exact = d->beta1;
@@ -16973,7 +17010,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
-enum { XDI_CLIP_BATCH = 64, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
+enum { XDI_CLIP_BATCH = 1024, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
     return p->gradient && !p->frozen && !p->buffer && p->count > 0;
@@ -16991,7 +17028,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
     return XD_OK;
 }
 
-/* This rank's part, a few arrays at a time, so that the list needs no memory of its own. */
+/* This rank's part, a thousand arrays at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
@@ -17170,6 +17207,7 @@ struct xd_ema {
     int64_t iteration;
     bool initialized;
     void *device_memory; /* that of the shadows when it is not this block itself */
+    xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -17390,6 +17428,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
 /* Fills the block that the object stands at the head of. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params, int64_t count,
                                size_t host_bytes, size_t device_bytes) {
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     xd_arena arena = xd_arena_over(ema, host_bytes);
     void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
     xd_arena device = xd_arena_over(shadows, device_bytes);
@@ -17405,6 +17444,7 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     ema->param_count = count;
     ema->initialized = d->init_from_current;
     XDI_TRY(xdi_ema_index(ema));
+    if (kernels.list_create) XDI_TRY(kernels.list_create(ctx, count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
@@ -17433,6 +17473,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 XD_API void xd_ema_destroy(xd_ema *ema) {
     if (!ema) return;
     if (ema->device_memory) xd_ctx_kernels(ema->ctx).memory.release(ema->ctx, ema->device_memory);
+    if (ema->list) xd_ctx_kernels(ema->ctx).optimizer.list_destroy(ema->list);
     xd_release(ema->ctx, ema);
 }
 
@@ -17448,6 +17489,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
+    args.list = ema->list;
     args.array_count = 0;
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
@@ -33827,4 +33869,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 265ac39c5d5f2b82b212b9502e6c6262705f15fae4cb721667537c4f9ce9bae9 */
+/* xdistill sha256 be2129916e4347cc3be607c27752708e3bb8c4ccfc4decd8b90a795702d61e69 */

@@ -66,6 +66,8 @@ struct xd_cuda {
     int capability;  /* 90 for compute capability 9.0 */
     void *workspace; /* partial results of the multi-array reductions */
     size_t workspace_bytes;
+    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
+    size_t block_shared_bytes; /* that a block may have, set with it */
 };
 
 static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {
@@ -117,6 +119,7 @@ struct xdi_cuda_scope {
 struct xdi_cuda_grid {
     int64_t blocks;
     int threads;
+    int cluster;         /* blocks that run together and reach each other's shared memory; 0: none do */
     size_t shared_bytes; /* dynamic */
 };
 
@@ -124,6 +127,7 @@ static xdi_cuda_grid xdi_cuda_grid_of(int64_t blocks, int threads, size_t shared
     xdi_cuda_grid grid;
     grid.blocks = blocks > 0 ? blocks : 1;
     grid.threads = threads;
+    grid.cluster = 0;
     grid.shared_bytes = shared_bytes;
     return grid;
 }
@@ -140,6 +144,14 @@ static xd_result xdi_cuda_launch_at(const char *file, int line, const char *func
     config.blockDim = dim3((unsigned)grid.threads, 1, 1);
     config.dynamicSmemBytes = grid.shared_bytes;
     config.stream = (cudaStream_t)launch->stream;
+    cudaLaunchAttribute cluster = {};
+    if (grid.cluster > 0) {
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = (unsigned)grid.cluster;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+    }
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
     return xdi_cuda_result(launch->ctx, error, text, file, line, function);
 }
@@ -328,137 +340,6 @@ static __device__ inline bool xdi_cuda_refused(const xd_status *status) {
                       status->nothing_counted != 0 || status->overflow != 0);
 }
 
-/* >>cuda/list.cuh */
-
-/* Lists of arrays as launch parameters. A model has a thousand arrays: they go to the device in the
- * parameters of a few launches, so nothing is copied there and a captured graph keeps its own list. Every
- * array is cut into chunks, a block takes one; chunks begin at multiples of 16 bytes when the array does. */
-
-enum { XDI_CUDA_CHUNK = 16384, XDI_CUDA_THREADS = 256, XDI_CUDA_LIST_BYTES = 3840 };
-
-template <typename Item> struct xdi_cuda_list {
-    enum { ROOM = (XDI_CUDA_LIST_BYTES - 16) / (int)(sizeof(Item) + sizeof(int64_t)) };
-    Item at[ROOM];
-    int64_t first_chunk[ROOM];
-    int64_t chunks; /* of all arrays */
-    int count;
-
-    /* Appends an array of `elements`; there is room. Empty ones are left out. */
-    void add(const Item &item, int64_t elements) {
-        if (elements <= 0) return;
-        at[count] = item;
-        first_chunk[count] = chunks;
-        chunks += (elements + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
-        count++;
-    }
-
-    __device__ int index_of(int64_t chunk) const {
-        int low = 0, high = count - 1; /* the last array whose first chunk is not above `chunk` */
-        while (low < high) {
-            const int middle = (low + high + 1) / 2;
-            if (first_chunk[middle] <= chunk)
-                low = middle;
-            else
-                high = middle - 1;
-        }
-        return low;
-    }
-};
-
-/* Calls item(k, &value) -> elements for each of `count` arrays and launch_list(list) for each list that fills
- * up. */
-template <typename Item, typename MakeItem, typename LaunchList>
-static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchList launch_list) {
-    xdi_cuda_list<Item> list;
-    list.count = 0;
-    list.chunks = 0;
-    for (int64_t k = 0; k < count; k++) {
-        Item item;
-        const int64_t elements = make_item(k, &item);
-        list.add(item, elements);
-        const bool full = list.count == xdi_cuda_list<Item>::ROOM || (k + 1 == count && list.count > 0);
-        if (!full) continue;
-        XDI_TRY(launch_list(list));
-        list.count = 0;
-        list.chunks = 0;
-    }
-    return XD_OK;
-}
-
-/* The elements of one chunk. */
-struct xdi_cuda_span {
-    int64_t begin, end;
-};
-
-static __device__ inline xdi_cuda_span xdi_cuda_span_of(int64_t chunk_of_array, int64_t elements) {
-    xdi_cuda_span span;
-    span.begin = chunk_of_array * XDI_CUDA_CHUNK;
-    span.end = elements - span.begin < XDI_CUDA_CHUNK ? elements : span.begin + XDI_CUDA_CHUNK;
-    return span;
-}
-
-/* The threads of a block share the elements of a span: eight(i) for eight that start at i while `wide`,
- * one(i) for the rest. What becomes of an element must not depend on which of the two has it. */
-template <typename Eight, typename One>
-static __device__ inline void xdi_cuda_walk(xdi_cuda_span span, bool wide, Eight eight, One one) {
-    const int64_t eights = wide ? (span.end - span.begin) / 8 : 0;
-    for (int64_t k = threadIdx.x; k < eights; k += blockDim.x) eight(span.begin + 8 * k);
-    for (int64_t i = span.begin + 8 * eights + threadIdx.x; i < span.end; i += blockDim.x) one(i);
-}
-
-/* One element, and eight at an address aligned to 16, of an F32, BF16 or F16 array, as f32. */
-static __device__ inline float xdi_cuda_read_float(const void *data, int dtype, int64_t i) {
-    if (dtype == XD_DTYPE_F32) return static_cast<const float *>(data)[i];
-    if (dtype == XD_DTYPE_BF16) return xdi_cuda_widen(static_cast<const xdi_cuda_bf16 *>(data)[i]);
-    return xdi_cuda_widen(static_cast<const xdi_cuda_f16 *>(data)[i]);
-}
-
-static __device__ inline void xdi_cuda_write_float(void *data, int dtype, int64_t i, float value) {
-    if (dtype == XD_DTYPE_F32)
-        static_cast<float *>(data)[i] = value;
-    else if (dtype == XD_DTYPE_BF16)
-        xdi_cuda_narrow(value, static_cast<xdi_cuda_bf16 *>(data) + i);
-    else
-        xdi_cuda_narrow(value, static_cast<xdi_cuda_f16 *>(data) + i);
-}
-
-template <typename T> static __device__ inline void xdi_cuda_read8_as(const T *from, float (&values)[8]) {
-    XD_UNROLL
-    for (int at = 0; at < 8; at += xdi_cuda_pack<T>::COUNT) {
-        const xdi_cuda_pack<T> pack = xdi_cuda_load16(from + at);
-        XD_UNROLL
-        for (int j = 0; j < xdi_cuda_pack<T>::COUNT; j++) values[at + j] = xdi_cuda_widen(pack.at[j]);
-    }
-}
-
-template <typename T> static __device__ inline void xdi_cuda_write8_as(T *to, const float (&values)[8]) {
-    XD_UNROLL
-    for (int at = 0; at < 8; at += xdi_cuda_pack<T>::COUNT) {
-        xdi_cuda_pack<T> pack;
-        XD_UNROLL
-        for (int j = 0; j < xdi_cuda_pack<T>::COUNT; j++) xdi_cuda_narrow(values[at + j], &pack.at[j]);
-        xdi_cuda_store16(to + at, pack);
-    }
-}
-
-static __device__ inline void xdi_cuda_read8(const void *data, int dtype, int64_t i, float (&values)[8]) {
-    if (dtype == XD_DTYPE_F32)
-        xdi_cuda_read8_as(static_cast<const float *>(data) + i, values);
-    else if (dtype == XD_DTYPE_BF16)
-        xdi_cuda_read8_as(static_cast<const xdi_cuda_bf16 *>(data) + i, values);
-    else
-        xdi_cuda_read8_as(static_cast<const xdi_cuda_f16 *>(data) + i, values);
-}
-
-static __device__ inline void xdi_cuda_write8(void *data, int dtype, int64_t i, const float (&values)[8]) {
-    if (dtype == XD_DTYPE_F32)
-        xdi_cuda_write8_as(static_cast<float *>(data) + i, values);
-    else if (dtype == XD_DTYPE_BF16)
-        xdi_cuda_write8_as(static_cast<xdi_cuda_bf16 *>(data) + i, values);
-    else
-        xdi_cuda_write8_as(static_cast<xdi_cuda_f16 *>(data) + i, values);
-}
-
 /* >>cuda/device.cu */
 
 /* Memory of the device and the order of work on it: the xd_device_ops of the table. */
@@ -583,6 +464,322 @@ static xd_device_ops xdi_cuda_memory_table() {
     return memory;
 }
 
+/* >>cuda/list.cuh */
+
+/* Lists of arrays. A model has a thousand of them and a launch for each would cost more than the work, so a kernel
+ * takes a list, in one of two forms, and cuts every array into chunks that begin at multiples of 16 bytes when the
+ * array does.
+ *   xdi_cuda_list   in the parameters of a few launches: nothing is copied, and a captured graph keeps its own
+ *   xdi_cuda_kept   in device memory, for a caller that comes with the same arrays again: one launch */
+
+enum { XDI_CUDA_CHUNK = 16384, XDI_CUDA_THREADS = 256, XDI_CUDA_LIST_BYTES = 3328 };
+
+template <typename Item> struct xdi_cuda_list {
+    enum { ROOM = (XDI_CUDA_LIST_BYTES - 24) / (int)(sizeof(Item) + sizeof(uint32_t)) };
+    Item at[ROOM];
+    uint32_t first_chunk[ROOM];
+    int64_t chunks; /* of all arrays */
+    int64_t chunk;  /* elements of one */
+    int count;
+
+    /* Appends an array of `elements`; there is room. Empty ones are left out. */
+    void add(const Item &item, int64_t elements) {
+        if (elements <= 0) return;
+        at[count] = item;
+        first_chunk[count] = (uint32_t)chunks;
+        chunks += (elements + chunk - 1) / chunk;
+        count++;
+    }
+    __device__ const Item &item(int k) const {
+        return at[k];
+    }
+    __device__ int64_t first(int k) const {
+        return first_chunk[k];
+    }
+};
+
+/* Lies in the device memory of an xd_array_list, a plane for each word of the items and one for the first chunks, so
+ * that what changes between calls, like the gradients' addresses, lies together. Empty arrays are in it. */
+template <typename Item> struct xdi_cuda_kept {
+    enum { WORDS = (int)(sizeof(Item) / sizeof(uint64_t)) };
+    static_assert(sizeof(Item) % sizeof(uint64_t) == 0, "whole words");
+    const uint64_t *words; /* [WORDS + 1, count]; NULL: the list is not kept */
+    int64_t chunks, chunk;
+    int count;
+
+    __device__ Item item(int k) const {
+        uint64_t all[WORDS];
+        Item item;
+        XD_UNROLL
+        for (int w = 0; w < WORDS; w++) all[w] = words[(int64_t)w * count + k];
+        memcpy(&item, all, sizeof item);
+        return item;
+    }
+    __device__ int64_t first(int k) const {
+        return (int64_t)words[(int64_t)WORDS * count + k];
+    }
+};
+
+/* The last array whose first chunk is not above `chunk`. */
+template <typename List> static __device__ inline int xdi_cuda_list_find(const List &list, int64_t chunk) {
+    int low = 0, high = list.count - 1;
+    while (low < high) {
+        const int middle = (low + high + 1) / 2;
+        if (list.first(middle) <= chunk)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Calls item(k, &value) -> elements for each of `count` arrays and launch_list(list) for each list that fills
+ * up. */
+template <typename Item, typename MakeItem, typename LaunchList>
+static xd_result xdi_cuda_each_list(int64_t count, MakeItem make_item, LaunchList launch_list) {
+    xdi_cuda_list<Item> list;
+    list.count = 0;
+    list.chunks = 0;
+    list.chunk = XDI_CUDA_CHUNK;
+    for (int64_t k = 0; k < count; k++) {
+        Item item;
+        const int64_t elements = make_item(k, &item);
+        list.add(item, elements);
+        const bool full = list.count == xdi_cuda_list<Item>::ROOM || (k + 1 == count && list.count > 0);
+        if (!full) continue;
+        XDI_TRY(launch_list(list));
+        list.count = 0;
+        list.chunks = 0;
+    }
+    return XD_OK;
+}
+
+/* As many blocks as are at work at once, or one a chunk when those are fewer. */
+template <typename... Parameters>
+static xd_result xdi_cuda_chunk_grid(const xd_launch *launch, int64_t chunks, void (*kernel)(Parameters...),
+                                     xdi_cuda_grid *grid) {
+    int blocks = 0;
+    XDI_CUDA_TRY(launch->ctx,
+                 cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, XDI_CUDA_THREADS, 0));
+    const int64_t most = (int64_t)blocks * xdi_cuda_of(launch->ctx)->processors;
+    *grid = xdi_cuda_grid_of(chunks < most ? chunks : most, XDI_CUDA_THREADS);
+    return XD_OK;
+}
+
+/* ---- lists that are kept ---- */
+
+struct xd_array_list {
+    xd_ctx *ctx;
+    uint64_t *device; /* [room] the list of the last call */
+    uint64_t *there;  /* [room] the same on the host */
+    uint64_t *next;   /* [room] of the present call */
+    int64_t room, words;
+    bool captured; /* a graph reads it, so it must stay as it is */
+};
+
+enum {
+    XDI_CUDA_LIST_WORDS = 10,
+    XDI_CUDA_PATCH_WORDS = 496
+}; /* words of the longest item and its first chunk */
+
+/* Words on their way into a kept list, as parameters: they need no memory that would have to stay. */
+struct xdi_cuda_patch {
+    uint64_t *to;
+    int64_t count;
+    uint64_t words[XDI_CUDA_PATCH_WORDS];
+};
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_patch_kernel(const __grid_constant__ xdi_cuda_patch patch) {
+    for (int64_t i = threadIdx.x; i < patch.count; i += blockDim.x) patch.to[i] = patch.words[i];
+}
+
+static void xdi_cuda_list_destroy(xd_array_list *list) {
+    if (!list) return;
+    xdi_cuda_release(list->ctx, list->device);
+    xd_release(list->ctx, list);
+}
+
+static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list **out) {
+    const int64_t room = arrays * XDI_CUDA_LIST_WORDS;
+    const size_t bytes = (size_t)room * sizeof(uint64_t);
+    xd_array_list *list = (xd_array_list *)xd_allocate(ctx, sizeof *list + 2 * bytes);
+    XDI_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
+    list->ctx = ctx;
+    list->room = room;
+    list->words = 0;
+    list->captured = false;
+    list->there = (uint64_t *)(void *)(list + 1);
+    list->next = list->there + room;
+    list->device = (uint64_t *)xdi_cuda_allocate(ctx, bytes);
+    if (!list->device) {
+        xd_release(ctx, list);
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
+                        (long long)arrays, bytes);
+    }
+    *out = list;
+    return XD_OK;
+}
+
+/* Brings list->next to the device where it differs from what is there. */
+static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list, int64_t words) {
+    const bool all = list->words != words;
+    list->words = 0; /* until everything is on its way */
+    for (int64_t at = 0; at < words; at += XDI_CUDA_PATCH_WORDS) {
+        xdi_cuda_patch patch;
+        patch.to = list->device + at;
+        patch.count = words - at < XDI_CUDA_PATCH_WORDS ? words - at : (int64_t)XDI_CUDA_PATCH_WORDS;
+        const size_t bytes = (size_t)patch.count * sizeof(uint64_t);
+        if (!all && memcmp(list->there + at, list->next + at, bytes) == 0) continue;
+        memcpy(patch.words, list->next + at, bytes);
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
+        memcpy(list->there + at, list->next + at, bytes);
+    }
+    list->words = words;
+    return XD_OK;
+}
+
+/* Whether kernels can read list->next on the device. A graph reads what is there when it runs, so a list that one reads
+ * is not changed any more, and while a graph is captured nothing is sent. */
+static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, int64_t words,
+                                     bool *there) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    XDI_CUDA_TRY(launch->ctx, cudaStreamIsCapturing((cudaStream_t)launch->stream, &capture));
+    const bool capturing = capture != cudaStreamCaptureStatusNone;
+    *there = words == list->words && memcmp(list->there, list->next, (size_t)words * sizeof(uint64_t)) == 0;
+    if (*there && capturing) list->captured = true;
+    if (*there || capturing || list->captured) return XD_OK;
+    *there = true;
+    return xdi_cuda_list_send(launch, list, words);
+}
+
+/* Long lists have long chunks, short ones enough of them for all processors. */
+static int64_t xdi_cuda_chunk_of(int64_t elements) {
+    int64_t chunk = 65536;
+    while (chunk > 4096 && elements < 1024 * chunk) chunk /= 2;
+    return chunk;
+}
+
+/* Makes out the list of the arrays that make_item(k, &value) -> elements gives; out->words stays NULL when it
+ * cannot be kept. `list` may be NULL. */
+template <typename Item, typename MakeItem>
+static xd_result xdi_cuda_keep(const xd_launch *launch, xd_array_list *list, int64_t count,
+                               MakeItem make_item, xdi_cuda_kept<Item> *out) {
+    enum { WORDS = xdi_cuda_kept<Item>::WORDS };
+    static_assert((int)WORDS < (int)XDI_CUDA_LIST_WORDS, "a kept list has room for the item");
+    bool there = false;
+    int64_t elements = 0;
+    memset(out, 0, sizeof *out);
+    if (!list || count == 0 || count * XDI_CUDA_LIST_WORDS > list->room) return XD_OK;
+    for (int64_t k = 0; k < count; k++) {
+        Item item;
+        uint64_t all[WORDS];
+        const int64_t n = make_item(k, &item);
+        memcpy(all, &item, sizeof all);
+        for (int w = 0; w < WORDS; w++) list->next[w * count + k] = all[w];
+        list->next[WORDS * count + k] = (uint64_t)n;
+        elements += n;
+    }
+    out->count = (int)count;
+    out->chunk = xdi_cuda_chunk_of(elements);
+    for (int64_t k = 0; k < count; k++) {
+        uint64_t *first = &list->next[WORDS * count + k];
+        const int64_t chunks = ((int64_t)*first + out->chunk - 1) / out->chunk;
+        *first = (uint64_t)out->chunks;
+        out->chunks += chunks;
+    }
+    XDI_TRY(xdi_cuda_list_bring(launch, list, (WORDS + 1) * count, &there));
+    if (there) out->words = list->device;
+    return XD_OK;
+}
+
+/* ---- the elements of an array ---- */
+
+/* The elements of one chunk. */
+struct xdi_cuda_span {
+    int64_t begin, end;
+};
+
+static __device__ inline xdi_cuda_span xdi_cuda_span_of(int64_t chunk_of_array, int64_t elements,
+                                                        int64_t chunk = XDI_CUDA_CHUNK) {
+    xdi_cuda_span span;
+    span.begin = chunk_of_array * chunk;
+    span.end = elements - span.begin < chunk ? elements : span.begin + chunk;
+    return span;
+}
+
+/* Calls work(item, span) for each chunk of the list that falls to this block. */
+template <typename List, typename Work>
+static __device__ inline void xdi_cuda_each_chunk(const List &list, Work work) {
+    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+        const int k = xdi_cuda_list_find(list, chunk);
+        const auto item = list.item(k);
+        work(item, xdi_cuda_span_of(chunk - list.first(k), item.count, list.chunk));
+    }
+}
+
+/* The threads of a block share the elements of a span: eight(i) for eight that start at i while `wide`,
+ * one(i) for the rest. What becomes of an element must not depend on which of the two has it. */
+template <typename Eight, typename One>
+static __device__ inline void xdi_cuda_walk(xdi_cuda_span span, bool wide, Eight eight, One one) {
+    const int64_t eights = wide ? (span.end - span.begin) / 8 : 0;
+    for (int64_t k = threadIdx.x; k < eights; k += blockDim.x) eight(span.begin + 8 * k);
+    for (int64_t i = span.begin + 8 * eights + threadIdx.x; i < span.end; i += blockDim.x) one(i);
+}
+
+/* One element, and eight at an address aligned to 16, of an F32, BF16 or F16 array, as f32. */
+static __device__ inline float xdi_cuda_read_float(const void *data, int dtype, int64_t i) {
+    if (dtype == XD_DTYPE_F32) return static_cast<const float *>(data)[i];
+    if (dtype == XD_DTYPE_BF16) return xdi_cuda_widen(static_cast<const xdi_cuda_bf16 *>(data)[i]);
+    return xdi_cuda_widen(static_cast<const xdi_cuda_f16 *>(data)[i]);
+}
+
+static __device__ inline void xdi_cuda_write_float(void *data, int dtype, int64_t i, float value) {
+    if (dtype == XD_DTYPE_F32)
+        static_cast<float *>(data)[i] = value;
+    else if (dtype == XD_DTYPE_BF16)
+        xdi_cuda_narrow(value, static_cast<xdi_cuda_bf16 *>(data) + i);
+    else
+        xdi_cuda_narrow(value, static_cast<xdi_cuda_f16 *>(data) + i);
+}
+
+template <typename T> static __device__ inline void xdi_cuda_read8_as(const T *from, float (&values)[8]) {
+    XD_UNROLL
+    for (int at = 0; at < 8; at += xdi_cuda_pack<T>::COUNT) {
+        const xdi_cuda_pack<T> pack = xdi_cuda_load16(from + at);
+        XD_UNROLL
+        for (int j = 0; j < xdi_cuda_pack<T>::COUNT; j++) values[at + j] = xdi_cuda_widen(pack.at[j]);
+    }
+}
+
+template <typename T> static __device__ inline void xdi_cuda_write8_as(T *to, const float (&values)[8]) {
+    XD_UNROLL
+    for (int at = 0; at < 8; at += xdi_cuda_pack<T>::COUNT) {
+        xdi_cuda_pack<T> pack;
+        XD_UNROLL
+        for (int j = 0; j < xdi_cuda_pack<T>::COUNT; j++) xdi_cuda_narrow(values[at + j], &pack.at[j]);
+        xdi_cuda_store16(to + at, pack);
+    }
+}
+
+static __device__ inline void xdi_cuda_read8(const void *data, int dtype, int64_t i, float (&values)[8]) {
+    if (dtype == XD_DTYPE_F32)
+        xdi_cuda_read8_as(static_cast<const float *>(data) + i, values);
+    else if (dtype == XD_DTYPE_BF16)
+        xdi_cuda_read8_as(static_cast<const xdi_cuda_bf16 *>(data) + i, values);
+    else
+        xdi_cuda_read8_as(static_cast<const xdi_cuda_f16 *>(data) + i, values);
+}
+
+static __device__ inline void xdi_cuda_write8(void *data, int dtype, int64_t i, const float (&values)[8]) {
+    if (dtype == XD_DTYPE_F32)
+        xdi_cuda_write8_as(static_cast<float *>(data) + i, values);
+    else if (dtype == XD_DTYPE_BF16)
+        xdi_cuda_write8_as(static_cast<xdi_cuda_bf16 *>(data) + i, values);
+    else
+        xdi_cuda_write8_as(static_cast<xdi_cuda_f16 *>(data) + i, values);
+}
+
 /* >>cuda/copy.cu */
 
 /* Strided copies, many in a launch: the pieces of a redistribution, and arrays that keep their dtype. Reads
@@ -605,10 +802,10 @@ template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to,
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
     if (xdi_cuda_refused(status)) return;
-    const int k = list.index_of(blockIdx.x);
+    const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
     xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], m.units), false, [](int64_t) {},
+        xdi_cuda_span_of(blockIdx.x - list.first(k), m.units), false, [](int64_t) {},
         [&](int64_t i) {
             int64_t to = 0, from = 0;
             for (int d = m.ndim - 1; d >= 0; d--) {
@@ -961,7 +1158,8 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
- * Grid: one block of 256 threads a chunk of 16384 elements. */
+ * Grid: blocks of 256 threads, each a chunk at a time. Optimizers and averages keep their list on the device, so a
+ * step is one launch, and a second that counts it. */
 
 static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
@@ -1067,6 +1265,15 @@ static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted
 
 /* ---- adam and sgd ---- */
 
+/* What a schedule changes in every step. Arrays share a few of them, so they are no part of the list. */
+struct xdi_cuda_rate {
+    double learning_rate;
+    float decay, weight_decay, step_size, root_correction;
+    int64_t fresh;
+};
+
+enum { XDI_CUDA_RATES = 16 };
+
 struct xdi_cuda_update {
     float *master, *first, *second;
     void *value;
@@ -1074,10 +1281,7 @@ struct xdi_cuda_update {
     int64_t *steps;
     void *average;
     int64_t count;
-    double learning_rate;
-    float decay, weight_decay, step_size, root_correction;
-    uint8_t value_dtype, gradient_dtype, average_dtype;
-    bool fresh, wide;
+    uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
 };
 
 struct xdi_cuda_update_options {
@@ -1087,11 +1291,13 @@ struct xdi_cuda_update_options {
     double beta1, beta2;
     float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
     bool couple_decay, maximize;
+    int rate_count;
+    xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
 /* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
 struct xdi_cuda_update_scalars {
-    float scale, step_size, root_correction;
+    float scale, decay, weight_decay, step_size, root_correction;
     bool scaled, fresh;
 };
 
@@ -1105,19 +1311,22 @@ static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
 
 static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
                                                                      const xdi_cuda_update &a, bool adam) {
+    const xdi_cuda_rate &rate = options.rates[a.rate];
     xdi_cuda_update_scalars s;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
-    s.step_size = a.step_size;
-    s.root_correction = a.root_correction;
-    s.fresh = a.fresh;
+    s.decay = rate.decay;
+    s.weight_decay = rate.weight_decay;
+    s.step_size = rate.step_size;
+    s.root_correction = rate.root_correction;
+    s.fresh = rate.fresh != 0;
     if (a.steps == nullptr) return s;
     const int64_t t = *a.steps + 1;
     s.fresh = t == 1;
-    s.step_size = __double2float_rn(a.learning_rate);
+    s.step_size = __double2float_rn(rate.learning_rate);
     if (!adam) return s;
     s.step_size =
-        __double2float_rn(__ddiv_rn(a.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
+        __double2float_rn(__ddiv_rn(rate.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
     s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
     return s;
 }
@@ -1130,13 +1339,12 @@ static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &
 
 struct xdi_cuda_adam {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update &a;
     const xdi_cuda_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &m, float &v) const {
         float g = xdi_cuda_gradient(options, s, gradient);
-        if (options.couple_decay) g = __fmaf_rn(a.weight_decay, p, g);
-        const float kept = options.couple_decay ? p : __fmul_rn(p, a.decay);
+        if (options.couple_decay) g = __fmaf_rn(s.weight_decay, p, g);
+        const float kept = options.couple_decay ? p : __fmul_rn(p, s.decay);
         m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
         v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
         const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
@@ -1146,57 +1354,56 @@ struct xdi_cuda_adam {
 
 struct xdi_cuda_sgd {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update &a;
     const xdi_cuda_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
-        const float g = __fmaf_rn(a.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
+        const float g = __fmaf_rn(s.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
         buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
         p = __fmaf_rn(-s.step_size, buffer, p);
     }
 };
 
-template <typename Step, bool HAS_SECOND>
+template <typename Step, bool HAS_SECOND, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
-    xdi_cuda_update_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_update> list,
+    xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xdi_cuda_refused(options.status)) return;
-    const int k = list.index_of(blockIdx.x);
-    const xdi_cuda_update &a = list.at[k];
-    const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
-    const Step step = { options, a, scalars };
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
-        [&](int64_t i) {
-            float p[8], m[8], v[8], g[8];
-            xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-            xdi_cuda_read8_as(a.master + i, p);
-            xdi_cuda_read8_as(a.first + i, m);
-            if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
-            XD_UNROLL
-            for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-            xdi_cuda_write8_as(a.master + i, p);
-            xdi_cuda_write8_as(a.first + i, m);
-            if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
-            if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-            if (!a.average) return;
-            if (a.value) {
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
+        const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+        const Step step = { options, scalars };
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float p[8], m[8], v[8], g[8];
+                xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
+                xdi_cuda_read8_as(a.master + i, p);
+                xdi_cuda_read8_as(a.first + i, m);
+                if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
                 XD_UNROLL
-                for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
-            }
-            xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
-        },
-        [&](int64_t i) {
-            float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
-            step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
-            a.master[i] = p;
-            a.first[i] = m;
-            if (HAS_SECOND) a.second[i] = v;
-            if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-            if (!a.average) return;
-            if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
-            xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
-        });
+                for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
+                xdi_cuda_write8_as(a.master + i, p);
+                xdi_cuda_write8_as(a.first + i, m);
+                if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
+                if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
+                if (!a.average) return;
+                if (a.value) {
+                    XD_UNROLL
+                    for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+                }
+                xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
+            },
+            [&](int64_t i) {
+                float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+                step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
+                a.master[i] = p;
+                a.first[i] = m;
+                if (HAS_SECOND) a.second[i] = v;
+                if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
+                if (!a.average) return;
+                if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
+                xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
+            });
+    });
 }
 
 /* Raises the step counts once every block of the launch before has read them. One thread an array. */
@@ -1204,9 +1411,12 @@ struct xdi_cuda_count {
     int64_t *steps;
 };
 
-static __global__ void xdi_cuda_count_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_count> list,
-                                             const xd_status *status) {
-    if ((int)threadIdx.x < list.count && !xdi_cuda_refused(status)) ++*list.at[threadIdx.x].steps;
+template <typename List>
+static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
+    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (k >= list.count || xdi_cuda_refused(status)) return;
+    int64_t *steps = list.item(k).steps;
+    if (steps) ++*steps;
 }
 
 static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
@@ -1224,44 +1434,109 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
     return XD_OK;
 }
 
-static xdi_cuda_update xdi_cuda_update_of(const xd_update_array *a) {
-    xdi_cuda_update u = {};
-    u.master = a->master;
-    u.first = a->first;
-    u.second = a->second;
-    u.value = a->value;
-    u.gradient = a->gradient;
-    u.steps = a->steps;
-    u.average = a->average;
-    u.average_dtype = (uint8_t)a->average_dtype;
-    u.count = a->count;
-    u.learning_rate = a->learning_rate;
-    u.decay = a->decay;
-    u.weight_decay = a->weight_decay;
-    u.step_size = a->step_size;
-    u.root_correction = a->root_correction;
-    u.value_dtype = (uint8_t)a->value_dtype;
-    u.gradient_dtype = (uint8_t)a->gradient_dtype;
-    u.fresh = a->fresh;
-    u.wide = xdi_cuda_is_aligned16(a->master) && xdi_cuda_is_aligned16(a->first) &&
-             xdi_cuda_is_aligned16(a->second) && xdi_cuda_is_aligned16(a->value) &&
-             xdi_cuda_is_aligned16(a->gradient) && xdi_cuda_is_aligned16(a->average) &&
-             !(a->average && a->average_dtype == XD_DTYPE_F64);
-    return u;
+static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
+    xdi_cuda_rate rate;
+    memset(&rate, 0, sizeof rate);
+    rate.learning_rate = a->learning_rate;
+    rate.decay = a->decay;
+    rate.weight_decay = a->weight_decay;
+    rate.step_size = a->step_size;
+    rate.root_correction = a->root_correction;
+    rate.fresh = a->fresh;
+    return rate;
 }
 
-static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_args *args) {
+/* Where a rate stands among the options; rate_count when it does not. */
+static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
+    int i = 0;
+    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    return i;
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate finds no room. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
+                                   xdi_cuda_update_options *options) {
+    options->rate_count = 0;
+    for (int64_t k = begin; k < args->array_count; k++) {
+        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
+        const int at = xdi_cuda_find_rate(options, &rate);
+        if (at < options->rate_count) continue;
+        if (at == XDI_CUDA_RATES) return k;
+        options->rates[options->rate_count++] = rate;
+    }
+    return args->array_count;
+}
+
+/* Fills every byte, so that equal lists are equal bytes. */
+static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_options *options,
+                               bool has_second, xdi_cuda_update *u) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
+    memset(u, 0, sizeof *u);
+    u->master = a->master;
+    u->first = a->first;
+    u->second = has_second ? a->second : nullptr;
+    u->value = a->value;
+    u->gradient = a->gradient;
+    u->steps = a->steps;
+    u->average = a->average;
+    u->count = a->count;
+    u->value_dtype = (uint8_t)a->value_dtype;
+    u->gradient_dtype = (uint8_t)a->gradient_dtype;
+    u->average_dtype = (uint8_t)a->average_dtype;
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
+    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
+              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
+              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
+              !(u->average && a->average_dtype == XD_DTYPE_F64);
+}
+
+static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_array *arrays, int64_t count) {
     return xdi_cuda_each_list<xdi_cuda_count>(
-        args->array_count,
+        count,
         [&](int64_t k, xdi_cuda_count *item) -> int64_t {
-            item->steps = args->arrays[k].steps;
+            item->steps = arrays[k].steps;
             return item->steps ? 1 : 0;
         },
         [&](const xdi_cuda_list<xdi_cuda_count> &list) {
-            static_assert((int)xdi_cuda_list<xdi_cuda_count>::ROOM <= (int)XDI_CUDA_THREADS, "a thread each");
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_count_kernel, list,
+            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
+                                   xdi_cuda_count_kernel<xdi_cuda_list<xdi_cuda_count>>, list,
                                    (const xd_status *)launch->status);
         });
+}
+
+template <typename Step, bool HAS_SECOND, typename List>
+static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
+                                      const xdi_cuda_update_options &options) {
+    static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
+    xdi_cuda_grid grid;
+    XDI_TRY(
+        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, List>, &grid)));
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
+}
+
+/* The step of `count` arrays whose rates stand in the options. */
+template <typename Step, bool HAS_SECOND>
+static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
+                                        const xdi_cuda_update_options &options, xd_array_list *keep) {
+    const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
+        xdi_cuda_update_of(&arrays[k], &options, HAS_SECOND, item);
+        return item->count;
+    };
+    xdi_cuda_kept<xdi_cuda_update> kept;
+    XDI_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
+    if (!kept.words) {
+        XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+            count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
+                return xdi_cuda_update_list<Step, HAS_SECOND>(launch, list, options);
+            }));
+        return xdi_cuda_count_steps(launch, arrays, count);
+    }
+    const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+    XDI_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
+                           xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
+                           (const xd_status *)launch->status);
 }
 
 template <typename Step, bool HAS_SECOND>
@@ -1282,18 +1557,13 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.momentum = args->momentum;
     options.couple_decay = args->couple_decay;
     options.maximize = args->maximize;
-    XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_update *item) {
-            *item = xdi_cuda_update_of(&args->arrays[k]);
-            if (!HAS_SECOND) item->second = nullptr;
-            return item->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
-                                   xdi_cuda_update_kernel<Step, HAS_SECOND>, list, options);
-        }));
-    return xdi_cuda_count_steps(launch, args);
+    for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
+        end = xdi_cuda_take_rates(args, begin, &options);
+        const bool whole = begin == 0 && end == args->array_count;
+        XDI_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
+                                                          whole ? args->list : nullptr)));
+    }
+    return XD_OK;
 }
 
 /* ---- lerp and cast ---- */
@@ -1302,49 +1572,52 @@ struct xdi_cuda_pair {
     void *target;
     const void *source;
     int64_t count;
-    uint8_t target_dtype, source_dtype;
-    bool wide;
+    uint8_t target_dtype, source_dtype, wide, unused[5];
 };
 
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
-    xdi_cuda_lerp_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list,
-                         const xdi_cuda_lerp_options options, const xd_status *status) {
+/* It may take the registers it wants: for more blocks on a processor ptxas would spill some. */
+template <typename List>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
+    xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
+                         const xd_status *status) {
     if (xdi_cuda_refused(status)) return;
-    const int k = list.index_of(blockIdx.x);
-    const xdi_cuda_pair &a = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
-        [&](int64_t i) {
-            float source[8];
-            xdi_cuda_read8(a.source, a.source_dtype, i, source);
-            xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
-        },
-        [&](int64_t i) {
-            xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
-                                  xdi_cuda_load_f64(a.source, a.source_dtype, i));
-        });
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float source[8];
+                xdi_cuda_read8(a.source, a.source_dtype, i, source);
+                xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
+            },
+            [&](int64_t i) {
+                xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
+                                      xdi_cuda_load_f64(a.source, a.source_dtype, i));
+            });
+    });
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
     if (xdi_cuda_refused(status)) return;
-    const int k = list.index_of(blockIdx.x);
-    const xdi_cuda_pair &a = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
-        [&](int64_t i) {
-            float values[8];
-            xdi_cuda_read8(a.source, a.source_dtype, i, values);
-            xdi_cuda_write8(a.target, a.target_dtype, i, values);
-        },
-        [&](int64_t i) {
-            xdi_cuda_store_f64(a.target, a.target_dtype, i, xdi_cuda_load_f64(a.source, a.source_dtype, i));
-        });
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float values[8];
+                xdi_cuda_read8(a.source, a.source_dtype, i, values);
+                xdi_cuda_write8(a.target, a.target_dtype, i, values);
+            },
+            [&](int64_t i) {
+                xdi_cuda_store_f64(a.target, a.target_dtype, i,
+                                   xdi_cuda_load_f64(a.source, a.source_dtype, i));
+            });
+    });
 }
 
 static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const void *source,
                                       xd_dtype source_dtype, int64_t count) {
-    xdi_cuda_pair pair = {};
+    xdi_cuda_pair pair;
+    memset(&pair, 0, sizeof pair);
     pair.target = target;
     pair.source = source;
     pair.count = count;
@@ -1353,6 +1626,15 @@ static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const
     pair.wide = xdi_cuda_is_narrow_float(target_dtype) && xdi_cuda_is_narrow_float(source_dtype) &&
                 xdi_cuda_is_aligned16(target) && xdi_cuda_is_aligned16(source);
     return pair;
+}
+
+template <typename List>
+static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
+                                    const xdi_cuda_lerp_options &options) {
+    xdi_cuda_grid grid;
+    XDI_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel<List>, list, options,
+                           (const xd_status *)launch->status);
 }
 
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
@@ -1365,17 +1647,17 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
     xdi_cuda_scope scope(launch);
     XDI_TRY(scope.result);
     const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    const auto make_item = [&](int64_t k, xdi_cuda_pair *item) {
+        const xd_lerp_array *a = &args->arrays[k];
+        *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
+        return a->count;
+    };
+    xdi_cuda_kept<xdi_cuda_pair> kept;
+    XDI_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
+    if (kept.words) return xdi_cuda_lerp_list(launch, kept, options);
     return xdi_cuda_each_list<xdi_cuda_pair>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_pair *item) {
-            const xd_lerp_array *a = &args->arrays[k];
-            *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
-            return a->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_pair> &list) {
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
-                                   xdi_cuda_lerp_kernel, list, options, (const xd_status *)launch->status);
-        });
+        args->array_count, make_item,
+        [&](const xdi_cuda_list<xdi_cuda_pair> &list) { return xdi_cuda_lerp_list(launch, list, options); });
 }
 
 static bool xdi_cuda_cast_takes(xd_dtype dtype) {
@@ -1452,11 +1734,20 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
     return xdi_cuda_update_run<xdi_cuda_sgd, false>(launch, args);
 }
 
+template <typename Updates, typename Pairs, typename Counts>
+static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
+    return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
+}
+
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel));
+    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
+                                           xdi_cuda_list<xdi_cuda_count>>(ctx)));
+    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
+                                           xdi_cuda_kept<xdi_cuda_update>>(ctx)));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
@@ -1465,16 +1756,15 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
 
 /* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/optimizer_cpu.c
  * and clip_cpu.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
- * each, one block merges the parts in order. Their number does not depend on the GPU, so plain sums have the
- * same bits on each; exact ones are integers and free of every order. */
+ * each, to which the next list of the same call is added; one block merges the parts in order. Their number does
+ * not depend on the GPU, so plain sums have the same bits on each; exact ones are integers and free of every order. */
 
 enum { XDI_CUDA_NORM_BLOCKS = 512 };
 
+/* Small, so that a thousand arrays are a few launches. */
 struct xdi_cuda_norm_item {
     const void *data;
-    int64_t count;
-    uint8_t dtype;
-    bool replica, wide;
+    uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
 /* What one block has found. */
@@ -1543,7 +1833,7 @@ struct xdi_cuda_window {
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
-                         xd_norm_sum *parts) {
+                         bool first, xd_norm_sum *parts) {
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
     xdi_cuda_window window = { 0, 0, -1, 0 };
@@ -1552,7 +1842,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
         __syncthreads();
     }
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        const int k = list.index_of(chunk);
+        const int k = xdi_cuda_list_find(list, chunk);
         const xdi_cuda_norm_item &a = list.at[k];
         const auto one = [&](float x) {
             const uint32_t bits = __float_as_uint(x);
@@ -1581,7 +1871,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             }
         };
         xdi_cuda_walk(
-            xdi_cuda_span_of(chunk - list.first_chunk[k], a.count), a.wide,
+            xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count), a.wide != 0,
             [&](int64_t i) {
                 float values[8];
                 xdi_cuda_read8(a.data, a.dtype, i, values);
@@ -1597,12 +1887,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier behind the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
+        if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
         out->sum = part.sum;
         out->largest = part.largest;
         out->not_finite = part.not_finite;
         out->nan = part.nan;
     }
-    if (EXACT && threadIdx.x < XD_NORM_LIMBS) out->limbs[threadIdx.x] = (int64_t)limbs[threadIdx.x];
+    if (EXACT && threadIdx.x < XD_NORM_LIMBS)
+        out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
 }
 
 /* Adds the parts to the sum: one block, a thread a part and then a thread a limb. */
@@ -1651,28 +1943,36 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
     xdi_cuda_scope scope(launch);
     XDI_TRY(scope.result);
     xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
-    return xdi_cuda_each_list<xdi_cuda_norm_item>(
+    int64_t chunks = 0;
+    for (int64_t k = 0; k < args->array_count; k++)
+        chunks += (args->arrays[k].count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
+    if (chunks == 0) return XD_OK;
+    const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
+    bool first = true;
+    XDI_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
         args->array_count,
         [&](int64_t k, xdi_cuda_norm_item *item) {
             const xd_norm_array *a = &args->arrays[k];
             item->data = a->data;
-            item->count = a->count;
+            item->count = (uint64_t)a->count & 0xffffffffffffu;
             item->dtype = (uint8_t)a->dtype;
             item->replica = a->replica;
             item->wide = xdi_cuda_is_aligned16(a->data);
             return a->count;
         },
         [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const int most = XDI_CUDA_NORM_BLOCKS, blocks = list.chunks < most ? (int)list.chunks : most;
-            const xdi_cuda_grid walk = xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS);
-            const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
-            XDI_TRY(
-                exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, parts)
-                      : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type, parts));
-            return exact
-                       ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
-                       : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
-        });
+            const bool begins = first; /* and every part with it */
+            const xdi_cuda_grid walk =
+                xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
+            first = false;
+            return exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, begins,
+                                           parts)
+                         : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type,
+                                           begins, parts);
+        }));
+    const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
+    return exact ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
+                 : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
 }
 
 /* ---- clip ---- */
@@ -2219,26 +2519,33 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
     })
 }
 
-/* References of the whole row from those of all shards. */
-static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
+static __device__ inline void xdi_cuda_loss_no_reference(double *ref) {
     ref[XD_LOSS_MAX] = -(double)INFINITY;
     ref[XD_LOSS_ARG] = -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
     ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
-    for (int i = 0; i < a.shards; i++) {
-        const double *shard = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
-        const bool wins =
-            shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-        const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-        if (wins) {
-            ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
-            ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
-            ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
-        }
-        if (broken) ref[XD_LOSS_MAX] = (double)NAN;
-        if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-            ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* Adds the next shard's references to those of the shards before it. */
+static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, double *ref) {
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+    if (wins) {
+        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
+        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
+        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
     }
+    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
+    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* References of the whole row from those of all shards. */
+static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
+    xdi_cuda_loss_no_reference(ref);
+    for (int i = 0; i < a.shards; i++)
+        xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
 }
 
 /* One thread a row. */
@@ -3026,6 +3333,521 @@ static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
     XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+/* >>cuda/loss_cluster.cu */
+
+/* Losses of long rows that stay on the chip: a cluster of blocks holds a row of the student, and of the teacher, in
+ * shared memory, so that a row is read once and its gradient written once. One row a cluster, grid (rows * cluster),
+ * block 256; a block has `slice` columns, copied in bulk.
+ *
+ * The blocks are to a row what vocabulary shards are to it: each has its own references and sums, they are exchanged
+ * through each other's shared memory, and every block forms the row's scalars from all of them, in the order of the
+ * columns. JSD has a second exchange. Needs compute capability 9.0; off unless xd_cuda_desc.cluster asks for it. */
+
+/* ---- what a cluster adds to blocks; elsewhere nothing launches these kernels ---- */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+static __device__ inline unsigned xdi_cuda_cluster_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+static __device__ inline unsigned xdi_cuda_cluster_size() {
+    unsigned size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+static __device__ inline void xdi_cuda_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* The address in block `rank` of what lies at `shared` in this block. */
+template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
+    uint64_t address;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    return reinterpret_cast<T *>(address);
+}
+
+/* A barrier in shared memory that one thread arrives at, with the bytes that bulk copies then bring. */
+static __device__ inline void xdi_cuda_bulk_init(uint64_t *barrier) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(at)
+                 : "memory");
+}
+
+static __device__ inline void xdi_cuda_bulk_expect(uint64_t *barrier, unsigned bytes) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+
+static __device__ inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes,
+                                                 uint64_t *barrier) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared),
+                   at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(at)
+        : "memory");
+}
+
+/* The first use of the barrier. */
+static __device__ inline void xdi_cuda_bulk_wait(uint64_t *barrier) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned done = 0;
+    while (!done)
+        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done)
+                     : "r"(at)
+                     : "memory");
+}
+
+#elif defined(XD_EMU)
+
+static inline unsigned xdi_cuda_cluster_rank() {
+    return emu_cluster_rank();
+}
+
+static inline unsigned xdi_cuda_cluster_size() {
+    return emu_cluster_size();
+}
+
+static inline void xdi_cuda_cluster_sync() {
+    emu_cluster_sync();
+}
+
+template <typename T> static inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
+    return emu_map_shared(shared, rank);
+}
+
+static inline void xdi_cuda_bulk_init(uint64_t *barrier) {
+    emu_mbarrier_init(barrier, 1);
+}
+
+static inline void xdi_cuda_bulk_expect(uint64_t *barrier, unsigned bytes) {
+    emu_mbarrier_expect(barrier, bytes);
+}
+
+static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
+    emu_bulk_load(shared, global, bytes, barrier);
+}
+
+static inline void xdi_cuda_bulk_wait(uint64_t *barrier) {
+    emu_mbarrier_wait(barrier, 0);
+}
+
+#else
+
+static __device__ inline unsigned xdi_cuda_cluster_rank() {
+    __trap();
+    return 0;
+}
+
+static __device__ inline unsigned xdi_cuda_cluster_size() {
+    return 1;
+}
+
+static __device__ inline void xdi_cuda_cluster_sync() {}
+
+template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned) {
+    return shared;
+}
+
+static __device__ inline void xdi_cuda_bulk_init(uint64_t *) {}
+
+static __device__ inline void xdi_cuda_bulk_expect(uint64_t *, unsigned) {}
+
+static __device__ inline void xdi_cuda_bulk_load(void *, const void *, unsigned, uint64_t *) {}
+
+static __device__ inline void xdi_cuda_bulk_wait(uint64_t *) {}
+
+#endif
+
+/* ---- the row ---- */
+
+enum {
+    XDI_CUDA_CLUSTER_MOST = 16,
+    XDI_CUDA_CLUSTER_SUMS = XD_LOSS_REFERENCES, /* a block's references, then its sums */
+    XDI_CUDA_CLUSTER_WORDS = XD_LOSS_REFERENCES + XD_LOSS_SUMS
+};
+
+struct xdi_cuda_cluster_memory {
+    uint64_t barrier;
+    double mine[XDI_CUDA_CLUSTER_WORDS]; /* the others read these two */
+    double mixtures[XD_LOSS_MIXTURES];
+    double all[XDI_CUDA_CLUSTER_MOST][XDI_CUDA_CLUSTER_WORDS];
+    xd_loss_row row;
+};
+
+/* This block's columns: [begin, begin + count) of the row, `x` and `y` in shared memory. */
+template <typename X, typename Y> struct xdi_cuda_cluster_slice {
+    X *x;
+    Y *y; /* NULL without a teacher */
+    int64_t begin, count;
+};
+
+template <typename T> static __device__ inline unsigned xdi_cuda_cluster_bulk_bytes(int64_t count) {
+    return (unsigned)(count * (int64_t)sizeof(T) / 16 * 16);
+}
+
+/* Copies elements that begin on 16 bytes, in bulk; the last ones, which fill no 16 bytes, by themselves. */
+template <typename T>
+static __device__ inline void xdi_cuda_cluster_copy(T *to, const T *from, int64_t count, uint64_t *barrier) {
+    const unsigned bytes = xdi_cuda_cluster_bulk_bytes<T>(count);
+    const int64_t i = (int64_t)(bytes / sizeof(T)) + (int64_t)threadIdx.x;
+    if (threadIdx.x == 0 && bytes > 0) xdi_cuda_bulk_load(to, from, bytes, barrier);
+    if (i < count) to[i] = from[i];
+}
+
+template <typename X, typename Y>
+static __device__ inline void xdi_cuda_cluster_fill(const xd_loss_args &a, int64_t r,
+                                                    const xdi_cuda_cluster_slice<X, Y> &s,
+                                                    uint64_t *barrier) {
+    if (threadIdx.x == 0) {
+        xdi_cuda_bulk_init(barrier); /* bytes are announced before any copy begins */
+        xdi_cuda_bulk_expect(barrier, xdi_cuda_cluster_bulk_bytes<X>(s.count) +
+                                          (s.y ? xdi_cuda_cluster_bulk_bytes<Y>(s.count) : 0));
+    }
+    __syncthreads();
+    xdi_cuda_cluster_copy(s.x, xdi_cuda_row<X>(a.student, r) + s.begin, s.count, barrier);
+    if (s.y) xdi_cuda_cluster_copy(s.y, xdi_cuda_row<Y>(a.teacher, r) + s.begin, s.count, barrier);
+    xdi_cuda_bulk_wait(barrier);
+    __syncthreads(); /* the rests too */
+}
+
+/* Largest elements of the slice, on every thread. */
+template <typename T>
+static __device__ inline xdi_cuda_largest xdi_cuda_cluster_largest(const T *x, int64_t count) {
+    const xdi_cuda_largest none = { -INFINITY, 0, INT64_MAX };
+    xdi_cuda_largest best = none;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < count;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_see(xdi_cuda_read(x, c, count), c, count, &best);
+    return xdi_cuda_block_reduce(best, none, xdi_cuda_largest_join());
+}
+
+/* References and sums of the slice, as xdi_cuda_loss_references and _stats leave them for a shard. */
+template <typename X, typename Y>
+static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int64_t r,
+                                                     const xdi_cuda_cluster_slice<X, Y> &s, double *mine) {
+    const xdi_cuda_largest nothing = { 0.0f, 0, 0 };
+    const xdi_cuda_largest student = xdi_cuda_cluster_largest(s.x, s.count);
+    const xdi_cuda_largest teacher = s.y ? xdi_cuda_cluster_largest(s.y, s.count) : nothing;
+    const bool broken = student.broken || teacher.broken;
+    const float at_arg = !s.y ? 0.0f : s.count > 0 ? xdi_cuda_widen(s.y[student.arg]) : -INFINITY;
+    const xdi_cuda_loss_row w = xdi_cuda_loss_row_of(a, student.max, teacher.max, at_arg);
+    xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false> sums;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; !broken && c < s.count;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read(s.x, c, s.count);
+        xdi_cuda_eight y = {};
+        if (s.y) y = xdi_cuda_read(s.y, c, s.count);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < s.count) xdi_cuda_loss_terms(w, x.at[i], y.at[i], &sums);
+        sums.end_eight();
+    }
+    const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals totals =
+        xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
+    if (threadIdx.x != 0) return;
+    const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+    double target = 0.0;
+    if (!broken && label >= s.begin && label < s.begin + s.count)
+        target = student.max == -INFINITY
+                     ? -(double)INFINITY
+                     : (double)xdi_cuda_widen(s.x[label - s.begin]) - (double)student.max;
+    mine[XD_LOSS_MAX] = student.broken ? (double)NAN : (double)student.max;
+    mine[XD_LOSS_ARG] = s.count > 0 ? (double)(student.arg + s.begin) : -1.0;
+    mine[XD_LOSS_TEACHER_AT_ARG] = (double)at_arg;
+    mine[XD_LOSS_TEACHER_MAX] = teacher.broken ? (double)NAN : (double)teacher.max;
+    xdi_cuda_loss_put(mine + XDI_CUDA_CLUSTER_SUMS, totals, target, broken);
+}
+
+/* The row's scalars, zero before, from what all its blocks have found: xdi_cuda_loss_combine_kernel over slices. */
+static __device__ inline void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice,
+                                                       int blocks,
+                                                       const double (*all)[XDI_CUDA_CLUSTER_WORDS],
+                                                       xd_loss_row *row) {
+    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS] = {};
+    xdi_cuda_loss_no_reference(ref);
+    for (int i = 0; i < blocks; i++) xdi_cuda_loss_join_reference(all[i], ref);
+    for (int i = 0; i < blocks; i++) {
+        const double *sums = all[i] + XDI_CUDA_CLUSTER_SUMS;
+        const int64_t left = a.size - i * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
+        const int64_t label = xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+        xdi_cuda_loss_rescale(a, ref, all[i], sums, columns, total);
+        if (label >= i * slice && label < i * slice + columns)
+            total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[i][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+    }
+    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
+    xdi_cuda_loss_scalars(a, r, ref, total, row);
+    xdi_cuda_loss_clear_finding(row);
+}
+
+/* JSD: the second exchange, of a row without a finding. */
+template <typename X, typename Y>
+static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a,
+                                                       const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
+                                                       xdi_cuda_cluster_memory *memory) {
+    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, memory->row);
+    xdi_cuda_sums<XD_LOSS_MIXTURES, false> sums;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < s.count;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read(s.x, c, s.count), y = xdi_cuda_read(s.y, c, s.count);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < s.count) xdi_cuda_loss_mixture_terms(scales, x.at[i], y.at[i], &sums);
+        sums.end_eight();
+    }
+    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
+        xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < XD_LOSS_MIXTURES; i++) memory->mixtures[i] = totals.sum[i];
+    xdi_cuda_cluster_sync();
+    if (threadIdx.x == 0) {
+        double total[XD_LOSS_MIXTURES] = {};
+        for (unsigned b = 0; b < blocks; b++) {
+            const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
+            for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
+        }
+        xdi_cuda_loss_mixture_scalars(a, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
+                                      &memory->row);
+    }
+    __syncthreads();
+}
+
+/* A column of xdi_cuda_loss_gradient_at, from the slice. */
+template <typename X, typename Y>
+static __device__ inline xdi_cuda_loss_column xdi_cuda_cluster_column(const xdi_cuda_cluster_slice<X, Y> &s,
+                                                                      int64_t id) {
+    xdi_cuda_loss_column column = { -1, 0.0, 0.0 };
+    if (id < s.begin || id >= s.begin + s.count) return column;
+    column.at = id;
+    column.x = (double)xdi_cuda_widen(s.x[id - s.begin]);
+    if (s.y) column.y = (double)xdi_cuda_widen(s.y[id - s.begin]);
+    return column;
+}
+
+/* The gradient of columns [begin, stop); past the slice's, and in a row that does not count, it is zero. */
+template <typename X, typename Y>
+static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
+                                                    const xdi_cuda_cluster_slice<X, Y> &s, bool counts,
+                                                    int64_t stop) {
+    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of(a, row);
+    const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
+                                      (float)(a.row_scale[r] * a.soft_weight / a.temperature),
+                                      (float)a.uniform_weight };
+    const int64_t count = counts ? s.count : 0;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; s.begin + c < stop;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        xdi_cuda_eight g = {}, y = {};
+        if (c < count) {
+            const xdi_cuda_eight x = xdi_cuda_read(s.x, c, count);
+            if (s.y) y = xdi_cuda_read(s.y, c, count);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (c + i < count) g.at[i] = xdi_cuda_loss_gradient(scales, w, x.at[i], y.at[i]);
+        }
+        xdi_cuda_write_any(a.gradient, r, s.begin + c, stop, g);
+    }
+    __syncthreads();
+    if (threadIdx.x != 0 || !counts) return;
+    XD_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int64_t id = i == 0 ? (int64_t)row.argmax : xdi_cuda_loss_has_hard(a) ? a.labels[r] : -1;
+        const xdi_cuda_loss_column exact = xdi_cuda_cluster_column(s, id);
+        if (exact.at >= 0)
+            xdi_cuda_set_element(a.gradient, r, exact.at, (float)xdi_cuda_loss_gradient_at(a, r, row, exact));
+    }
+}
+
+/* Few enough registers for three blocks on a processor, where there are clusters. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#    define XDI_CUDA_CLUSTER_KERNEL XDI_CUDA_WIDE_KERNEL
+#else
+#    define XDI_CUDA_CLUSTER_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 3)
+#endif
+
+template <typename X, typename Y>
+static __global__ void XDI_CUDA_CLUSTER_KERNEL
+xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t slice) {
+    XD_DYN_SHARED(unsigned char, room);
+    XD_SHARED(xdi_cuda_cluster_memory, memory, );
+    const unsigned rank = xdi_cuda_cluster_rank(), blocks = xdi_cuda_cluster_size();
+    const int64_t r = (int64_t)(blockIdx.x / blocks), columns = a.end - a.begin;
+    const int64_t begin = (int64_t)rank * slice, width = a.gradient.data ? a.gradient.cols : 0;
+    const int64_t stop = rank + 1 < blocks && begin + slice < width ? begin + slice : width;
+    bool counts = a.row_scale[r] != 0.0;
+    xdi_cuda_cluster_slice<X, Y> s = { reinterpret_cast<X *>(room), NULL, begin, 0 };
+    if (xdi_cuda_loss_has_soft(a)) s.y = reinterpret_cast<Y *>(room + slice * (int64_t)sizeof(X));
+    if (begin < columns) s.count = columns - begin < slice ? columns - begin : slice;
+    if (counts) { /* for the whole cluster */
+        xdi_cuda_cluster_fill(a, r, s, &memory.barrier);
+        xdi_cuda_cluster_stats(a, r, s, memory.mine);
+        xdi_cuda_cluster_sync();
+        for (int i = (int)threadIdx.x; i < (int)blocks * XDI_CUDA_CLUSTER_WORDS; i += XDI_CUDA_TEAM_BLOCK) {
+            const int block = i / XDI_CUDA_CLUSTER_WORDS, word = i % XDI_CUDA_CLUSTER_WORDS;
+            memory.all[block][word] = xdi_cuda_cluster_map(memory.mine, (unsigned)block)[word];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        xd_loss_row row;
+        memset(&row, 0, sizeof row);
+        if (counts) xdi_cuda_cluster_combine(a, r, slice, (int)blocks, memory.all, &row);
+        memory.row = row;
+    }
+    __syncthreads();
+    counts = counts && memory.row.finding == (int)XD_ROW_FINE;
+    if (counts && s.y && a.divergence == XD_JSD) {
+        xdi_cuda_cluster_mixture(a, s, blocks, &memory);
+        counts = memory.row.finding == (int)XD_ROW_FINE;
+    }
+    if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
+    xdi_cuda_cluster_grad(a, r, memory.row, s, counts, stop);
+    xdi_cuda_cluster_sync(); /* nobody leaves while others read his sums */
+}
+
+/* ---- which rows ---- */
+
+/* Room for the memory of the row and of the reductions; the system takes 1 KB a block besides. */
+enum { XDI_CUDA_CLUSTER_STATIC = 6144 };
+static_assert(sizeof(xdi_cuda_cluster_memory) <= XDI_CUDA_CLUSTER_STATIC - 3 * 1024, "static shared memory");
+
+/* Blocks that hold such a row with `columns` columns of so many bytes: as few as leave room for three blocks on a
+ * processor, else for two, and more than 8 only to have two; 0 when it does not fit. */
+static int xdi_cuda_cluster_of(const xd_cuda *cuda, int64_t columns, size_t column_bytes, int64_t *slice) {
+    static const struct { int residents, most; } choices[] = { { 3, 8 }, { 2, 8 }, { 2, 16 }, { 1, 16 } };
+    for (size_t k = 0; k < sizeof choices / sizeof *choices; k++) {
+        const size_t room =
+            (cuda->block_shared_bytes + 1024) / (size_t)choices[k].residents - 1024 - XDI_CUDA_CLUSTER_STATIC;
+        for (int blocks = 1; blocks <= choices[k].most && blocks <= cuda->cluster_blocks; blocks *= 2) {
+            *slice = (columns + 8 * blocks - 1) / (8 * blocks) * 8;
+            if ((size_t)*slice * column_bytes <= room) return blocks;
+        }
+    }
+    return 0;
+}
+
+static bool xdi_cuda_cluster_reads(const xd_rows &x) {
+    return xdi_cuda_is_aligned16(x.data) && xdi_cuda_stride(x) * (int64_t)xd_dtype_size(x.dtype) % 16 == 0;
+}
+
+template <typename X, typename Y>
+static xd_result xdi_cuda_loss_cluster_launch(const xd_launch *launch, const xd_loss_args *a, int blocks,
+                                              int64_t slice, size_t bytes) {
+    xdi_cuda_grid grid = xdi_cuda_grid_of(a->student.rows * blocks, XDI_CUDA_TEAM_BLOCK, bytes);
+    grid.cluster = blocks;
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_cluster_kernel<X, Y>), *a, slice);
+}
+
+/* The fused entry where clusters are on: rows that they cannot take go the other way. */
+static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_args *a) {
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    const size_t column_bytes =
+        xd_dtype_size(a->student.dtype) + (soft ? xd_dtype_size(a->teacher.dtype) : 0);
+    const int64_t columns = a->end - a->begin;
+    int64_t slice = 0;
+    const bool reads = xdi_cuda_cluster_reads(a->student) && (!soft || xdi_cuda_cluster_reads(a->teacher));
+    const int blocks = a->shards == 1 && reads && columns > XDI_CUDA_SHORT_ROW && a->student.rows > 0
+                           ? xdi_cuda_cluster_of(xdi_cuda_of(launch->ctx), columns, column_bytes, &slice)
+                           : 0;
+    if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_LOGITS(
+        a->student.dtype, X, { XDI_CUDA_LOGITS(a->teacher.data ? a->teacher.dtype : a->student.dtype, Y, {
+            return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
+        }) })
+}
+
+/* ---- set-up ---- */
+
+/* Adds the ranks of a cluster up through its blocks' shared memory. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
+    XD_SHARED(int, mine, );
+    if (threadIdx.x == 0) mine = (int)xdi_cuda_cluster_rank();
+    xdi_cuda_cluster_sync();
+    if (threadIdx.x == 0 && mine == 0) {
+        *sum = 0;
+        for (unsigned b = 0; b < xdi_cuda_cluster_size(); b++) *sum += *xdi_cuda_cluster_map(&mine, b);
+    }
+    xdi_cuda_cluster_sync();
+}
+
+/* Whether clusters of so many blocks run. */
+static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bool *works) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int sum = -1;
+    xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_WARP);
+    grid.cluster = blocks;
+    XDI_TRY(XDI_CUDA_LAUNCH(&launch, grid, xdi_cuda_cluster_probe_kernel, memory));
+    XDI_CUDA_TRY(
+        ctx, cudaMemcpyAsync(&sum, memory, sizeof sum, cudaMemcpyDeviceToHost, (cudaStream_t)launch.stream));
+    XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
+    *works = sum == blocks * (blocks - 1) / 2;
+    return XD_OK;
+}
+
+/* Lets a kernel have as much shared memory as the device gives a block; lowers *most to the largest cluster of such blocks
+ * that it has room for. */
+template <typename X, typename Y>
+static xd_result xdi_cuda_cluster_allow(xd_ctx *ctx, const xd_cuda *cuda, int *most) {
+    void (*kernel)(xd_loss_args, int64_t) = xdi_cuda_loss_cluster_kernel<X, Y>;
+    const int bytes = (int)(cuda->block_shared_bytes - XDI_CUDA_CLUSTER_STATIC);
+    XDI_TRY(xdi_cuda_load(ctx, kernel));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    for (; *most > 0; *most /= 2) {
+        int clusters = 0;
+        cudaLaunchAttribute cluster = {};
+        cudaLaunchConfig_t config = {};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = (unsigned)*most;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        config.gridDim = dim3((unsigned)*most, 1, 1);
+        config.blockDim = dim3(XDI_CUDA_TEAM_BLOCK, 1, 1);
+        config.dynamicSmemBytes = (size_t)bytes;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+        if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0) break;
+        cudaGetLastError(); /* "too large" is no failure */
+    }
+    return XD_OK;
+}
+
+/* Turns the path on where the device and the build have it; `architecture` is that of the build. */
+static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int architecture) {
+    int launches = 0, shared_bytes = 0, most = XDI_CUDA_CLUSTER_MOST;
+    bool works = false;
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&launches, cudaDevAttrClusterLaunch, cuda->device));
+    XDI_CUDA_TRY(
+        ctx, cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda->device));
+#if defined(XD_EMU)
+    architecture = 900;
+#endif
+    if (cuda->capability >= 90 && architecture >= 900 && launches != 0 && shared_bytes >= 64 << 10)
+        XDI_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
+    cuda->block_shared_bytes = (size_t)shared_bytes;
+    if (works) {
+        XDI_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
+        XDI_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
+        XDI_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
+        XDI_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_bf16>(ctx, cuda, &most)));
+    }
+    if (!works || most == 0) {
+        xd_log(ctx, XD_LOG_WARN,
+               "xd_cuda_desc.cluster: this device or this build launches no clusters; rows are read twice");
+        return XD_OK;
+    }
+    cuda->cluster_blocks = most;
+    cuda->kernels.loss.fused = xdi_cuda_loss_clustered;
+    return XD_OK;
 }
 
 /* >>cuda/loss_rows.cu */
@@ -4537,7 +5359,7 @@ template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_
 }
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t place = (int64_t)blockIdx.x;
     for (int64_t i = 0; i < a.count; i++) {
@@ -4614,7 +5436,7 @@ static __device__ inline void xdi_cuda_xtoken_slope(double *q, double a, double 
     *dot += *q * r;
 }
 
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
     xd_xtoken_chunk *c = args.chunks + blockIdx.x;
@@ -4757,6 +5579,7 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
 }
 
+/* The entries of GOLD have no form here, and xd_xtoken_loss calls none of these yet. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
@@ -4813,6 +5636,8 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.cast = xdi_cuda_cast;
     kernels.optimizer.scale = xdi_cuda_scale;
     kernels.optimizer.norm = xdi_cuda_norm;
+    kernels.optimizer.list_create = xdi_cuda_list_create;
+    kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
@@ -4836,7 +5661,7 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
 }
 
 /* Runs the probe and says once when the build leaves something of the chip unused. */
-static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda) {
+static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int architecture = 0;
     int *result = (int *)cuda->workspace;
@@ -4848,17 +5673,20 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda) {
         xd_log(ctx, XD_LOG_WARN,
                "xdistill_cuda.cu was compiled for sm_%d; rebuild with -arch=sm_90 for this device",
                architecture / 10);
+    *out = architecture;
     return XD_OK;
 }
 
-static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda) {
+static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, bool cluster) {
+    int architecture = 0;
     XDI_TRY(xdi_cuda_inspect(ctx, cuda));
     cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
     cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
     XDI_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
                 cuda->workspace_bytes, cuda->device);
     XDI_TRY(xdi_cuda_load_all(ctx));
-    return xdi_cuda_probe(ctx, cuda);
+    XDI_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
+    return cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
 }
 
 static void xdi_cuda_free(xd_cuda *cuda) {
@@ -4879,7 +5707,7 @@ XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda *
         cuda->allocator.release = xdi_cuda_release_plain;
         cuda->allocator.user = NULL;
     }
-    const xd_result result = xdi_cuda_set_up(ctx, cuda);
+    const xd_result result = xdi_cuda_set_up(ctx, cuda, desc && desc->cluster);
     if (result != XD_OK) {
         xdi_cuda_free(cuda);
         return result;
@@ -4903,4 +5731,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 b262e2096cd1c379bac947b9aac3ad642c5d926b88cde1516a0bd9b7e7200cb8 */
+/* xdistill sha256 4ba31971b3e1b0b3e4d5837676c5afb477327f1e765064c3ccf36f1f7c7eee2a */

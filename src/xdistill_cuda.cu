@@ -15,8 +15,8 @@
 #include "xdistill.h"
 
 #include "cuda/port.cuh"
-#include "cuda/list.cuh"
 #include "cuda/device.cu"
+#include "cuda/list.cuh"
 #include "cuda/copy.cu"
 #include "cuda/reduce.cu"
 #include "cuda/optimizer.cu"
@@ -25,6 +25,7 @@
 #include "cuda/loss.cuh"
 #include "cuda/loss.cu"
 #include "cuda/loss_fused.cu"
+#include "cuda/loss_cluster.cu"
 #include "cuda/loss_rows.cu"
 #include "cuda/loss_softmax.cu"
 #include "cuda/topk.cu"

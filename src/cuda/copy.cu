@@ -18,10 +18,10 @@ template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to,
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
     if (xdi_cuda_refused(status)) return;
-    const int k = list.index_of(blockIdx.x);
+    const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
     xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], m.units), false, [](int64_t) {},
+        xdi_cuda_span_of(blockIdx.x - list.first(k), m.units), false, [](int64_t) {},
         [&](int64_t i) {
             int64_t to = 0, from = 0;
             for (int d = m.ndim - 1; d >= 0; d--) {

@@ -45,26 +45,33 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
     })
 }
 
-/* References of the whole row from those of all shards. */
-static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
+static __device__ inline void xdi_cuda_loss_no_reference(double *ref) {
     ref[XD_LOSS_MAX] = -(double)INFINITY;
     ref[XD_LOSS_ARG] = -1.0;
     ref[XD_LOSS_TEACHER_AT_ARG] = -(double)INFINITY;
     ref[XD_LOSS_TEACHER_MAX] = -(double)INFINITY;
-    for (int i = 0; i < a.shards; i++) {
-        const double *shard = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
-        const bool wins =
-            shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
-        const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
-        if (wins) {
-            ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
-            ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
-            ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
-        }
-        if (broken) ref[XD_LOSS_MAX] = (double)NAN;
-        if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
-            ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* Adds the next shard's references to those of the shards before it. */
+static __device__ inline void xdi_cuda_loss_join_reference(const double *shard, double *ref) {
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+    if (wins) {
+        ref[XD_LOSS_MAX] = shard[XD_LOSS_MAX];
+        ref[XD_LOSS_ARG] = shard[XD_LOSS_ARG];
+        ref[XD_LOSS_TEACHER_AT_ARG] = shard[XD_LOSS_TEACHER_AT_ARG];
     }
+    if (broken) ref[XD_LOSS_MAX] = (double)NAN;
+    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* References of the whole row from those of all shards. */
+static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
+    xdi_cuda_loss_no_reference(ref);
+    for (int i = 0; i < a.shards; i++)
+        xdi_cuda_loss_join_reference(a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES, ref);
 }
 
 /* One thread a row. */

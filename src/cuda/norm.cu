@@ -1,15 +1,14 @@
 /* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/optimizer_cpu.c
  * and clip_cpu.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
- * each, one block merges the parts in order. Their number does not depend on the GPU, so plain sums have the
- * same bits on each; exact ones are integers and free of every order. */
+ * each, to which the next list of the same call is added; one block merges the parts in order. Their number does
+ * not depend on the GPU, so plain sums have the same bits on each; exact ones are integers and free of every order. */
 
 enum { XDI_CUDA_NORM_BLOCKS = 512 };
 
+/* Small, so that a thousand arrays are a few launches. */
 struct xdi_cuda_norm_item {
     const void *data;
-    int64_t count;
-    uint8_t dtype;
-    bool replica, wide;
+    uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
 /* What one block has found. */
@@ -78,7 +77,7 @@ struct xdi_cuda_window {
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
-                         xd_norm_sum *parts) {
+                         bool first, xd_norm_sum *parts) {
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
     xdi_cuda_window window = { 0, 0, -1, 0 };
@@ -87,7 +86,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
         __syncthreads();
     }
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        const int k = list.index_of(chunk);
+        const int k = xdi_cuda_list_find(list, chunk);
         const xdi_cuda_norm_item &a = list.at[k];
         const auto one = [&](float x) {
             const uint32_t bits = __float_as_uint(x);
@@ -116,7 +115,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
             }
         };
         xdi_cuda_walk(
-            xdi_cuda_span_of(chunk - list.first_chunk[k], a.count), a.wide,
+            xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count), a.wide != 0,
             [&](int64_t i) {
                 float values[8];
                 xdi_cuda_read8(a.data, a.dtype, i, values);
@@ -132,12 +131,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier behind the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
+        if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
         out->sum = part.sum;
         out->largest = part.largest;
         out->not_finite = part.not_finite;
         out->nan = part.nan;
     }
-    if (EXACT && threadIdx.x < XD_NORM_LIMBS) out->limbs[threadIdx.x] = (int64_t)limbs[threadIdx.x];
+    if (EXACT && threadIdx.x < XD_NORM_LIMBS)
+        out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
 }
 
 /* Adds the parts to the sum: one block, a thread a part and then a thread a limb. */
@@ -186,28 +187,36 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
     xdi_cuda_scope scope(launch);
     XDI_TRY(scope.result);
     xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
-    return xdi_cuda_each_list<xdi_cuda_norm_item>(
+    int64_t chunks = 0;
+    for (int64_t k = 0; k < args->array_count; k++)
+        chunks += (args->arrays[k].count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
+    if (chunks == 0) return XD_OK;
+    const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
+    bool first = true;
+    XDI_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
         args->array_count,
         [&](int64_t k, xdi_cuda_norm_item *item) {
             const xd_norm_array *a = &args->arrays[k];
             item->data = a->data;
-            item->count = a->count;
+            item->count = (uint64_t)a->count & 0xffffffffffffu;
             item->dtype = (uint8_t)a->dtype;
             item->replica = a->replica;
             item->wide = xdi_cuda_is_aligned16(a->data);
             return a->count;
         },
         [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const int most = XDI_CUDA_NORM_BLOCKS, blocks = list.chunks < most ? (int)list.chunks : most;
-            const xdi_cuda_grid walk = xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS);
-            const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
-            XDI_TRY(
-                exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, parts)
-                      : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type, parts));
-            return exact
-                       ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
-                       : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
-        });
+            const bool begins = first; /* and every part with it */
+            const xdi_cuda_grid walk =
+                xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
+            first = false;
+            return exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, begins,
+                                           parts)
+                         : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type,
+                                           begins, parts);
+        }));
+    const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
+    return exact ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
+                 : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
 }
 
 /* ---- clip ---- */

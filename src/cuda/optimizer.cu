@@ -3,7 +3,8 @@
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
  *   lerp   10 bytes an element for an f32 average of bf16 parameters
- * Grid: one block of 256 threads a chunk of 16384 elements. */
+ * Grid: blocks of 256 threads, each a chunk at a time. Optimizers and averages keep their list on the device, so a
+ * step is one launch, and a second that counts it. */
 
 static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
@@ -109,6 +110,15 @@ static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted
 
 /* ---- adam and sgd ---- */
 
+/* What a schedule changes in every step. Arrays share a few of them, so they are no part of the list. */
+struct xdi_cuda_rate {
+    double learning_rate;
+    float decay, weight_decay, step_size, root_correction;
+    int64_t fresh;
+};
+
+enum { XDI_CUDA_RATES = 16 };
+
 struct xdi_cuda_update {
     float *master, *first, *second;
     void *value;
@@ -116,10 +126,7 @@ struct xdi_cuda_update {
     int64_t *steps;
     void *average;
     int64_t count;
-    double learning_rate;
-    float decay, weight_decay, step_size, root_correction;
-    uint8_t value_dtype, gradient_dtype, average_dtype;
-    bool fresh, wide;
+    uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
 };
 
 struct xdi_cuda_update_options {
@@ -129,11 +136,13 @@ struct xdi_cuda_update_options {
     double beta1, beta2;
     float one_minus_beta1, one_minus_beta2, beta2_rounded, eps, momentum;
     bool couple_decay, maximize;
+    int rate_count;
+    xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
 /* What a block works with: the array's scalars, those of the step count formed here when the count is here. */
 struct xdi_cuda_update_scalars {
-    float scale, step_size, root_correction;
+    float scale, decay, weight_decay, step_size, root_correction;
     bool scaled, fresh;
 };
 
@@ -147,19 +156,22 @@ static __device__ inline double xdi_cuda_power(double base, int64_t exponent) {
 
 static __device__ inline xdi_cuda_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
                                                                      const xdi_cuda_update &a, bool adam) {
+    const xdi_cuda_rate &rate = options.rates[a.rate];
     xdi_cuda_update_scalars s;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
-    s.step_size = a.step_size;
-    s.root_correction = a.root_correction;
-    s.fresh = a.fresh;
+    s.decay = rate.decay;
+    s.weight_decay = rate.weight_decay;
+    s.step_size = rate.step_size;
+    s.root_correction = rate.root_correction;
+    s.fresh = rate.fresh != 0;
     if (a.steps == nullptr) return s;
     const int64_t t = *a.steps + 1;
     s.fresh = t == 1;
-    s.step_size = __double2float_rn(a.learning_rate);
+    s.step_size = __double2float_rn(rate.learning_rate);
     if (!adam) return s;
     s.step_size =
-        __double2float_rn(__ddiv_rn(a.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
+        __double2float_rn(__ddiv_rn(rate.learning_rate, __dsub_rn(1.0, xdi_cuda_power(options.beta1, t))));
     s.root_correction = __double2float_rn(__dsqrt_rn(__dsub_rn(1.0, xdi_cuda_power(options.beta2, t))));
     return s;
 }
@@ -172,13 +184,12 @@ static __device__ inline float xdi_cuda_gradient(const xdi_cuda_update_options &
 
 struct xdi_cuda_adam {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update &a;
     const xdi_cuda_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &m, float &v) const {
         float g = xdi_cuda_gradient(options, s, gradient);
-        if (options.couple_decay) g = __fmaf_rn(a.weight_decay, p, g);
-        const float kept = options.couple_decay ? p : __fmul_rn(p, a.decay);
+        if (options.couple_decay) g = __fmaf_rn(s.weight_decay, p, g);
+        const float kept = options.couple_decay ? p : __fmul_rn(p, s.decay);
         m = __fmaf_rn(options.one_minus_beta1, __fsub_rn(g, m), m);
         v = __fmaf_rn(options.one_minus_beta2, __fmul_rn(g, g), __fmul_rn(options.beta2_rounded, v));
         const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root_correction), options.eps);
@@ -188,57 +199,56 @@ struct xdi_cuda_adam {
 
 struct xdi_cuda_sgd {
     const xdi_cuda_update_options &options;
-    const xdi_cuda_update &a;
     const xdi_cuda_update_scalars &s;
 
     __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
-        const float g = __fmaf_rn(a.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
+        const float g = __fmaf_rn(s.weight_decay, p, xdi_cuda_gradient(options, s, gradient));
         buffer = s.fresh ? g : __fmaf_rn(options.momentum, buffer, g);
         p = __fmaf_rn(-s.step_size, buffer, p);
     }
 };
 
-template <typename Step, bool HAS_SECOND>
+template <typename Step, bool HAS_SECOND, typename List>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
-    xdi_cuda_update_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_update> list,
+    xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xdi_cuda_refused(options.status)) return;
-    const int k = list.index_of(blockIdx.x);
-    const xdi_cuda_update &a = list.at[k];
-    const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
-    const Step step = { options, a, scalars };
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
-        [&](int64_t i) {
-            float p[8], m[8], v[8], g[8];
-            xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-            xdi_cuda_read8_as(a.master + i, p);
-            xdi_cuda_read8_as(a.first + i, m);
-            if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
-            XD_UNROLL
-            for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-            xdi_cuda_write8_as(a.master + i, p);
-            xdi_cuda_write8_as(a.first + i, m);
-            if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
-            if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-            if (!a.average) return;
-            if (a.value) {
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
+        const xdi_cuda_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+        const Step step = { options, scalars };
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float p[8], m[8], v[8], g[8];
+                xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
+                xdi_cuda_read8_as(a.master + i, p);
+                xdi_cuda_read8_as(a.first + i, m);
+                if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
                 XD_UNROLL
-                for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
-            }
-            xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
-        },
-        [&](int64_t i) {
-            float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
-            step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
-            a.master[i] = p;
-            a.first[i] = m;
-            if (HAS_SECOND) a.second[i] = v;
-            if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-            if (!a.average) return;
-            if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
-            xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
-        });
+                for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
+                xdi_cuda_write8_as(a.master + i, p);
+                xdi_cuda_write8_as(a.first + i, m);
+                if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
+                if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
+                if (!a.average) return;
+                if (a.value) {
+                    XD_UNROLL
+                    for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+                }
+                xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
+            },
+            [&](int64_t i) {
+                float p = a.master[i], m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+                step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
+                a.master[i] = p;
+                a.first[i] = m;
+                if (HAS_SECOND) a.second[i] = v;
+                if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
+                if (!a.average) return;
+                if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
+                xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
+            });
+    });
 }
 
 /* Raises the step counts once every block of the launch before has read them. One thread an array. */
@@ -246,9 +256,12 @@ struct xdi_cuda_count {
     int64_t *steps;
 };
 
-static __global__ void xdi_cuda_count_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_count> list,
-                                             const xd_status *status) {
-    if ((int)threadIdx.x < list.count && !xdi_cuda_refused(status)) ++*list.at[threadIdx.x].steps;
+template <typename List>
+static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
+    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (k >= list.count || xdi_cuda_refused(status)) return;
+    int64_t *steps = list.item(k).steps;
+    if (steps) ++*steps;
 }
 
 static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
@@ -266,44 +279,109 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
     return XD_OK;
 }
 
-static xdi_cuda_update xdi_cuda_update_of(const xd_update_array *a) {
-    xdi_cuda_update u = {};
-    u.master = a->master;
-    u.first = a->first;
-    u.second = a->second;
-    u.value = a->value;
-    u.gradient = a->gradient;
-    u.steps = a->steps;
-    u.average = a->average;
-    u.average_dtype = (uint8_t)a->average_dtype;
-    u.count = a->count;
-    u.learning_rate = a->learning_rate;
-    u.decay = a->decay;
-    u.weight_decay = a->weight_decay;
-    u.step_size = a->step_size;
-    u.root_correction = a->root_correction;
-    u.value_dtype = (uint8_t)a->value_dtype;
-    u.gradient_dtype = (uint8_t)a->gradient_dtype;
-    u.fresh = a->fresh;
-    u.wide = xdi_cuda_is_aligned16(a->master) && xdi_cuda_is_aligned16(a->first) &&
-             xdi_cuda_is_aligned16(a->second) && xdi_cuda_is_aligned16(a->value) &&
-             xdi_cuda_is_aligned16(a->gradient) && xdi_cuda_is_aligned16(a->average) &&
-             !(a->average && a->average_dtype == XD_DTYPE_F64);
-    return u;
+static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
+    xdi_cuda_rate rate;
+    memset(&rate, 0, sizeof rate);
+    rate.learning_rate = a->learning_rate;
+    rate.decay = a->decay;
+    rate.weight_decay = a->weight_decay;
+    rate.step_size = a->step_size;
+    rate.root_correction = a->root_correction;
+    rate.fresh = a->fresh;
+    return rate;
 }
 
-static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_args *args) {
+/* Where a rate stands among the options; rate_count when it does not. */
+static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
+    int i = 0;
+    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    return i;
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate finds no room. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
+                                   xdi_cuda_update_options *options) {
+    options->rate_count = 0;
+    for (int64_t k = begin; k < args->array_count; k++) {
+        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
+        const int at = xdi_cuda_find_rate(options, &rate);
+        if (at < options->rate_count) continue;
+        if (at == XDI_CUDA_RATES) return k;
+        options->rates[options->rate_count++] = rate;
+    }
+    return args->array_count;
+}
+
+/* Fills every byte, so that equal lists are equal bytes. */
+static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_options *options,
+                               bool has_second, xdi_cuda_update *u) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
+    memset(u, 0, sizeof *u);
+    u->master = a->master;
+    u->first = a->first;
+    u->second = has_second ? a->second : nullptr;
+    u->value = a->value;
+    u->gradient = a->gradient;
+    u->steps = a->steps;
+    u->average = a->average;
+    u->count = a->count;
+    u->value_dtype = (uint8_t)a->value_dtype;
+    u->gradient_dtype = (uint8_t)a->gradient_dtype;
+    u->average_dtype = (uint8_t)a->average_dtype;
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
+    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
+              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
+              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
+              !(u->average && a->average_dtype == XD_DTYPE_F64);
+}
+
+static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_array *arrays, int64_t count) {
     return xdi_cuda_each_list<xdi_cuda_count>(
-        args->array_count,
+        count,
         [&](int64_t k, xdi_cuda_count *item) -> int64_t {
-            item->steps = args->arrays[k].steps;
+            item->steps = arrays[k].steps;
             return item->steps ? 1 : 0;
         },
         [&](const xdi_cuda_list<xdi_cuda_count> &list) {
-            static_assert((int)xdi_cuda_list<xdi_cuda_count>::ROOM <= (int)XDI_CUDA_THREADS, "a thread each");
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_count_kernel, list,
+            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
+                                   xdi_cuda_count_kernel<xdi_cuda_list<xdi_cuda_count>>, list,
                                    (const xd_status *)launch->status);
         });
+}
+
+template <typename Step, bool HAS_SECOND, typename List>
+static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
+                                      const xdi_cuda_update_options &options) {
+    static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
+    xdi_cuda_grid grid;
+    XDI_TRY(
+        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, List>, &grid)));
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, List>), list, options);
+}
+
+/* The step of `count` arrays whose rates stand in the options. */
+template <typename Step, bool HAS_SECOND>
+static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
+                                        const xdi_cuda_update_options &options, xd_array_list *keep) {
+    const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
+        xdi_cuda_update_of(&arrays[k], &options, HAS_SECOND, item);
+        return item->count;
+    };
+    xdi_cuda_kept<xdi_cuda_update> kept;
+    XDI_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
+    if (!kept.words) {
+        XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+            count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
+                return xdi_cuda_update_list<Step, HAS_SECOND>(launch, list, options);
+            }));
+        return xdi_cuda_count_steps(launch, arrays, count);
+    }
+    const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+    XDI_TRY((xdi_cuda_update_list<Step, HAS_SECOND>(launch, kept, options)));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
+                           xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
+                           (const xd_status *)launch->status);
 }
 
 template <typename Step, bool HAS_SECOND>
@@ -324,18 +402,13 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.momentum = args->momentum;
     options.couple_decay = args->couple_decay;
     options.maximize = args->maximize;
-    XDI_TRY(xdi_cuda_each_list<xdi_cuda_update>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_update *item) {
-            *item = xdi_cuda_update_of(&args->arrays[k]);
-            if (!HAS_SECOND) item->second = nullptr;
-            return item->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
-                                   xdi_cuda_update_kernel<Step, HAS_SECOND>, list, options);
-        }));
-    return xdi_cuda_count_steps(launch, args);
+    for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
+        end = xdi_cuda_take_rates(args, begin, &options);
+        const bool whole = begin == 0 && end == args->array_count;
+        XDI_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND>(launch, args->arrays + begin, end - begin, options,
+                                                          whole ? args->list : nullptr)));
+    }
+    return XD_OK;
 }
 
 /* ---- lerp and cast ---- */
@@ -344,49 +417,52 @@ struct xdi_cuda_pair {
     void *target;
     const void *source;
     int64_t count;
-    uint8_t target_dtype, source_dtype;
-    bool wide;
+    uint8_t target_dtype, source_dtype, wide, unused[5];
 };
 
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
-    xdi_cuda_lerp_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list,
-                         const xdi_cuda_lerp_options options, const xd_status *status) {
+/* It may take the registers it wants: for more blocks on a processor ptxas would spill some. */
+template <typename List>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
+    xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
+                         const xd_status *status) {
     if (xdi_cuda_refused(status)) return;
-    const int k = list.index_of(blockIdx.x);
-    const xdi_cuda_pair &a = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
-        [&](int64_t i) {
-            float source[8];
-            xdi_cuda_read8(a.source, a.source_dtype, i, source);
-            xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
-        },
-        [&](int64_t i) {
-            xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
-                                  xdi_cuda_load_f64(a.source, a.source_dtype, i));
-        });
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float source[8];
+                xdi_cuda_read8(a.source, a.source_dtype, i, source);
+                xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
+            },
+            [&](int64_t i) {
+                xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
+                                      xdi_cuda_load_f64(a.source, a.source_dtype, i));
+            });
+    });
 }
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     xdi_cuda_cast_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_pair> list, const xd_status *status) {
     if (xdi_cuda_refused(status)) return;
-    const int k = list.index_of(blockIdx.x);
-    const xdi_cuda_pair &a = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first_chunk[k], a.count), a.wide,
-        [&](int64_t i) {
-            float values[8];
-            xdi_cuda_read8(a.source, a.source_dtype, i, values);
-            xdi_cuda_write8(a.target, a.target_dtype, i, values);
-        },
-        [&](int64_t i) {
-            xdi_cuda_store_f64(a.target, a.target_dtype, i, xdi_cuda_load_f64(a.source, a.source_dtype, i));
-        });
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float values[8];
+                xdi_cuda_read8(a.source, a.source_dtype, i, values);
+                xdi_cuda_write8(a.target, a.target_dtype, i, values);
+            },
+            [&](int64_t i) {
+                xdi_cuda_store_f64(a.target, a.target_dtype, i,
+                                   xdi_cuda_load_f64(a.source, a.source_dtype, i));
+            });
+    });
 }
 
 static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const void *source,
                                       xd_dtype source_dtype, int64_t count) {
-    xdi_cuda_pair pair = {};
+    xdi_cuda_pair pair;
+    memset(&pair, 0, sizeof pair);
     pair.target = target;
     pair.source = source;
     pair.count = count;
@@ -395,6 +471,15 @@ static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const
     pair.wide = xdi_cuda_is_narrow_float(target_dtype) && xdi_cuda_is_narrow_float(source_dtype) &&
                 xdi_cuda_is_aligned16(target) && xdi_cuda_is_aligned16(source);
     return pair;
+}
+
+template <typename List>
+static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
+                                    const xdi_cuda_lerp_options &options) {
+    xdi_cuda_grid grid;
+    XDI_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel<List>, list, options,
+                           (const xd_status *)launch->status);
 }
 
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
@@ -407,17 +492,17 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
     xdi_cuda_scope scope(launch);
     XDI_TRY(scope.result);
     const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    const auto make_item = [&](int64_t k, xdi_cuda_pair *item) {
+        const xd_lerp_array *a = &args->arrays[k];
+        *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
+        return a->count;
+    };
+    xdi_cuda_kept<xdi_cuda_pair> kept;
+    XDI_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
+    if (kept.words) return xdi_cuda_lerp_list(launch, kept, options);
     return xdi_cuda_each_list<xdi_cuda_pair>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_pair *item) {
-            const xd_lerp_array *a = &args->arrays[k];
-            *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
-            return a->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_pair> &list) {
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.chunks, XDI_CUDA_THREADS),
-                                   xdi_cuda_lerp_kernel, list, options, (const xd_status *)launch->status);
-        });
+        args->array_count, make_item,
+        [&](const xdi_cuda_list<xdi_cuda_pair> &list) { return xdi_cuda_lerp_list(launch, list, options); });
 }
 
 static bool xdi_cuda_cast_takes(xd_dtype dtype) {
@@ -494,11 +579,20 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
     return xdi_cuda_update_run<xdi_cuda_sgd, false>(launch, args);
 }
 
+template <typename Updates, typename Pairs, typename Counts>
+static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, Updates>)));
+    XDI_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, Updates>)));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
+    return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
+}
+
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel));
+    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
+                                           xdi_cuda_list<xdi_cuda_count>>(ctx)));
+    XDI_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
+                                           xdi_cuda_kept<xdi_cuda_update>>(ctx)));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }

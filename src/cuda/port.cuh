@@ -47,6 +47,8 @@ struct xd_cuda {
     int capability;  /* 90 for compute capability 9.0 */
     void *workspace; /* partial results of the multi-array reductions */
     size_t workspace_bytes;
+    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
+    size_t block_shared_bytes; /* that a block may have, set with it */
 };
 
 static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {
@@ -98,6 +100,7 @@ struct xdi_cuda_scope {
 struct xdi_cuda_grid {
     int64_t blocks;
     int threads;
+    int cluster;         /* blocks that run together and reach each other's shared memory; 0: none do */
     size_t shared_bytes; /* dynamic */
 };
 
@@ -105,6 +108,7 @@ static xdi_cuda_grid xdi_cuda_grid_of(int64_t blocks, int threads, size_t shared
     xdi_cuda_grid grid;
     grid.blocks = blocks > 0 ? blocks : 1;
     grid.threads = threads;
+    grid.cluster = 0;
     grid.shared_bytes = shared_bytes;
     return grid;
 }
@@ -121,6 +125,14 @@ static xd_result xdi_cuda_launch_at(const char *file, int line, const char *func
     config.blockDim = dim3((unsigned)grid.threads, 1, 1);
     config.dynamicSmemBytes = grid.shared_bytes;
     config.stream = (cudaStream_t)launch->stream;
+    cudaLaunchAttribute cluster = {};
+    if (grid.cluster > 0) {
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = (unsigned)grid.cluster;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        config.attrs = &cluster;
+        config.numAttrs = 1;
+    }
     const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
     return xdi_cuda_result(launch->ctx, error, text, file, line, function);
 }

@@ -41,6 +41,8 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.cast = xdi_cuda_cast;
     kernels.optimizer.scale = xdi_cuda_scale;
     kernels.optimizer.norm = xdi_cuda_norm;
+    kernels.optimizer.list_create = xdi_cuda_list_create;
+    kernels.optimizer.list_destroy = xdi_cuda_list_destroy;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
@@ -64,7 +66,7 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
 }
 
 /* Runs the probe and says once when the build leaves something of the chip unused. */
-static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda) {
+static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
     int architecture = 0;
     int *result = (int *)cuda->workspace;
@@ -76,17 +78,20 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda) {
         xd_log(ctx, XD_LOG_WARN,
                "xdistill_cuda.cu was compiled for sm_%d; rebuild with -arch=sm_90 for this device",
                architecture / 10);
+    *out = architecture;
     return XD_OK;
 }
 
-static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda) {
+static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, bool cluster) {
+    int architecture = 0;
     XDI_TRY(xdi_cuda_inspect(ctx, cuda));
     cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
     cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
     XDI_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
                 cuda->workspace_bytes, cuda->device);
     XDI_TRY(xdi_cuda_load_all(ctx));
-    return xdi_cuda_probe(ctx, cuda);
+    XDI_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
+    return cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
 }
 
 static void xdi_cuda_free(xd_cuda *cuda) {
@@ -107,7 +112,7 @@ XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda *
         cuda->allocator.release = xdi_cuda_release_plain;
         cuda->allocator.user = NULL;
     }
-    const xd_result result = xdi_cuda_set_up(ctx, cuda);
+    const xd_result result = xdi_cuda_set_up(ctx, cuda, desc && desc->cluster);
     if (result != XD_OK) {
         xdi_cuda_free(cuda);
         return result;

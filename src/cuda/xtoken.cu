@@ -110,7 +110,7 @@ template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_
 }
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t place = (int64_t)blockIdx.x;
     for (int64_t i = 0; i < a.count; i++) {
@@ -187,7 +187,7 @@ static __device__ inline void xdi_cuda_xtoken_slope(double *q, double a, double 
     *dot += *q * r;
 }
 
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
     xd_xtoken_chunk *c = args.chunks + blockIdx.x;
@@ -330,6 +330,7 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
 }
 
+/* The entries of GOLD have no form here, and xd_xtoken_loss calls none of these yet. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);

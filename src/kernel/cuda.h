@@ -12,6 +12,11 @@ typedef struct xd_cuda xd_cuda;
 /* Settings of a GPU. Zero is the default of every field. */
 typedef struct xd_cuda_desc {
     xd_allocator allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+    /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
+     * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
+     * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
+     * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
+    bool cluster;
 } xd_cuda_desc;
 
 /* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
@@ -24,7 +29,9 @@ typedef struct xd_cuda_desc {
  *
  * Local. Waits for the device, as does xd_cuda_destroy; between the two, losses and optimizers wait for nothing
  * and copy nothing to the host (only xd_read does), and with their workspace given they allocate nothing, so a
- * step can be captured into a graph; what it points to on the device must then stay where it is. Softmax pieces
+ * step can be captured into a graph; what it points to on the device must then stay where it is. Optimizers and averages
+ * keep the list of their arrays on the device, and only changes of it travel; once a graph reads such a list it stays as
+ * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
  * and selections allocate device memory in each call. The thread's current device is the same
  * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
  * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when

@@ -35,6 +35,10 @@ typedef struct xd_update_array {
     double learning_rate; /* read only when steps is given */
 } xd_update_array;
 
+/* Memory of a device in which an entry keeps the list of arrays of its last call: whoever comes with the same arrays
+ * again gives the same one, and only what has changed travels. Made by the table, for as many arrays. */
+typedef struct xd_array_list xd_array_list;
+
 /* Inputs and outputs of an optimizer entry. */
 typedef struct xd_update_args {
     const xd_update_array *arrays;
@@ -50,6 +54,7 @@ typedef struct xd_update_args {
     double keep;                 /* of the averages; see xd_lerp_args */
     bool weighted_sum;           /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
+    xd_array_list *list;             /* NULL -> nothing is kept */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -67,6 +72,7 @@ typedef struct xd_lerp_args {
     int64_t array_count;
     double keep;       /* decay b; the weight is 1 - b, formed in double and rounded once */
     bool weighted_sum; /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    xd_array_list *list; /* NULL -> nothing is kept */
 } xd_lerp_args;
 
 /* Converts between any two dtypes that have arithmetic, or copies bytes when they are the same. */
@@ -154,6 +160,9 @@ typedef struct xd_optimizer_kernels {
     xd_result (*cast)(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count);
     xd_result (*scale)(const xd_launch *launch, const xd_scale_args *args);
     xd_result (*norm)(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum); /* adds to *sum */
+    /* Optional, both or none: lists of up to so many arrays. Destroying takes effect behind work already launched. */
+    xd_result (*list_create)(xd_ctx *ctx, int64_t arrays, xd_array_list **out);
+    void (*list_destroy)(xd_array_list *list); /* NULL is fine */
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */

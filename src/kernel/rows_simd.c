@@ -2,36 +2,50 @@
 
 /* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
 
+/* How far a maximum may lie above the integer that powers are relative to. */
+#define XDI_ROWS_ROOM 60.0
+
+/* One read: a tile's maximum, which leaves the tile in the first cache, then its sum relative to an integer
+ * that grows with the maximum. */
+XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                 double factor, xdi_row_sum *out) {
+    double whole = 0.0, sum = 0.0;
+    float unused;
+    out->max = -INFINITY;
+    out->tile = 0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const xdi_simd_array tile = xdi_fast_array(x, row, c);
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        const double max = (double)tiles->max(tile, n);
+        if (max == -INFINITY) continue;
+        if (!xdi_fast_fits(max, factor)) return false; /* also NaN */
+        if (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM) {
+            const double next = rint(max * factor);
+            sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
+            whole = next;
+        }
+        if (max > out->max) out->tile = c;
+        if (max > out->max) out->max = max;
+        sum += tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &unused);
+    }
+    out->sum = sum * exp2(whole - out->max * (double)(float)factor);
+    return out->max > -INFINITY;
+}
+
 /* The lowest column that has the maximum. */
-static int64_t xdi_fast_rows_find(const xd_rows *x, int64_t row, int64_t columns, double max) {
-    int64_t c = 0;
-    while (c < columns && xdi_loss_load(x, row, c) != max) c++;
-    return c < columns ? c : -1;
+static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
+    int64_t c = sum->tile;
+    while (xdi_loss_load(x, row, c) != sum->max) c++;
+    return c;
 }
 
 static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
-    const int64_t columns = a->end - a->begin;
-    const double factor = XDI_TILE_LOG2E / a->temperature;
-    double max = -INFINITY, sum = 0.0;
-    int64_t tile = 0;
-    float unused;
-    for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const double one = (double)tiles->max(xdi_fast_array(&a->logits, r, c), xdi_fast_tile_at(c, columns));
-        if (one <= max) continue;
-        max = one;
-        tile = c;
-        if (isnan(one)) return false;
-    }
-    if (columns == 0 || !xdi_fast_fits(max, factor)) return false;
-    const double whole = rint(max * factor);
-    const xdi_tile_power power = xdi_tile_power_of(factor, whole);
-    for (int64_t c = 0; c < columns; c += XDI_TILE)
-        sum +=
-            tiles->sum(xdi_fast_array(&a->logits, r, c), xdi_fast_tile_at(c, columns), power, NULL, &unused);
-    const xd_rows from = { xdi_fast_array(&a->logits, r, tile).data, a->logits.dtype, 1, columns - tile, 0 };
-    part[XD_SOFTMAX_MAX] = max;
-    part[XD_SOFTMAX_ARG] = (double)(a->begin + tile + xdi_fast_rows_find(&from, 0, columns - tile, max));
-    part[XD_SOFTMAX_SUM] = sum * exp2(whole - max * (double)power.factor);
+    xdi_row_sum sum;
+    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->end - a->begin, XDI_TILE_LOG2E / a->temperature, &sum))
+        return false;
+    part[XD_SOFTMAX_MAX] = sum.max;
+    part[XD_SOFTMAX_ARG] = (double)(a->begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_SUM] = sum.sum;
     return true;
 }
 

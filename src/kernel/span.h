@@ -127,6 +127,7 @@ XDI_SPAN_LEVEL(avx512)
     static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
         xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
         xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
+        NULL,                     NULL,                                                              \
     };                                                                                               \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
         return &(spans);                                                                             \

@@ -91,6 +91,17 @@ typedef struct xdi_tiles {
 XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
 XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole);
 
+/* A row's largest element, the tile where it is first, and the sum of e^((x - max) / temperature). */
+typedef struct xdi_row_sum {
+    double max, sum;
+    int64_t tile;
+} xdi_row_sum;
+
+/* rows_simd.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
+ * rows without a number. */
+XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                 double factor, xdi_row_sum *out);
+
 /* loss_simd.c: the loops of the context's level. */
 XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch);
 /* loss_simd.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */

@@ -534,19 +534,9 @@ static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtok
 /* ln sum e^(x / temperature); NaN where f32 does not fit. */
 static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                   double temperature) {
-    const double factor = XDI_TILE_LOG2E / temperature;
-    double max = -INFINITY, sum = 0.0;
-    float unused;
-    for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const double one = (double)tiles->max(xdi_fast_array(x, row, c), xdi_fast_tile_at(c, columns));
-        if (!(one <= max)) max = one;
-    }
-    if (!xdi_fast_fits(max, factor)) return (double)NAN;
-    const double whole = rint(max * factor);
-    const xdi_tile_power power = xdi_tile_power_of(factor, whole);
-    for (int64_t c = 0; c < columns; c += XDI_TILE)
-        sum += tiles->sum(xdi_fast_array(x, row, c), xdi_fast_tile_at(c, columns), power, NULL, &unused);
-    return max / temperature + log(sum) + (whole - max * (double)power.factor) * XDI_TILE_LN2;
+    xdi_row_sum sum;
+    if (!xdi_fast_row_sum(tiles, x, row, columns, XDI_TILE_LOG2E / temperature, &sum)) return (double)NAN;
+    return sum.max / temperature + log(sum.sum);
 }
 
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {

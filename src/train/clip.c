@@ -2,7 +2,7 @@
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
-enum { XDI_CLIP_BATCH = 64, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
+enum { XDI_CLIP_BATCH = 1024, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
     return p->gradient && !p->frozen && !p->buffer && p->count > 0;
@@ -20,7 +20,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
     return XD_OK;
 }
 
-/* This rank's part, a few arrays at a time, so that the list needs no memory of its own. */
+/* This rank's part, a thousand arrays at a time, so that the list needs no memory of its own. */
 static xd_result xdi_clip_local(xd_ctx *ctx, const xd_gradient_norm_desc *d, bool exact, xd_norm_sum *sum) {
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;

@@ -34,6 +34,7 @@ struct xd_ema {
     int64_t iteration;
     bool initialized;
     void *device_memory; /* that of the shadows when it is not this block itself */
+    xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -254,6 +255,7 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
 /* Fills the block that the object stands at the head of. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params, int64_t count,
                                size_t host_bytes, size_t device_bytes) {
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     xd_arena arena = xd_arena_over(ema, host_bytes);
     void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
     xd_arena device = xd_arena_over(shadows, device_bytes);
@@ -269,6 +271,7 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     ema->param_count = count;
     ema->initialized = d->init_from_current;
     XDI_TRY(xdi_ema_index(ema));
+    if (kernels.list_create) XDI_TRY(kernels.list_create(ctx, count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
@@ -297,6 +300,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 XD_API void xd_ema_destroy(xd_ema *ema) {
     if (!ema) return;
     if (ema->device_memory) xd_ctx_kernels(ema->ctx).memory.release(ema->ctx, ema->device_memory);
+    if (ema->list) xd_ctx_kernels(ema->ctx).optimizer.list_destroy(ema->list);
     xd_release(ema->ctx, ema);
 }
 
@@ -312,6 +316,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     xd_lerp_args args;
     args.arrays = ema->lerps;
+    args.list = ema->list;
     args.array_count = 0;
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;

@@ -10,6 +10,7 @@ struct xd_optimizer {
     void *device_memory;        /* what the states point to when that is not this block itself */
     xd_param *created;          /* [desc.param_count]; the list at creation, to notice changes */
     xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
+    xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
@@ -191,8 +192,10 @@ static xd_result xdi_optimizer_build(xd_optimizer *o, size_t host_bytes, size_t 
     xd_arena arena = xd_arena_over(o, host_bytes);
     if (device_bytes) XDI_TRY(xdi_optimizer_allocate_device(o, device_bytes));
     xd_arena device = xd_arena_over(o->device_memory, device_bytes);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(o->ctx).optimizer;
     xdi_optimizer_lay_out(&arena, device_bytes ? &device : &arena, &o->desc, o);
     xdi_optimizer_fill(o);
+    if (kernels.list_create) XDI_TRY(kernels.list_create(o->ctx, o->desc.param_count, &o->list));
     return xdi_optimizer_copy_values(o);
 }
 
@@ -221,6 +224,7 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
     if (!optimizer) return;
     if (optimizer->device_memory)
         xd_ctx_kernels(optimizer->ctx).memory.release(optimizer->ctx, optimizer->device_memory);
+    if (optimizer->list) xd_ctx_kernels(optimizer->ctx).optimizer.list_destroy(optimizer->list);
     xd_release(optimizer->ctx, optimizer);
 }
 
@@ -282,6 +286,7 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
     xd_update_args args;
     memset(&args, 0, sizeof args);
     args.arrays = o->updates;
+    args.list = o->list;
     args.gradient_scale = gradient_scale;
     if (gradient_scale && !o->device_memory && *gradient_scale == 1.0f) args.gradient_scale = NULL;
     args.beta1_exact = d->beta1;

@@ -33,14 +33,16 @@ struct Gpu {
     xd_cuda *cuda = nullptr;
     cudaStream_t stream = nullptr;
 
-    explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC) {
+    explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false) {
         xd_ctx_desc desc = {};
+        xd_cuda_desc device = {};
         desc.reduction = reduction;
         desc.logger.write = test_write;
         CHECK(cudaStreamCreate(&stream) == cudaSuccess);
         desc.stream = stream;
         CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-        CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
+        device.cluster = cluster;
+        CHECK(xd_cuda_create(ctx, &device, &cuda) == XD_OK);
     }
     ~Gpu() {
         xd_cuda_destroy(cuda);

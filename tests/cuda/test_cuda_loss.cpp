@@ -182,6 +182,68 @@ XD_TEST(sums_follow_a_maximum_that_comes_late) {
         }
 }
 
+/* True where the path with a cluster a row is there; elsewhere its tests have nothing to test. */
+static bool has_clusters() {
+    const Gpu plain, gpu(XD_REDUCTION_DETERMINISTIC, true);
+    return plain.kernels().loss.fused != gpu.kernels().loss.fused;
+}
+
+XD_TEST(rows_that_stay_in_a_cluster_have_the_losses_of_the_cpu) {
+    if (!has_clusters()) SKIP("needs compute capability 9.0");
+    Pair pair(XD_REDUCTION_DETERMINISTIC, true);
+    for (int i = 0; i < 48; i++) { /* every divergence, with and without a label; findings in half of the cases */
+        static const int64_t widths[] = { 2051, 2056, 2600, 4096 };
+        const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16, y = i & 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
+        const int64_t cols = widths[i / 4 % 4];
+        LossCase c = { { i % 8 < 4 ? 9 : 3, cols, cols % 8 ? 5 : i % 3 * 8, 0, x, y, i % 5 ? x : XD_DTYPE_F32 },
+                       (xd_divergence)(i / 2 % 4),
+                       i % 3 ? 1.7 : 1.0,
+                       i % 6 == 5 ? 0.0 : 0.4,
+                       i % 6 == 2 ? 0.0 : 0.6,
+                       i % 7 == 0 ? 0.1 : 0.0,
+                       i % 5 != 0,
+                       i % 8 < 4 };
+        c.rising = i % 4 == 3;
+        compare_losses(&pair, c, (uint64_t)(500 + i));
+    }
+}
+
+/* Clusters of 1, 2, 4, 8 and 16 blocks, and a row that is too long for any. */
+XD_TEST(every_size_of_a_cluster_has_the_losses_of_the_cpu) {
+    if (!has_clusters()) SKIP("needs compute capability 9.0");
+    Pair pair(XD_REDUCTION_DETERMINISTIC, true);
+    static const int64_t widths[] = { 8200, 17000, 33000, 60000, 120000, 240000, 480000 };
+    for (int i = 0; i < 7; i++) {
+        const xd_dtype y = i % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        const LossCase c = { { i < 4 ? 2 : 1, widths[i], 0, 0, XD_DTYPE_F32, y, XD_DTYPE_F32 },
+                             (xd_divergence)(i % 3),
+                             1.3,
+                             0.3,
+                             0.7,
+                             0.0,
+                             true,
+                             false };
+        compare_losses(&pair, c, (uint64_t)(600 + i));
+    }
+}
+
+/* Rows that begin anywhere, vocabularies in INVARIANT mode: the other path, through the same entry. */
+XD_TEST(rows_that_a_cluster_cannot_take_are_worked_on_as_without_it) {
+    Pair plain(XD_REDUCTION_DETERMINISTIC, true), invariant(XD_REDUCTION_INVARIANT, true);
+    for (int i = 0; i < 4; i++) {
+        const LossCase c = { { 3, 2100 + i % 2, i / 2 * 4, i % 2, XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_BF16 },
+                             XD_KL_FORWARD,
+                             1.3,
+                             0.3,
+                             0.7,
+                             0.0,
+                             true,
+                             false };
+        compare_losses(&plain, c, (uint64_t)(700 + i));
+        if (i == 0) compare_losses(&invariant, c, (uint64_t)(700 + i));
+    }
+}
+
 /* Losses of two rows that are nearly certain of one id; teacher and student
  * agree on it. */
 XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {

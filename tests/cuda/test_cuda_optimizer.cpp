@@ -159,7 +159,7 @@ XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
         std::vector<unsigned char> target = elements(to, n, &random, true), source = elements(from, n, &random, true);
         const Device d_target(target, skew), d_source(source);
         xd_lerp_array array = { target.data(), source.data(), n, to, from };
-        xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0 };
+        xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0, nullptr };
         CHECK(xd_optimizer_kernels_cpu()->lerp(&host_launch, &args) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
@@ -576,6 +576,217 @@ XD_TEST(a_captured_step_counts_its_steps_when_it_is_replayed) {
     xd_ctx_destroy(host);
 }
 
+/* ---- a thousand arrays ---- */
+
+/* Arrays of all dtypes, small, empty and one of many chunks, on one side. */
+struct Crowd {
+    xd_ctx *ctx;
+    std::vector<xd_param> params;
+    std::vector<std::vector<unsigned char>> values, gradients, others;
+    std::vector<Device> d_values, d_gradients, d_others;
+    xd_optimizer *optimizer = nullptr;
+    xd_ema *ema = nullptr;
+    xd_gradient_norm norm = {};
+    Device d_norm;
+    std::vector<std::string> names;
+
+    Crowd(xd_ctx *context, bool on_device, size_t arrays, xd_optimizer_kind kind)
+        : ctx(context), params(arrays), d_norm(&norm, sizeof norm), names(arrays) {
+        Random random(21);
+        xd_optimizer_group groups[3] = {};
+        memset(params.data(), 0, arrays * sizeof params[0]);
+        for (size_t i = 0; i < arrays; i++) {
+            xd_param *p = &params[i];
+            names[i] = "array" + std::to_string(i);
+            p->name = names[i].c_str();
+            p->dtype = narrow[i % 3];
+            p->gradient_dtype = narrow[i / 3 % 3];
+            p->count = i == 400 ? 70000 : random.below(20);
+            p->group = (int)(i % 3);
+            p->no_decay = i % 5 == 0;
+            values.push_back(elements(p->dtype, p->count, &random, false));
+            gradients.push_back(elements(p->gradient_dtype, p->count, &random, false));
+            others.push_back(elements(p->gradient_dtype, p->count, &random, false));
+            if (on_device) {
+                d_values.emplace_back(values[i]);
+                d_gradients.emplace_back(gradients[i]);
+                d_others.emplace_back(others[i]);
+            }
+            p->value = on_device ? d_values[i].at() : values[i].data();
+        }
+        use(false);
+        groups[1].learning_rate_scale = 0.5;
+        groups[2].weight_decay = 0.1;
+        xd_optimizer_desc desc = {};
+        desc.params = params.data();
+        desc.param_count = (int64_t)arrays;
+        desc.kind = kind;
+        desc.groups = groups;
+        desc.group_count = 3;
+        CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
+        xd_ema_desc average = {};
+        average.decay = 0.9;
+        average.init_from_current = true;
+        CHECK(xd_ema_create(ctx, params.data(), (int64_t)arrays, &average, &ema) == XD_OK);
+    }
+    ~Crowd() {
+        xd_ema_destroy(ema);
+        xd_optimizer_destroy(optimizer);
+    }
+
+    bool on_device() const { return !d_values.empty(); }
+
+    /* Points to one or the other set of gradients. */
+    void use(bool other) {
+        for (size_t i = 0; i < params.size(); i++) {
+            params[i].gradient = on_device() ? (other ? d_others : d_gradients)[i].at()
+                                             : (void *)(other ? others : gradients)[i].data();
+            if (params[i].count == 0) params[i].gradient = params.data(); /* "there is one", of no element */
+        }
+    }
+
+    void step(bool fused, bool clipped) {
+        xd_gradient_norm_desc clip = {};
+        clip.params = params.data();
+        clip.param_count = (int64_t)params.size();
+        clip.max_norm = 0.5;
+        xd_gradient_norm *out = on_device() ? d_norm.at<xd_gradient_norm>() : &norm;
+        if (clipped) CHECK(xd_gradient_norm_compute(ctx, nullptr, &clip, out) == XD_OK);
+        xd_optimizer_step_desc desc = {};
+        desc.gradient_scale = clipped ? &out->coefficient : nullptr;
+        desc.ema = fused ? ema : nullptr;
+        CHECK(xd_optimizer_step(optimizer, &desc, nullptr) == XD_OK);
+        if (!fused) CHECK(xd_ema_update(ema, XD_EMA_NEXT, nullptr) == XD_OK);
+    }
+};
+
+static void check_crowds(const Crowd &host, const Crowd &gpu) {
+    bool same = true;
+    for (size_t i = 0; i < host.params.size(); i++) {
+        const xd_param a = xd_ema_view(host.ema, (int64_t)i), b = xd_ema_view(gpu.ema, (int64_t)i);
+        const xd_optimizer_state s = xd_optimizer_get_state(host.optimizer, (int64_t)i),
+                                 t = xd_optimizer_get_state(gpu.optimizer, (int64_t)i);
+        std::vector<unsigned char> average((size_t)a.count * xd_dtype_size(a.dtype));
+        int64_t count = -1;
+        same = same && first_difference(host.values[i], gpu.d_values[i].host<unsigned char>()) < 0;
+        CHECK(xd_read(gpu.ctx, average.data(), b.value, average.size()) == XD_OK);
+        same = same && (average.empty() || memcmp(a.value, average.data(), average.size()) == 0);
+        CHECK(xd_read(gpu.ctx, &count, t.step, sizeof count) == XD_OK);
+        same = same && count == *s.step;
+    }
+    CHECK(same);
+}
+
+/* How many kernels a step launches; 0 where nobody counts. */
+static long launches() {
+#if defined(XD_EMU)
+    return emu_launch_count();
+#else
+    return 0;
+#endif
+}
+
+static void step_crowds(Crowd *host, Crowd *gpu, bool fused, bool clipped) {
+    host->step(fused, clipped);
+    seal();
+    gpu->step(fused, clipped);
+    unseal();
+}
+
+XD_TEST(a_step_over_a_thousand_arrays_is_a_handful_of_launches) {
+    Gpu gpu(XD_REDUCTION_INVARIANT);
+    xd_ctx *host = host_context(XD_REDUCTION_INVARIANT);
+    {
+        Crowd a(host, false, 1000, XD_OPTIMIZER_ADAMW), b(gpu.ctx, true, 1000, XD_OPTIMIZER_ADAMW);
+        for (int step = 0; step < 4; step++) {
+            const long before = launches();
+            CHECK(xd_optimizer_set_learning_rate(a.optimizer, 0.01 / (1 + step)) == XD_OK);
+            CHECK(xd_optimizer_set_learning_rate(b.optimizer, 0.01 / (1 + step)) == XD_OK);
+            step_crowds(&a, &b, step > 1, step % 2 == 1); /* the lists travel in the first step of each form */
+            /* six lists of norms and their sum, the coefficient, the step and its count; the average */
+            if (step % 2 == 1) CHECK(launches() - before <= (step == 1 ? 11 : 10));
+        }
+        check_crowds(a, b);
+    }
+    xd_ctx_destroy(host);
+}
+
+XD_TEST(gradients_that_move_or_are_missing_change_the_list_on_the_device) {
+    for (int kind = 0; kind < 2; kind++) {
+        Gpu gpu(XD_REDUCTION_INVARIANT);
+        xd_ctx *host = host_context(XD_REDUCTION_INVARIANT);
+        {
+            const xd_optimizer_kind which = kind ? XD_OPTIMIZER_SGD : XD_OPTIMIZER_ADAMW;
+            Crowd a(host, false, 500, which), b(gpu.ctx, true, 500, which);
+            for (int step = 0; step < 4; step++) {
+                const long before = launches();
+                a.use(step % 2 == 1);
+                b.use(step % 2 == 1);
+                for (size_t i = 0; i < 500 && step > 1; i++)
+                    if (i % 7 == (size_t)step) a.params[i].gradient = b.params[i].gradient = nullptr;
+                step_crowds(&a, &b, step == 3, false);
+                if (step == 1) CHECK(launches() - before <= 6); /* three of them carry the addresses */
+            }
+            check_crowds(a, b);
+        }
+        xd_ctx_destroy(host);
+    }
+}
+
+/* More rates than the parameters of a launch have room for, and a list that does not fit. */
+XD_TEST(arrays_of_many_rates_are_stepped_in_pieces) {
+    Gpu gpu;
+    xd_ctx *host = nullptr;
+    Random random(22);
+    std::vector<Update> updates;
+    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+    xd_update_args args = update_args();
+    CHECK(gpu.kernels().optimizer.list_create(gpu.ctx, 50, &args.list) == XD_OK);
+    updates.reserve(60);
+    for (int k = 0; k < 60; k++) {
+        updates.emplace_back(&random, random.below(30), XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_NONE, 0, false);
+        updates[(size_t)k].host.step_size = updates[(size_t)k].device.step_size = 0.001f * (float)(k / 2);
+    }
+    step_both(&gpu, host, &updates, args, true, 0.5f);
+    while (updates.size() > 51) updates.pop_back();
+    for (Update &update : updates) update.host.step_size = update.device.step_size = 0.001f;
+    step_both(&gpu, host, &updates, args, false, 0.5f);
+    for (const Update &update : updates) update.check();
+    gpu.kernels().optimizer.list_destroy(args.list);
+    gpu.kernels().optimizer.list_destroy(nullptr);
+    xd_ctx_destroy(host);
+}
+
+/* A graph reads the list when it runs: what comes after its capture must not change what it reads. */
+XD_TEST(a_captured_step_keeps_its_arrays_when_later_steps_have_others) {
+    Gpu gpu(XD_REDUCTION_INVARIANT);
+    xd_ctx *host = host_context(XD_REDUCTION_INVARIANT);
+    for (int warm = 0; warm < 2; warm++) { /* the list is on the device before the capture, or not */
+        Crowd a(host, false, 100, XD_OPTIMIZER_ADAMW), b(gpu.ctx, true, 100, XD_OPTIMIZER_ADAMW);
+        cudaGraph_t graph = nullptr;
+        cudaGraphExec_t exec = nullptr;
+        if (warm) step_crowds(&a, &b, true, true);
+        gpu.wait();
+        CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        b.step(true, true);
+        CHECK(cudaStreamEndCapture(gpu.stream, &graph) == cudaSuccess);
+        CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+        for (int round = 0; round < 2; round++) {
+            a.use(true);
+            b.use(true);
+            step_crowds(&a, &b, true, false);
+            a.use(false);
+            a.step(true, true);
+            CHECK(cudaGraphLaunch(exec, gpu.stream) == cudaSuccess);
+        }
+        gpu.wait();
+        check_crowds(a, b);
+        cudaGraphExecDestroy(exec);
+        cudaGraphDestroy(graph);
+    }
+    xd_ctx_destroy(host);
+}
+
 /* ---- set-up and failures ---- */
 
 static int pool_live, pool_fail;
@@ -654,7 +865,7 @@ XD_TEST(dtypes_without_a_place_are_refused_by_name) {
     xd_norm_args norm = { &array, 1, XD_NORM_L2, false };
     CHECK(cuda.norm(&launch, &norm, nullptr) == XD_ERROR_DTYPE);
     xd_lerp_array pair = { data.at(), data.at(), 1, XD_DTYPE_I32, XD_DTYPE_F32 };
-    xd_lerp_args lerp = { &pair, 1, 0.5, false };
+    xd_lerp_args lerp = { &pair, 1, 0.5, false, nullptr };
     CHECK(cuda.lerp(&launch, &lerp) == XD_ERROR_DTYPE);
     xd_update_array update = {};
     update.gradient_dtype = XD_DTYPE_F64;

@@ -52,11 +52,11 @@ static nn_config demo_config(int vocab, bool teacher) {
 /* What --arms chooses from. */
 static const demo_arm demo_student_arms[] = {
     { "text", "text alone", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 3e-3 },
-    { "pkl", "P-KL", DEMO_PROJECTED, 1.0, 0.3, 1.0, 3e-3 },
-    { "gold", "gold", DEMO_GOLD, 1.0, 0.3, 1.0, 3e-3 },
-    { "hkl", "H-KL", DEMO_HYBRID, 1.0, 0.3, 1.0, 3e-3 },
-    { "chunk", "chunk likelihood", DEMO_LIKELIHOOD, 1.0, 0.3, 1.0, 3e-3 },
-    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.5, 0.5, 1.0, 3e-3 },
+    { "pkl", "P-KL", DEMO_PROJECTED, 0.76, 0.1, 1.0, 3e-3 },
+    { "gold", "gold", DEMO_GOLD, 0.4, 0.5, 1.0, 3e-3 },
+    { "hkl", "H-KL", DEMO_HYBRID, 0.4, 0.5, 1.0, 3e-3 },
+    { "chunk", "chunk likelihood", DEMO_LIKELIHOOD, 0.5, 1.0, 1.0, 3e-3 },
+    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.6, 0.2, 1.0, 3e-3 },
 };
 
 enum { DEMO_STUDENT_ARMS = sizeof demo_student_arms / sizeof demo_student_arms[0] };

@@ -155,7 +155,7 @@ typedef struct demo_arm {
     const char *key, *name; /* on the command line; in the table */
     demo_signal signal;
     double kd_weight; /* of the loss against the teacher */
-    double ce_weight; /* of the cross entropy against the text */
+    double ce_weight; /* of the cross entropy against the text, where the teacher says something, too */
     double temperature;
     double learning_rate;
 } demo_arm;

@@ -147,9 +147,9 @@ static xd_xtoken_teacher demo_arm_teacher(const demo_rank *r, const demo_arm *ar
     return arm->signal == DEMO_RECORDED ? demo_recorded_teacher(r) : demo_teacher_of(r, arm);
 }
 
-/* From the teacher across tokenizers, and from the text. */
-static xd_xtoken_desc demo_cross_loss(const demo_rank *r, const demo_arm *arm,
-                                      const xd_xtoken_teacher *teacher) {
+/* From the teacher across tokenizers, and from the text, which counts fully where the teacher says nothing:
+ * inside of its tokens. */
+static xd_xtoken_desc demo_cross_loss(demo_rank *r, const demo_arm *arm, const xd_xtoken_teacher *teacher) {
     xd_xtoken_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.student = demo_rows(r, r->logits.own, r->model.share.vocab_count);
@@ -159,14 +159,17 @@ static xd_xtoken_desc demo_cross_loss(const demo_rank *r, const demo_arm *arm,
     desc.sequence_comm = r->cp;
     desc.comm = r->rows;
     desc.labels = r->labels;
+    desc.row_weight = r->row_weight;
     desc.token_denominator = (double)DEMO_BATCH * DEMO_ROW;
     desc.teachers = teacher;
     desc.teacher_count = 1;
     desc.temperature = arm->temperature;
     desc.kd_weight = arm->kd_weight;
-    desc.ce_weight = arm->ce_weight;
+    desc.ce_weight = 1.0;
     desc.workspace = r->loss_workspace;
     desc.workspace_bytes = r->loss_workspace_bytes;
+    for (int64_t i = 0; i < demo_rank_rows(r); i++)
+        r->row_weight[i] = teacher->student_chunks[i] < 0 ? 1.0f : (float)arm->ce_weight;
     return desc;
 }
 
@@ -186,12 +189,13 @@ xd_result demo_make_loss_workspace(demo_rank *r) {
     return failed ? XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the loss") : XD_OK;
 }
 
-static xd_result demo_learn_from_text(demo_rank *r, demo_step *out) {
+/* The cross entropy of all tokens alike, by which arms are compared, and the gradient when there is one. */
+static xd_result demo_learn_from_text(demo_rank *r, bool gradient, demo_step *out) {
     xd_loss_values values;
-    const xd_loss_desc desc = demo_text_loss(r);
+    xd_loss_desc desc = demo_text_loss(r);
+    if (!gradient) memset(&desc.gradient, 0, sizeof desc.gradient);
     XDI_TRY(xd_loss(r->ctx, &desc, &values));
-    out->loss = values.loss;
-    out->hard = values.hard;
+    out->loss = out->hard = values.hard;
     out->soft = 0.0;
     return XD_OK;
 }
@@ -200,13 +204,14 @@ static xd_result demo_learn_across(demo_rank *r, const demo_arm *arm, demo_step 
     xd_xtoken_values values;
     const xd_xtoken_teacher teacher = demo_arm_teacher(r, arm);
     const xd_xtoken_desc desc = demo_cross_loss(r, arm, &teacher);
+    XDI_TRY(demo_learn_from_text(r, false, out));
     XDI_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
     out->loss = values.loss;
-    out->hard = values.ce;
     out->soft = values.kd;
     return XD_OK;
 }
 
 xd_result demo_arm_loss(demo_rank *r, const demo_arm *arm, demo_step *out) {
-    return arm->signal == DEMO_TEXT_ALONE ? demo_learn_from_text(r, out) : demo_learn_across(r, arm, out);
+    return arm->signal == DEMO_TEXT_ALONE ? demo_learn_from_text(r, true, out)
+                                          : demo_learn_across(r, arm, out);
 }

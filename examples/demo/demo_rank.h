@@ -39,6 +39,7 @@ typedef struct demo_rank {
     int64_t *labels, *teacher_labels; /* what follows them */
     int64_t *chunks, *teacher_chunks; /* the chunk of what follows; numbered within a sequence */
     int64_t *heads, *teacher_heads;   /* the same where a chunk begins, else -1 */
+    float *row_weight;                /* of the cross entropy against the labels, for one arm */
     int64_t *places, *place_chunks;   /* of the recorded teacher, for the same positions, and their chunks */
 
     demo_learner *learners; /* [arm_count] */

@@ -153,6 +153,7 @@ static xd_result demo_make_batch(demo_rank *r) {
     r->heads = demo_integers(r, rows, &failed);
     r->teacher_heads = demo_integers(r, rows, &failed);
     r->places = demo_integers(r, rows, &failed);
+    r->row_weight = demo_floats(r, rows, &failed);
     r->place_chunks = demo_integers(r, rows, &failed);
     if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for %lld tokens", (long long)rows);
     demo_place_positions(r);
@@ -232,7 +233,7 @@ static void demo_close(demo_rank *r) {
                         r->logits.own,      r->teacher_logits.own,
                         r->loss_workspace,  r->heads,
                         r->teacher_heads,   r->places,
-                        r->place_chunks };
+                        r->place_chunks,    r->row_weight };
     for (int i = 0; i < r->job->arm_count && r->learners; i++) {
         xd_optimizer_destroy(r->learners[i].optimizer);
         xd_release(r->ctx, r->learners[i].weights);

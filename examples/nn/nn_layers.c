@@ -171,7 +171,7 @@ void nn_attention_backward(const nn_attention *a, const float *d_out, float *d_q
         const nn_view d_o = nn_head(d_out, h, a->heads, a->head_dim, a->queries);
         nn_matmul(d_o, nn_transpose(v), d_scores, a->keys, false);
         nn_matmul(nn_transpose(probs), d_o, d_v + group * a->head_dim, kv_stride, true);
-        nn_softmax_backward(probs.data, a->queries, a->keys, scale, d_scores);
+        nn_softmax_backward((const float *)probs.data, a->queries, a->keys, scale, d_scores);
         nn_matmul(scores, k, d_q + h * a->head_dim, stride, false);
         nn_matmul(nn_transpose(scores), q, d_k + group * a->head_dim, kv_stride, true);
     }

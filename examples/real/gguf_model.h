@@ -14,7 +14,8 @@ extern "C" {
 xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out);
 
 /* The weights that this rank's model holds, in its order. Queries and keys are stored with the two
- * coordinates of a rotary plane side by side; nn_rope wants them half a head apart, so their rows are put in that order.
+ * coordinates of a rotary plane side by side; nn_rope wants them half a head apart, so their rows are put in
+ * that order.
  *
  *   weights  [model->float_count]
  *

@@ -1,8 +1,9 @@
 /* real_lesson.c - what each rank of a training run does.
  *
  * The text is aligned once, as a whole. A row is REAL_ROW student tokens from a random place; its chunks are
- * those that lie inside it with both sides, and the teacher's positions are the ones that predict its tokens
- * of these chunks. Live, the teacher reads these positions alone; a cache has read what stands before, too. */
+ * those that lie inside it. Of a chunk its first tokens count: there both models have read the same text and
+ * say what comes next, and where a student's token begins is what the counted projection knows of it. Live,
+ * the teacher reads its part of the row alone; a cache has read what stands before, too. */
 #include "real_lesson.h"
 
 #include <math.h>
@@ -27,6 +28,30 @@ xd_result real_lesson_align(xd_ctx *ctx, real_lesson *lesson, xd_align_report *r
         for (int32_t i = chunk->student_begin; i < chunk->student_end; i++) lesson->chunk_of[i] = (int32_t)c;
     }
     return XD_OK;
+}
+
+xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t student_size,
+                              int64_t teacher_size, xd_projection *out) {
+    xd_votes *votes = NULL;
+    xd_projection_rows rows;
+    xd_projection_rows_desc desc;
+    memset(&rows, 0, sizeof rows);
+    memset(&desc, 0, sizeof desc);
+    desc.k = REAL_MOST_ENTRIES;
+    XDI_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    xd_result result = XD_OK;
+    for (int64_t c = 0; c < lesson->chunks.count && result == XD_OK; c++) {
+        const xd_aligned_chunk *chunk = &lesson->chunks.chunks[c];
+        if (chunk->student_begin == chunk->student_end || chunk->teacher_begin == chunk->teacher_end)
+            continue;
+        result = xd_votes_add(votes, lesson->text->ids[chunk->student_begin],
+                              lesson->teacher_ids[chunk->teacher_begin], 1.0);
+    }
+    if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &desc, &rows);
+    if (result == XD_OK) result = xd_projection_from_rows(ctx, &rows, student_size, teacher_size, out);
+    xd_projection_rows_free(ctx, &rows);
+    xd_votes_destroy(votes);
+    return result;
 }
 
 void real_lesson_free(xd_ctx *ctx, real_lesson *lesson) {
@@ -144,8 +169,8 @@ static void real_pupil_free(real_pupil *p) {
 
 /* ---- a batch ---- */
 
-/* The chunks of row `row` that begins at student token `start`: shifted ids of both sides. Returns where the
- * teacher's positions begin and how many there are. */
+/* The chunks of row `row`, which begins at student token `start`: the positions that predict their first
+ * tokens, on both sides. Returns how many positions of the teacher's that takes, from token *from on. */
 static int real_row_chunks(real_pupil *p, int row, int64_t start, int64_t *from) {
     const real_lesson *lesson = p->lesson;
     const xd_aligned_chunk *chunks = lesson->chunks.chunks;
@@ -164,14 +189,15 @@ static int real_row_chunks(real_pupil *p, int row, int64_t start, int64_t *from)
     *from = chunks[c].teacher_begin - 1;
     for (int64_t n = 0; c < lesson->chunks.count && chunks[c].student_end <= last + 1 && n < REAL_ROW;
          c++, n++) {
-        if (chunks[c].teacher_end - 1 - *from > REAL_TEACHER_ROW) break;
-        for (int64_t i = chunks[c].student_begin; i < chunks[c].student_end; i++) student[i - start - 1] = n;
-        for (int64_t i = chunks[c].teacher_begin; i < chunks[c].teacher_end; i++) {
-            teacher[i - 1 - *from] = n;
-            places[i - 1 - *from] = i - 1;
-        }
+        if (chunks[c].teacher_begin - *from > REAL_TEACHER_ROW) break;
+        if (chunks[c].student_begin == chunks[c].student_end ||
+            chunks[c].teacher_begin == chunks[c].teacher_end)
+            continue;
+        student[chunks[c].student_begin - start - 1] = n;
+        teacher[chunks[c].teacher_begin - 1 - *from] = n;
+        places[chunks[c].teacher_begin - 1 - *from] = chunks[c].teacher_begin - 1;
         mask[n] = 1;
-        held = (int)(chunks[c].teacher_end - 1 - *from);
+        held = (int)(chunks[c].teacher_begin - *from);
     }
     return held;
 }
@@ -263,7 +289,8 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     desc.teachers = &teacher;
     desc.teacher_count = 1;
     desc.columns = lesson->columns;
-    desc.ce_weight = 1.0;
+    desc.kd_weight = 0.5;
+    desc.ce_weight = 0.5;
     desc.gradient = desc.student;
     XDI_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
     desc.workspace = p->loss_workspace;

@@ -8,8 +8,9 @@
 extern "C" {
 #endif
 
-/* A row: tokens of the student, and the most positions of the teacher beside them. */
-enum { REAL_ROW = 128, REAL_TEACHER_ROW = 224 };
+/* A row: tokens of the student, and the most positions of the teacher beside them; and the most teacher ids
+ * that a student's token stands for. */
+enum { REAL_ROW = 128, REAL_TEACHER_ROW = 224, REAL_MOST_ENTRIES = 256 };
 
 /* Where the teacher's probabilities come from. */
 typedef enum real_source {
@@ -48,6 +49,11 @@ typedef struct real_lesson {
 
 /* The alignment of both tokenizations, and chunk_of. Errors: MEMORY. Free with real_lesson_free. */
 xd_result real_lesson_align(xd_ctx *ctx, real_lesson *lesson, xd_align_report *report);
+
+/* The projection that the text itself gives: a student's token stands for the teacher's tokens that begin
+ * where it does, as often as they do so. After real_lesson_align. Errors: MEMORY. */
+xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t student_size,
+                              int64_t teacher_size, xd_projection *out);
 void real_lesson_free(xd_ctx *ctx, real_lesson *lesson);
 
 /* What each rank runs; `lesson` is a real_lesson. */

@@ -1,6 +1,6 @@
 /* real_pair.c - two real vocabularies: what they share, how their tokens of a text line up, and a few steps
- * of distillation at their full sizes. The models are small and random: what is measured is what grows with the
- * vocabularies. */
+ * of distillation at their full sizes. The models are small and random: what is measured is what grows with
+ * the vocabularies. */
 #include "real_lesson.h"
 
 #include <stdio.h>

@@ -13,6 +13,7 @@ typedef struct real_arm {
     xd_teacher_cache *cache;
     xd_cached_position *positions;
     xd_token_span *spans;
+    int32_t *ids;
     xd_projection projection;
     real_lesson lesson;
 } real_arm;
@@ -49,11 +50,16 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
                 (long long)document.text_bytes, document.text_checksum, arm->text.bytes, checksum);
     arm->positions = (xd_cached_position *)real_room(ctx, document.count, sizeof *arm->positions, &failed);
     arm->spans = (xd_token_span *)real_room(ctx, document.count, sizeof *arm->spans, &failed);
+    arm->ids = (int32_t *)real_room(ctx, document.count, sizeof *arm->ids, &failed);
     XDI_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld positions", (long long)document.count);
     XDI_TRY(xd_teacher_cache_read(ctx, arm->cache, 0, document.count, arm->positions));
-    for (int64_t i = 0; i < document.count; i++) arm->spans[i] = arm->positions[i].span;
+    for (int64_t i = 0; i < document.count; i++) {
+        arm->spans[i] = arm->positions[i].span;
+        arm->ids[i] = arm->positions[i].id;
+    }
     arm->lesson.cache = arm->cache;
     arm->lesson.spans = arm->spans;
+    arm->lesson.teacher_ids = arm->ids;
     arm->lesson.teacher_count = document.count;
     return XD_OK;
 }
@@ -61,8 +67,6 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
 static xd_result real_arm_load_teacher(xd_ctx *ctx, const real_options *o, real_arm *arm) {
     real_lesson *lesson = &arm->lesson;
     XDI_TRY(real_teacher_load(ctx, o->path[4], &arm->teacher));
-    XDI_TRY(
-        xd_projection_build(ctx, arm->tokenizer, arm->teacher.tokenizer, NULL, &arm->projection, NULL, NULL));
     lesson->projection = &arm->projection;
     if (lesson->source == REAL_CACHED) {
         XDI_TRY(real_arm_open_cache(ctx, o->path[5], arm));
@@ -74,7 +78,9 @@ static xd_result real_arm_load_teacher(xd_ctx *ctx, const real_options *o, real_
         lesson->teacher = arm->teacher.config;
         lesson->teacher_weights = arm->teacher.weights;
     }
-    return real_lesson_align(ctx, lesson, NULL);
+    XDI_TRY(real_lesson_align(ctx, lesson, NULL));
+    return real_lesson_project(ctx, lesson, lesson->student.vocab, arm->teacher.config.vocab,
+                               &arm->projection);
 }
 
 static xd_result real_arm_load(xd_ctx *ctx, const real_options *o, real_arm *arm) {
@@ -108,6 +114,7 @@ static void real_arm_free(xd_ctx *ctx, real_arm *arm) {
     xd_teacher_cache_close(arm->cache);
     xd_release(ctx, arm->positions);
     xd_release(ctx, arm->spans);
+    xd_release(ctx, arm->ids);
     real_text_free(ctx, &arm->text);
     real_text_free(ctx, &arm->heldout);
     real_text_free(ctx, &arm->teacher_text);

@@ -85,14 +85,14 @@ $build -o "$work/demo" && $build -DDEMO_ROW=32 -DDEMO_BATCH=8 -o "$work/small"
 verdict $? 'the demo builds'
 
 # The program as it is.
-run demo 4 one --mesh dp=1 --reduction invariant
+run demo 2 one --mesh dp=1 --reduction invariant
 verdict $? 'one rank runs'
 for dp in 2 3; do
-    run demo 4 dp$dp --mesh dp=$dp --reduction invariant && same one dp$dp
+    run demo 2 dp$dp --mesh dp=$dp --reduction invariant && same one dp$dp
     verdict $? "dp=$dp has the bits of one rank in INVARIANT mode"
 done
 for axis in tp cp; do
-    run demo 4 $axis --mesh $axis=2 && close one $axis
+    run demo 2 $axis --mesh $axis=2 && close one $axis
     verdict $? "$axis=2 has the losses of one rank within 1e-3"
 done
 

@@ -56,7 +56,7 @@ static const demo_arm demo_student_arms[] = {
     { "gold", "gold", DEMO_GOLD, 0.4, 0.5, 1.0, 3e-3 },
     { "hkl", "H-KL", DEMO_HYBRID, 0.4, 0.5, 1.0, 3e-3 },
     { "chunk", "chunk likelihood", DEMO_LIKELIHOOD, 0.5, 1.0, 1.0, 3e-3 },
-    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.6, 0.2, 1.0, 3e-3 },
+    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.68, 0.1, 1.0, 3e-3 },
 };
 
 enum { DEMO_STUDENT_ARMS = sizeof demo_student_arms / sizeof demo_student_arms[0] };

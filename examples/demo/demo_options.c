@@ -135,6 +135,6 @@ bool demo_parse(int argc, char **argv, int world_ranks, demo_options *o) {
         if (!demo_parse_one(argv[i], argv[i + 1], o)) return demo_refuse(o, "cannot use ", argv[i]);
     }
     o->seeds = o->teacher_text ? 1 : (int)seeds;
-    if (o->steps == 0) o->steps = o->teacher_text ? 1500 : 200;
+    if (o->steps == 0) o->steps = o->teacher_text ? 1500 : 240;
     return demo_settle_mesh(o, world_ranks);
 }

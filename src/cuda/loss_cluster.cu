@@ -327,12 +327,8 @@ static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64
     }
 }
 
-/* Few enough registers for three blocks on a processor, where there are clusters. */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#    define XDI_CUDA_CLUSTER_KERNEL XDI_CUDA_WIDE_KERNEL
-#else
-#    define XDI_CUDA_CLUSTER_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 3)
-#endif
+/* As many registers as two blocks on a processor leave: a few more than three would, and none is spilled. */
+#define XDI_CUDA_CLUSTER_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
 
 template <typename X, typename Y>
 static __global__ void XDI_CUDA_CLUSTER_KERNEL

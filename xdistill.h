@@ -6230,6 +6230,7 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int
 XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
 XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t, int64_t *first);
+XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k); /* the first of the largest */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
@@ -9798,7 +9799,7 @@ static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_
     return XD_OK;
 }
 
-static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
+XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
     int64_t best = 0;
     for (int64_t j = 1; j < k; j++)
         if (x[j] > x[best]) best = j;
@@ -25277,13 +25278,6 @@ static double xdi_xcached_divergence(double *q, const double *a, int64_t n, bool
     return value;
 }
 
-static int64_t xdi_xcached_largest(const double *x, int64_t n) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
-    return best;
-}
-
 /* The chunk's loss is added, and its q become d loss / d y of each of its positions. */
 static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h, int64_t c) {
     const int64_t slot = h->b * term->teacher->chunks + c, begin = h->offset[c - h->first];
@@ -25293,7 +25287,7 @@ static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const 
     const double *a = h->target + begin;
     if (n == 0) return;
     for (int64_t i = 0; i < n; i++) q[i] /= size;
-    const bool agree = xdi_xcached_largest(q, n) == xdi_xcached_largest(a, n);
+    const bool agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(a, n);
     const double value = xdi_xcached_divergence(q, a, n, x->d.reverse);
     const bool good = isfinite(value) != 0;
     if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
@@ -33869,4 +33863,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 be2129916e4347cc3be607c27752708e3bb8c4ccfc4decd8b90a795702d61e69 */
+/* xdistill sha256 ca6e85c856e75f87caeb3b77124699b2dcf0a7fc4b3afc4521d4a4f8636b929d */

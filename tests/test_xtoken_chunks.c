@@ -194,25 +194,6 @@ XD_TEST(a_student_that_equals_its_cache_loses_nothing) {
     close_problem(&p);
 }
 
-/* Central differences in float logits against the gradient, for some elements. */
-static void check_differences(problem *p, call *c) {
-    run_call(p, c);
-    xd_xtoken_desc d = c->d;
-    d.gradient.data = NULL;
-    for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i += 5) {
-        const float kept = p->student[i], step = 1.0f / 512.0f;
-        xd_xtoken_values up, down;
-        p->student[i] = kept + step;
-        CHECK(xd_xtoken_loss(p->ctx, &d, &up) == XD_OK);
-        const float above = p->student[i];
-        p->student[i] = kept - step;
-        CHECK(xd_xtoken_loss(p->ctx, &d, &down) == XD_OK);
-        const double slope = (up.loss - down.loss) / ((double)above - (double)p->student[i]);
-        p->student[i] = kept;
-        CHECK_NEAR(slope, c->gradient[i], 2e-5 * fmax(1.0, fabs((double)c->gradient[i])));
-    }
-}
-
 XD_TEST(gradients_of_a_cache_agree_with_finite_differences) {
     for (int i = 0; i < 4; i++) {
         problem p;

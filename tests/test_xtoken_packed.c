@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xtoken_rows.h"
 
 enum { DOCUMENTS = 2, STUDENTS = 7, TEACHERS = 6, STUDENT_SIZE = 9, TEACHER_SIZE = 8, CHUNKS = 16 };
 
@@ -53,16 +54,6 @@ static void shift(xd_ctx *ctx, tokens *t, int64_t *positions) {
     d.mask = t->starts;
     d.fill = -1;
     CHECK(xd_next_token_labels(ctx, &d, t->shifted) == XD_OK);
-}
-
-static xd_rows rows_of(float *data, int64_t rows, int64_t cols) {
-    xd_rows r;
-    memset(&r, 0, sizeof r);
-    r.data = data;
-    r.dtype = XD_DTYPE_F32;
-    r.rows = rows;
-    r.cols = cols;
-    return r;
 }
 
 /* Logits belong to a token of a document, wherever it lies. */

@@ -88,7 +88,7 @@ XD_TEST(chosen_columns_that_cannot_be_are_refused) {
     c->held = PARITY_STUDENT_LENGTH;
     c->teacher_held = PARITY_TEACHER_LENGTH;
     c->end = PARITY_STUDENT_SIZE;
-    c->teacher = parity_rows(teacher, PARITY_TEACHER_LENGTH, PARITY_COLUMNS);
+    c->teacher = rows_of(teacher, PARITY_TEACHER_LENGTH, PARITY_COLUMNS);
     c->vocab = vocab;
     for (int i = 0; i < 4; i++) {
         c->ids = lists[i];

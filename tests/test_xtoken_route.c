@@ -2,6 +2,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xtoken_rows.h"
 
 #include <stdlib.h>
 
@@ -321,16 +322,6 @@ XD_TEST(a_window_in_one_slot_is_a_pointer_into_it) {
     s.dtype = XD_DTYPE_BF16;
     play(&s);
     CHECK_EQ_INT(s.views, 0);
-}
-
-static xd_rows rows_of(void *data, int64_t rows, int64_t cols) {
-    xd_rows r;
-    memset(&r, 0, sizeof r);
-    r.data = data;
-    r.dtype = XD_DTYPE_F32;
-    r.rows = rows;
-    r.cols = cols;
-    return r;
 }
 
 /* A teacher (rank 0) and a student (rank 1) of one sample a micro-batch. */

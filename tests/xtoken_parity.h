@@ -5,6 +5,7 @@
 
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xtoken_rows.h"
 
 #include <stdlib.h>
 
@@ -165,16 +166,6 @@ static inline int64_t parity_teacher_size(const parity *p) {
 
 /* ---- the loss of some rows ---- */
 
-static inline xd_rows parity_rows(void *data, int64_t rows, int64_t cols) {
-    xd_rows r;
-    memset(&r, 0, sizeof r);
-    r.data = data;
-    r.dtype = XD_DTYPE_F32;
-    r.rows = rows;
-    r.cols = cols;
-    return r;
-}
-
 /* One call of the loss: samples [first, first + count) at the given positions of both sides. */
 typedef struct parity_call {
     int64_t first, count;
@@ -227,8 +218,8 @@ static inline xd_result parity_loss(xd_ctx *ctx, const parity *p, parity_call *c
     teacher.map = &map;
     teacher.column_ids = c->ids;
     teacher.denominator_value = c->denominator;
-    d.student = parity_rows(logits, c->count * c->held, columns);
-    d.gradient = parity_rows(c->gradient, c->count * c->held, columns);
+    d.student = rows_of(logits, c->count * c->held, columns);
+    d.gradient = rows_of(c->gradient, c->count * c->held, columns);
     d.vocab = c->vocab;
     d.sequences = c->count;
     d.sequence_comm = c->sequence;
@@ -270,7 +261,7 @@ static inline void parity_alone(xd_ctx *ctx, const parity *p, int64_t first, int
     c->held = PARITY_STUDENT_LENGTH;
     c->teacher_held = length;
     c->end = PARITY_STUDENT_SIZE;
-    c->teacher = parity_rows(teacher, count * length, size);
+    c->teacher = rows_of(teacher, count * length, size);
     c->vocab = vocab;
     c->denominator = p->denominator;
     c->token_denominator = p->token_denominator;
@@ -389,7 +380,7 @@ static inline xd_result parity_send_columns(xd_ctx *ctx, const parity_rank *r, i
         for (int k = 0; k < 2; k++)
             if (b == dropped[k][0] && chunk == dropped[k][1]) mask[i] = 0;
     }
-    const xd_rows rows = parity_rows(values, count * t->held, PARITY_COLUMNS);
+    const xd_rows rows = rows_of(values, count * t->held, PARITY_COLUMNS);
     const xd_result result = xd_teacher_columns(ctx, r->teacher_vocab, logits, count, mask, r->teacher_cp,
                                                 PARITY_COLUMNS, ids, rows);
     return result == XD_OK ? xd_route_send(r->route, rows, ids) : result;
@@ -408,7 +399,7 @@ static inline xd_result parity_send(xd_ctx *ctx, const parity_rank *r, const par
             const int64_t b = first + i / t->held, at = t->positions[i % t->held];
             data[i * columns + v] = hidden ? parity_hidden(b, at, v) : parity_teacher(b, at, t->begin + v);
         }
-    const xd_rows rows = parity_rows(data, count * t->held, columns);
+    const xd_rows rows = rows_of(data, count * t->held, columns);
     const xd_result result = p->payload == XD_ROUTE_COLUMNS ? parity_send_columns(ctx, r, first, count, rows)
                                                             : xd_route_send(r->route, rows, NULL);
     free(data);
@@ -422,7 +413,7 @@ static inline xd_rows parity_logits(const parity *p, xd_rows rows, float *buffer
     for (int64_t i = 0; i < rows.rows; i++)
         for (int64_t v = 0; v < size; v++)
             buffer[i * size + v] = parity_head((const float *)rows.data + i * rows.stride, v);
-    return parity_rows(buffer, rows.rows, size);
+    return rows_of(buffer, rows.rows, size);
 }
 
 static inline void parity_check(const parity *p, const parity_place *s, const parity_call *c, int64_t step) {

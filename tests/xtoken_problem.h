@@ -4,6 +4,7 @@
 
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xtoken_rows.h"
 
 #include <stdlib.h>
 
@@ -114,16 +115,6 @@ static inline void close_problem(problem *p) {
     xd_ctx_destroy(p->ctx);
 }
 
-static inline xd_rows rows_of(float *data, int64_t rows, int64_t cols) {
-    xd_rows r;
-    memset(&r, 0, sizeof r);
-    r.data = data;
-    r.dtype = XD_DTYPE_F32;
-    r.rows = rows;
-    r.cols = cols;
-    return r;
-}
-
 static inline xd_xtoken_teacher teacher_of(problem *p, int index) {
     xd_xtoken_teacher t;
     memset(&t, 0, sizeof t);
@@ -187,6 +178,25 @@ static inline xd_xtoken_values run_call(problem *p, call *c) {
     memset(&values, 0, sizeof values);
     CHECK(xd_xtoken_loss(p->ctx, &c->d, &values) == XD_OK);
     return values;
+}
+
+/* Central differences in float logits against the gradient, for some elements. */
+static inline void check_differences(problem *p, call *c) {
+    run_call(p, c);
+    xd_xtoken_desc d = c->d;
+    d.gradient.data = NULL;
+    for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i += 5) {
+        const float kept = p->student[i], step = 1.0f / 512.0f;
+        xd_xtoken_values up, down;
+        p->student[i] = kept + step;
+        CHECK(xd_xtoken_loss(p->ctx, &d, &up) == XD_OK);
+        const float above = p->student[i];
+        p->student[i] = kept - step;
+        CHECK(xd_xtoken_loss(p->ctx, &d, &down) == XD_OK);
+        const double slope = (up.loss - down.loss) / ((double)above - (double)p->student[i]);
+        p->student[i] = kept;
+        CHECK_NEAR(slope, c->gradient[i], 2e-5 * fmax(1.0, fabs((double)c->gradient[i])));
+    }
 }
 
 #endif

@@ -279,13 +279,6 @@ static double xdi_xcached_divergence(double *q, const double *a, int64_t n, bool
     return value;
 }
 
-static int64_t xdi_xcached_largest(const double *x, int64_t n) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
-    return best;
-}
-
 /* The chunk's loss is added, and its q become d loss / d y of each of its positions. */
 static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h, int64_t c) {
     const int64_t slot = h->b * term->teacher->chunks + c, begin = h->offset[c - h->first];
@@ -295,7 +288,7 @@ static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const 
     const double *a = h->target + begin;
     if (n == 0) return;
     for (int64_t i = 0; i < n; i++) q[i] /= size;
-    const bool agree = xdi_xcached_largest(q, n) == xdi_xcached_largest(a, n);
+    const bool agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(a, n);
     const double value = xdi_xcached_divergence(q, a, n, x->d.reverse);
     const bool good = isfinite(value) != 0;
     if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);

@@ -85,7 +85,7 @@ static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_
     return XD_OK;
 }
 
-static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
+XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
     int64_t best = 0;
     for (int64_t j = 1; j < k; j++)
         if (x[j] > x[best]) best = j;

@@ -91,6 +91,28 @@ static int32_t demo_draw(const float *logits, int count, double uniform) {
     return count - 1;
 }
 
+/* Bytes of the character that begins at `text`, or 0 when it is not UTF-8. */
+static size_t demo_character(const unsigned char *text, size_t left) {
+    const unsigned char lead = text[0];
+    const size_t bytes = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+    const unsigned char least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+    const unsigned char most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+    if (bytes > left) return 0;
+    if (bytes > 1 && (text[1] < least || text[1] > most)) return 0;
+    for (size_t i = 2; i < bytes; i++)
+        if ((text[i] & 0xc0) != 0x80) return 0;
+    return bytes;
+}
+
+/* A model may begin a character and not end it: such bytes become question marks. */
+static void demo_mend_text(char *text, size_t length) {
+    for (size_t i = 0; i < length;) {
+        const size_t bytes = demo_character((const unsigned char *)text + i, length - i);
+        if (bytes == 0 || text[i] == 0) text[i] = '?';
+        i += bytes ? bytes : 1;
+    }
+}
+
 /* The beginning as ids; how many, 0 on failure. */
 static int demo_begin_sample(demo_rank *r, const xd_tokenizer *tokenizer, const char *beginning,
                              int32_t ids[DEMO_SAMPLE_TOKENS]) {
@@ -133,6 +155,8 @@ xd_result demo_write_sample(demo_rank *r, const nn_model *whole, const float *we
     xd_release(r->ctx, logits);
     if (failed) return XDI_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for a sample");
     XDI_TRY(xd_tokenizer_decode(r->ctx, tokenizer, ids, count, false, sample, DEMO_SAMPLE - 1, &length));
-    sample[length < DEMO_SAMPLE ? length : DEMO_SAMPLE - 1] = 0;
+    if (length > DEMO_SAMPLE - 1) length = DEMO_SAMPLE - 1;
+    demo_mend_text(sample, length);
+    sample[length] = 0;
     return XD_OK;
 }

@@ -27,6 +27,9 @@ static void test_write(void *, xd_log_level, const char *line) {
     test_log += '\n';
 }
 
+/* What parameters and their gradients may be. */
+static const xd_dtype narrow[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+
 /* A context on the current device with a stream of its own. */
 struct Gpu {
     xd_ctx *ctx = nullptr;

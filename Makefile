@@ -113,7 +113,7 @@ bench: $(bench) $(bench_mpi) ## build and run the benchmarks in bench/
 	@for program in $(bench); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || mpirun --oversubscribe --allow-run-as-root -n 2 $(bench_mpi)
 
-build/bench/%: bench/%.c bench/bench.h xdistill.h | build/bench
+build/bench/%: bench/%.c $(wildcard bench/*.h) xdistill.h | build/bench
 	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
 
 build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill.h | build/bench
@@ -125,7 +125,7 @@ bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH
 bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
 	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)
 
-build/bench/%.so: bench/torch/%.c xdistill.h | build/bench
+build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h) xdistill.h | build/bench
 	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
 
 mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc

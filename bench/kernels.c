@@ -8,6 +8,7 @@
 #include "xdistill.h"
 
 #include "bench.h"
+#include "logarithms.h"
 
 enum { ROWS = 8, VOCABULARY = 128256, LOGITS = ROWS * VOCABULARY, K = 64, ELEMENTS = 1 << 23 };
 
@@ -260,30 +261,11 @@ static double measure_exponentials(void) {
     return sum > 0.0 ? 20.0 * XDI_TILE / best : 0.0;
 }
 
-#define LOGARITHMS(v, LEAF)                                             \
-    LEAF double sum_##v##_logarithms(xdi_simd_array x) {                \
-        v sum = v##_set(0.0f), more = sum;                              \
-        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {         \
-            sum = v##_add(sum, v##_log2(v##_load(x, i)));               \
-            more = v##_add(more, v##_log2(v##_load(x, i + v##_lanes))); \
-        }                                                               \
-        return v##_total(v##_add(sum, more));                           \
-    }
-LOGARITHMS(xdi_v4, XDI_SIMD_128)
-#if defined(XDI_X86)
-LOGARITHMS(xdi_v8, XDI_SIMD_256)
-LOGARITHMS(xdi_v16, XDI_SIMD_512)
-#endif
-
 static double measure_logarithms(void) {
     static float x[XDI_TILE];
     const xdi_simd_array array = { x, false };
-    double (*logarithms_of)(xdi_simd_array) = sum_xdi_v4_logarithms;
+    double (*const logarithms_of)(xdi_simd_array) = bench_logarithms_of(xd_cpu_best());
     double best = INFINITY, sum = 0.0;
-#if defined(XDI_X86)
-    if (xd_cpu_best() == XD_CPU_AVX2) logarithms_of = sum_xdi_v8_logarithms;
-    if (xd_cpu_best() >= XD_CPU_AVX512) logarithms_of = sum_xdi_v16_logarithms;
-#endif
     for (uint64_t i = 0; i < XDI_TILE; i++) x[i] = 2.0f + noise(i);
     for (int round = 0; round < 200; round++) {
         const double begin = bench_now();

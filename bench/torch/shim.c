@@ -4,6 +4,8 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
+#include "../logarithms.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -425,29 +427,9 @@ static void shim_run_exponentials(shim_part *part) {
         part->value += tiles->sum(x, XDI_TILE, xdi_tile_power_of(XDI_TILE_LOG2E, 8.0), NULL, &max);
 }
 
-#define SHIM_LOGARITHMS(v, LEAF)                                                    \
-    LEAF double shim_##v##_logarithms(xdi_simd_array x) {                           \
-        v sum = v##_set(0.0f), more = sum;                                          \
-        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {                     \
-            sum = v##_add(sum, v##_log2(v##_load(x, i)));                           \
-            more = v##_add(more, v##_log2(v##_load(x, i + v##_lanes)));             \
-        }                                                                           \
-        return v##_total(v##_add(sum, more));                                       \
-    }
-SHIM_LOGARITHMS(xdi_v4, XDI_SIMD_128)
-#if defined(XDI_X86)
-SHIM_LOGARITHMS(xdi_v8, XDI_SIMD_256)
-SHIM_LOGARITHMS(xdi_v16, XDI_SIMD_512)
-#endif
-
 static void shim_run_logarithms(shim_part *part) {
     const xdi_simd_array x = { shim_numbers, false };
-    double (*logarithms)(xdi_simd_array) = shim_xdi_v4_logarithms;
-#if defined(XDI_X86)
-    const xd_cpu_level level = xd_ctx_settings(part->ctx)->cpu;
-    if (level == XD_CPU_AVX2) logarithms = shim_xdi_v8_logarithms;
-    if (level >= XD_CPU_AVX512) logarithms = shim_xdi_v16_logarithms;
-#endif
+    double (*const logarithms)(xdi_simd_array) = bench_logarithms_of(xd_ctx_settings(part->ctx)->cpu);
     for (int i = 0; i < SHIM_UNITS; i++) part->value += logarithms(x);
 }
 

@@ -27170,6 +27170,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 enum {
     XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
     XDI_TOKENIZER_BITS = 4,
+    XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
     XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
 };
@@ -27257,8 +27258,11 @@ struct xd_tokenizer {
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
     int32_t unknown;
-    int32_t byte_id[256];  /* -1: none */
-    int32_t ascii_id[128]; /* tokens of one ASCII character, for symbols that are characters */
+    int32_t byte_id[256];      /* -1: none */
+    uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
+                                * theirs in character_ids, tokens of one character; -1: none */
+    int32_t *character_ids;
+    uint64_t *merging;                          /* [size] bits: tokens that are part of a merge */
     xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
@@ -27309,6 +27313,17 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 
 /* The token whose text this is, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
+/* The same for a text of one character, where symbols are characters. */
+static inline int32_t xdi_tokenizer_character(const xd_tokenizer *t, uint32_t point) {
+    const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
+    return t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE];
+}
+
+/* Is a token part of a merge? */
+static inline bool xdi_tokenizer_merges(const xd_tokenizer *t, int32_t id) {
+    return t->merging[(uint32_t)id / 64u] >> ((uint32_t)id & 63u) & 1u;
+}
+
 static inline uint32_t xdi_merge_hash(uint64_t pair) {
     return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
 }
@@ -29718,7 +29733,6 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     t->blob_capacity = blob_bytes;
     for (t->piece_slots = 16; t->piece_slots < 2 * (uint32_t)size;) t->piece_slots *= 2;
     for (int i = 0; i < 256; i++) t->byte_id[i] = -1;
-    for (int i = 0; i < 128; i++) t->ascii_id[i] = -1;
     t->unicode = xdi_unicode_create(ctx);
     t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
     t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
@@ -29746,6 +29760,9 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t->raws);
     xd_release(t->ctx, t->merges);
     xd_release(t->ctx, t->merge_bits);
+    xd_release(t->ctx, t->merging);
+    xd_release(t->ctx, t->character_pages);
+    xd_release(t->ctx, t->character_ids);
     xd_release(t->ctx, t);
 }
 
@@ -29796,8 +29813,6 @@ XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kin
     if (kind == XD_TOKEN_KIND_BYTE ||
         (t->byte_level && kind == XD_TOKEN_KIND_NORMAL && token->raw_bytes == 1))
         t->byte_id[t->blob[token->raw]] = (int32_t)id;
-    if (kind == XD_TOKEN_KIND_NORMAL && text_bytes == 1 && t->blob[token->text] < 128)
-        t->ascii_id[t->blob[token->text]] = (int32_t)id;
     return XD_OK;
 }
 
@@ -30082,10 +30097,52 @@ static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
 static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
     const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
     t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
-    XDI_REQUIRE(t->ctx, t->merge_bits, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)t->merge_count);
+    t->merging = (uint64_t *)xd_allocate(t->ctx, ((size_t)t->size + 63) / 64 * sizeof *t->merging);
+    XDI_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
+                (unsigned)t->merge_count);
     for (uint32_t i = 0; i < t->merge_slots; i++) {
-        const size_t bit = xdi_merge_hash(t->merges[i].pair) & (bits - 1);
-        if (t->merges[i].pair != UINT64_MAX) t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+        const uint64_t pair = t->merges[i].pair;
+        const size_t bit = xdi_merge_hash(pair) & (bits - 1);
+        if (pair == UINT64_MAX) continue;
+        t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+        t->merging[pair >> 38] |= (uint64_t)1 << (pair >> 32 & 63u);
+        t->merging[(uint32_t)pair >> 6] |= (uint64_t)1 << (pair & 63u);
+    }
+    return XD_OK;
+}
+
+/* The code point of a token of one character, XDI_UNICODE_INVALID for others. */
+static uint32_t xdi_tokenizer_point(const xd_tokenizer *t, const xdi_token *token) {
+    const uint8_t *text = t->blob + token->text;
+    uint32_t point = XDI_UNICODE_INVALID;
+    if (token->text_bytes == 0 || token->kind == XD_TOKEN_KIND_NONE) return point;
+    const size_t length = xdi_utf8_decode(text, text + token->text_bytes, &point);
+    const bool one = length == token->text_bytes && (point >= 128 || token->kind == XD_TOKEN_KIND_NORMAL);
+    return one ? point : (uint32_t)XDI_UNICODE_INVALID;
+}
+
+/* Block 0 is that of all pages without tokens. */
+static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
+    size_t blocks = 1;
+    if (t->byte_level) return XD_OK;
+    t->character_pages =
+        (uint16_t *)xd_allocate(t->ctx, 0x110000 / XDI_TOKENIZER_PAGE * sizeof *t->character_pages);
+    XDI_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
+    for (int32_t id = 0; id < t->size; id++) {
+        const uint32_t point = xdi_tokenizer_point(t, &t->tokens[id]);
+        if (point == XDI_UNICODE_INVALID || t->character_pages[point / XDI_TOKENIZER_PAGE]) continue;
+        t->character_pages[point / XDI_TOKENIZER_PAGE] = (uint16_t)blocks++;
+    }
+    t->character_ids = (int32_t *)xd_allocate(t->ctx, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
+    XDI_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
+    memset(t->character_ids, 0xff, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
+    for (int32_t id = 0; id < t->size; id++) {
+        const xdi_token *token = &t->tokens[id];
+        const uint32_t point = xdi_tokenizer_point(t, token);
+        if (point == XDI_UNICODE_INVALID) continue;
+        const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
+        t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE] =
+            xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes);
     }
     return XD_OK;
 }
@@ -30153,6 +30210,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     xdi_tokenizer_find_cuts(t);
     XDI_TRY(xdi_tokenizer_fill_bits(t));
     XDI_TRY(xdi_tokenizer_fill_raws(t));
+    XDI_TRY(xdi_tokenizer_fill_characters(t));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;
 }
@@ -30793,8 +30851,8 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     for (size_t i = begin; i < end;) {
         uint32_t point;
         const size_t length = xdi_utf8_decode(text + i, text + end, &point);
-        const int32_t id = point < 128 ? t->ascii_id[point] : xdi_tokenizer_piece(t, text + i, length);
-        if (id >= 0 && point != XDI_UNICODE_INVALID)
+        const int32_t id = point == XDI_UNICODE_INVALID ? -1 : xdi_tokenizer_character(t, point);
+        if (id >= 0)
             count = xdi_encoder_symbol(e, count, id, i, i + length);
         else
             count = xdi_encoder_unknown(e, count, i, i + length);
@@ -30803,18 +30861,17 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     return count;
 }
 
-/* The merge of symbols `at` and `at` + 1: its rank, INT32_MAX when there is none, and what it makes. */
-static void xdi_encoder_look(const xd_encoder *e, size_t at, int32_t *rank, int32_t *id) {
-    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, e->symbols[at].id, e->symbols[at + 1].id);
+/* The merge of two neighbours: its rank, INT32_MAX when there is none, and what it makes. */
+static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_t *rank, int32_t *id) {
+    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left[0].id, left[1].id);
     *rank = merge ? merge->rank : INT32_MAX;
     *id = merge ? merge->id : -1;
 }
 
 /* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
-static size_t xdi_encoder_merge_short(xd_encoder *e, size_t count) {
-    xdi_symbol *s = e->symbols;
+static size_t xdi_encoder_merge_short(const xd_encoder *e, xdi_symbol *s, size_t count) {
     int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
-    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, i, &ranks[i], &ids[i]);
+    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, s + i, &ranks[i], &ids[i]);
     while (count > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < count; i++)
@@ -30826,8 +30883,8 @@ static size_t xdi_encoder_merge_short(xd_encoder *e, size_t count) {
         memmove(s + best + 1, s + best + 2, (count - best - 1) * sizeof *s);
         memmove(ranks + best, ranks + best + 1, (count - best - 1) * sizeof *ranks);
         memmove(ids + best, ids + best + 1, (count - best - 1) * sizeof *ids);
-        if (best > 0) xdi_encoder_look(e, best - 1, &ranks[best - 1], &ids[best - 1]);
-        if (best + 1 < count) xdi_encoder_look(e, best, &ranks[best], &ids[best]);
+        if (best > 0) xdi_encoder_look(e, s + best - 1, &ranks[best - 1], &ids[best - 1]);
+        if (best + 1 < count) xdi_encoder_look(e, s + best, &ranks[best], &ids[best]);
     }
     return count;
 }
@@ -30836,10 +30893,10 @@ static bool xdi_candidate_before(const xdi_candidate *a, const xdi_candidate *b)
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-static void xdi_encoder_push(xd_encoder *e, uint32_t at) {
-    const xdi_symbol *left = &e->symbols[at];
+static void xdi_encoder_push(xd_encoder *e, const xdi_symbol *s, uint32_t at) {
+    const xdi_symbol *left = &s[at];
     if (left->next == UINT32_MAX) return;
-    const int32_t right = e->symbols[left->next].id;
+    const int32_t right = s[left->next].id;
     const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left->id, right);
     if (!merge) return;
     xdi_candidate c;
@@ -30869,8 +30926,7 @@ static xdi_candidate xdi_encoder_pop(xd_encoder *e) {
 }
 
 /* The same by a heap: at most three candidates a symbol, each costs the logarithm of their number. */
-static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kept) {
-    xdi_symbol *s = e->symbols;
+static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t count, size_t *kept) {
     if (3 * count > e->heap_capacity) {
         void *heap = e->heap;
         e->heap_capacity = 0;
@@ -30883,7 +30939,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kep
         s[i].next = i + 1 < count ? (uint32_t)(i + 1) : UINT32_MAX;
     }
     e->heap_count = 0;
-    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_push(e, (uint32_t)i);
+    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_push(e, s, (uint32_t)i);
     while (e->heap_count) {
         const xdi_candidate c = xdi_encoder_pop(e);
         xdi_symbol *left = &s[c.at];
@@ -30895,8 +30951,8 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kep
         left->next = right->next;
         right->id = -1;
         if (left->next != UINT32_MAX) s[left->next].previous = c.at;
-        if (left->previous != UINT32_MAX) xdi_encoder_push(e, left->previous);
-        xdi_encoder_push(e, c.at);
+        if (left->previous != UINT32_MAX) xdi_encoder_push(e, s, left->previous);
+        xdi_encoder_push(e, s, c.at);
     }
     *kept = 0;
     for (size_t i = 0; i < count; i++)
@@ -30904,7 +30960,17 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kep
     return XD_OK;
 }
 
-/* Merges a piece that the cache does not know. */
+/* Merges symbols, all of which may be part of a merge, and puts out what is left. */
+static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
+    if (count > XDI_ENCODER_SHORT)
+        XDI_TRY(xdi_encoder_merge_long(e, s, count, &count));
+    else if (count > 1)
+        count = xdi_encoder_merge_short(e, s, count);
+    for (size_t i = 0; i < count; i++) xdi_encoder_put(e, s[i].id, s[i].begin, s[i].end);
+    return XD_OK;
+}
+
+/* Merges a piece that the cache does not know: what is between symbols of no merge, each by itself. */
 static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     if (t->ignore_merges) {
@@ -30915,14 +30981,13 @@ static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
         }
     }
     XDI_TRY(xdi_encoder_reserve_symbols(e, end - begin));
-    size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
-                                 : xdi_encoder_character_symbols(e, begin, end);
-    if (count <= XDI_ENCODER_SHORT)
-        count = xdi_encoder_merge_short(e, count);
-    else
-        XDI_TRY(xdi_encoder_merge_long(e, count, &count));
-    for (size_t i = 0; i < count; i++)
-        xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
+    const size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
+                                       : xdi_encoder_character_symbols(e, begin, end);
+    for (size_t i = 0, from = 0; i < count; from = ++i) {
+        while (i < count && xdi_tokenizer_merges(t, e->symbols[i].id)) i++;
+        XDI_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
+        if (i < count) xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
+    }
     return XD_OK;
 }
 
@@ -33863,4 +33928,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 ca6e85c856e75f87caeb3b77124699b2dcf0a7fc4b3afc4521d4a4f8636b929d */
+/* xdistill sha256 616f117f1ce05680f64418c47ff93ad173d330d7f5c46308e2bb73342b68485a */

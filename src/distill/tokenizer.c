@@ -95,7 +95,6 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     t->blob_capacity = blob_bytes;
     for (t->piece_slots = 16; t->piece_slots < 2 * (uint32_t)size;) t->piece_slots *= 2;
     for (int i = 0; i < 256; i++) t->byte_id[i] = -1;
-    for (int i = 0; i < 128; i++) t->ascii_id[i] = -1;
     t->unicode = xdi_unicode_create(ctx);
     t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
     t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
@@ -123,6 +122,9 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t->raws);
     xd_release(t->ctx, t->merges);
     xd_release(t->ctx, t->merge_bits);
+    xd_release(t->ctx, t->merging);
+    xd_release(t->ctx, t->character_pages);
+    xd_release(t->ctx, t->character_ids);
     xd_release(t->ctx, t);
 }
 
@@ -173,8 +175,6 @@ XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kin
     if (kind == XD_TOKEN_KIND_BYTE ||
         (t->byte_level && kind == XD_TOKEN_KIND_NORMAL && token->raw_bytes == 1))
         t->byte_id[t->blob[token->raw]] = (int32_t)id;
-    if (kind == XD_TOKEN_KIND_NORMAL && text_bytes == 1 && t->blob[token->text] < 128)
-        t->ascii_id[t->blob[token->text]] = (int32_t)id;
     return XD_OK;
 }
 
@@ -459,10 +459,52 @@ static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
 static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
     const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
     t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
-    XDI_REQUIRE(t->ctx, t->merge_bits, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)t->merge_count);
+    t->merging = (uint64_t *)xd_allocate(t->ctx, ((size_t)t->size + 63) / 64 * sizeof *t->merging);
+    XDI_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
+                (unsigned)t->merge_count);
     for (uint32_t i = 0; i < t->merge_slots; i++) {
-        const size_t bit = xdi_merge_hash(t->merges[i].pair) & (bits - 1);
-        if (t->merges[i].pair != UINT64_MAX) t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+        const uint64_t pair = t->merges[i].pair;
+        const size_t bit = xdi_merge_hash(pair) & (bits - 1);
+        if (pair == UINT64_MAX) continue;
+        t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+        t->merging[pair >> 38] |= (uint64_t)1 << (pair >> 32 & 63u);
+        t->merging[(uint32_t)pair >> 6] |= (uint64_t)1 << (pair & 63u);
+    }
+    return XD_OK;
+}
+
+/* The code point of a token of one character, XDI_UNICODE_INVALID for others. */
+static uint32_t xdi_tokenizer_point(const xd_tokenizer *t, const xdi_token *token) {
+    const uint8_t *text = t->blob + token->text;
+    uint32_t point = XDI_UNICODE_INVALID;
+    if (token->text_bytes == 0 || token->kind == XD_TOKEN_KIND_NONE) return point;
+    const size_t length = xdi_utf8_decode(text, text + token->text_bytes, &point);
+    const bool one = length == token->text_bytes && (point >= 128 || token->kind == XD_TOKEN_KIND_NORMAL);
+    return one ? point : (uint32_t)XDI_UNICODE_INVALID;
+}
+
+/* Block 0 is that of all pages without tokens. */
+static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
+    size_t blocks = 1;
+    if (t->byte_level) return XD_OK;
+    t->character_pages =
+        (uint16_t *)xd_allocate(t->ctx, 0x110000 / XDI_TOKENIZER_PAGE * sizeof *t->character_pages);
+    XDI_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
+    for (int32_t id = 0; id < t->size; id++) {
+        const uint32_t point = xdi_tokenizer_point(t, &t->tokens[id]);
+        if (point == XDI_UNICODE_INVALID || t->character_pages[point / XDI_TOKENIZER_PAGE]) continue;
+        t->character_pages[point / XDI_TOKENIZER_PAGE] = (uint16_t)blocks++;
+    }
+    t->character_ids = (int32_t *)xd_allocate(t->ctx, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
+    XDI_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
+    memset(t->character_ids, 0xff, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
+    for (int32_t id = 0; id < t->size; id++) {
+        const xdi_token *token = &t->tokens[id];
+        const uint32_t point = xdi_tokenizer_point(t, token);
+        if (point == XDI_UNICODE_INVALID) continue;
+        const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
+        t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE] =
+            xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes);
     }
     return XD_OK;
 }
@@ -530,6 +572,7 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
     xdi_tokenizer_find_cuts(t);
     XDI_TRY(xdi_tokenizer_fill_bits(t));
     XDI_TRY(xdi_tokenizer_fill_raws(t));
+    XDI_TRY(xdi_tokenizer_fill_characters(t));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;
 }

@@ -235,8 +235,8 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     for (size_t i = begin; i < end;) {
         uint32_t point;
         const size_t length = xdi_utf8_decode(text + i, text + end, &point);
-        const int32_t id = point < 128 ? t->ascii_id[point] : xdi_tokenizer_piece(t, text + i, length);
-        if (id >= 0 && point != XDI_UNICODE_INVALID)
+        const int32_t id = point == XDI_UNICODE_INVALID ? -1 : xdi_tokenizer_character(t, point);
+        if (id >= 0)
             count = xdi_encoder_symbol(e, count, id, i, i + length);
         else
             count = xdi_encoder_unknown(e, count, i, i + length);
@@ -245,18 +245,17 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     return count;
 }
 
-/* The merge of symbols `at` and `at` + 1: its rank, INT32_MAX when there is none, and what it makes. */
-static void xdi_encoder_look(const xd_encoder *e, size_t at, int32_t *rank, int32_t *id) {
-    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, e->symbols[at].id, e->symbols[at + 1].id);
+/* The merge of two neighbours: its rank, INT32_MAX when there is none, and what it makes. */
+static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_t *rank, int32_t *id) {
+    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left[0].id, left[1].id);
     *rank = merge ? merge->rank : INT32_MAX;
     *id = merge ? merge->id : -1;
 }
 
 /* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
-static size_t xdi_encoder_merge_short(xd_encoder *e, size_t count) {
-    xdi_symbol *s = e->symbols;
+static size_t xdi_encoder_merge_short(const xd_encoder *e, xdi_symbol *s, size_t count) {
     int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
-    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, i, &ranks[i], &ids[i]);
+    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, s + i, &ranks[i], &ids[i]);
     while (count > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < count; i++)
@@ -268,8 +267,8 @@ static size_t xdi_encoder_merge_short(xd_encoder *e, size_t count) {
         memmove(s + best + 1, s + best + 2, (count - best - 1) * sizeof *s);
         memmove(ranks + best, ranks + best + 1, (count - best - 1) * sizeof *ranks);
         memmove(ids + best, ids + best + 1, (count - best - 1) * sizeof *ids);
-        if (best > 0) xdi_encoder_look(e, best - 1, &ranks[best - 1], &ids[best - 1]);
-        if (best + 1 < count) xdi_encoder_look(e, best, &ranks[best], &ids[best]);
+        if (best > 0) xdi_encoder_look(e, s + best - 1, &ranks[best - 1], &ids[best - 1]);
+        if (best + 1 < count) xdi_encoder_look(e, s + best, &ranks[best], &ids[best]);
     }
     return count;
 }
@@ -278,10 +277,10 @@ static bool xdi_candidate_before(const xdi_candidate *a, const xdi_candidate *b)
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-static void xdi_encoder_push(xd_encoder *e, uint32_t at) {
-    const xdi_symbol *left = &e->symbols[at];
+static void xdi_encoder_push(xd_encoder *e, const xdi_symbol *s, uint32_t at) {
+    const xdi_symbol *left = &s[at];
     if (left->next == UINT32_MAX) return;
-    const int32_t right = e->symbols[left->next].id;
+    const int32_t right = s[left->next].id;
     const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left->id, right);
     if (!merge) return;
     xdi_candidate c;
@@ -311,8 +310,7 @@ static xdi_candidate xdi_encoder_pop(xd_encoder *e) {
 }
 
 /* The same by a heap: at most three candidates a symbol, each costs the logarithm of their number. */
-static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kept) {
-    xdi_symbol *s = e->symbols;
+static xd_result xdi_encoder_merge_long(xd_encoder *e, xdi_symbol *s, size_t count, size_t *kept) {
     if (3 * count > e->heap_capacity) {
         void *heap = e->heap;
         e->heap_capacity = 0;
@@ -325,7 +323,7 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kep
         s[i].next = i + 1 < count ? (uint32_t)(i + 1) : UINT32_MAX;
     }
     e->heap_count = 0;
-    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_push(e, (uint32_t)i);
+    for (size_t i = 0; i + 1 < count; i++) xdi_encoder_push(e, s, (uint32_t)i);
     while (e->heap_count) {
         const xdi_candidate c = xdi_encoder_pop(e);
         xdi_symbol *left = &s[c.at];
@@ -337,8 +335,8 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kep
         left->next = right->next;
         right->id = -1;
         if (left->next != UINT32_MAX) s[left->next].previous = c.at;
-        if (left->previous != UINT32_MAX) xdi_encoder_push(e, left->previous);
-        xdi_encoder_push(e, c.at);
+        if (left->previous != UINT32_MAX) xdi_encoder_push(e, s, left->previous);
+        xdi_encoder_push(e, s, c.at);
     }
     *kept = 0;
     for (size_t i = 0; i < count; i++)
@@ -346,7 +344,17 @@ static xd_result xdi_encoder_merge_long(xd_encoder *e, size_t count, size_t *kep
     return XD_OK;
 }
 
-/* Merges a piece that the cache does not know. */
+/* Merges symbols, all of which may be part of a merge, and puts out what is left. */
+static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t count) {
+    if (count > XDI_ENCODER_SHORT)
+        XDI_TRY(xdi_encoder_merge_long(e, s, count, &count));
+    else if (count > 1)
+        count = xdi_encoder_merge_short(e, s, count);
+    for (size_t i = 0; i < count; i++) xdi_encoder_put(e, s[i].id, s[i].begin, s[i].end);
+    return XD_OK;
+}
+
+/* Merges a piece that the cache does not know: what is between symbols of no merge, each by itself. */
 static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     if (t->ignore_merges) {
@@ -357,14 +365,13 @@ static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
         }
     }
     XDI_TRY(xdi_encoder_reserve_symbols(e, end - begin));
-    size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
-                                 : xdi_encoder_character_symbols(e, begin, end);
-    if (count <= XDI_ENCODER_SHORT)
-        count = xdi_encoder_merge_short(e, count);
-    else
-        XDI_TRY(xdi_encoder_merge_long(e, count, &count));
-    for (size_t i = 0; i < count; i++)
-        xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
+    const size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
+                                       : xdi_encoder_character_symbols(e, begin, end);
+    for (size_t i = 0, from = 0; i < count; from = ++i) {
+        while (i < count && xdi_tokenizer_merges(t, e->symbols[i].id)) i++;
+        XDI_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
+        if (i < count) xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
+    }
     return XD_OK;
 }
 

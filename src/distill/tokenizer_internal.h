@@ -95,6 +95,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 enum {
     XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
     XDI_TOKENIZER_BITS = 4,
+    XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
     XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
 };
@@ -182,8 +183,11 @@ struct xd_tokenizer {
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
     int32_t unknown;
-    int32_t byte_id[256];  /* -1: none */
-    int32_t ascii_id[128]; /* tokens of one ASCII character, for symbols that are characters */
+    int32_t byte_id[256];      /* -1: none */
+    uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
+                                * theirs in character_ids, tokens of one character; -1: none */
+    int32_t *character_ids;
+    uint64_t *merging;                          /* [size] bits: tokens that are part of a merge */
     xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
@@ -234,6 +238,17 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 
 /* The token whose text this is, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
+/* The same for a text of one character, where symbols are characters. */
+static inline int32_t xdi_tokenizer_character(const xd_tokenizer *t, uint32_t point) {
+    const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
+    return t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE];
+}
+
+/* Is a token part of a merge? */
+static inline bool xdi_tokenizer_merges(const xd_tokenizer *t, int32_t id) {
+    return t->merging[(uint32_t)id / 64u] >> ((uint32_t)id & 63u) & 1u;
+}
+
 static inline uint32_t xdi_merge_hash(uint64_t pair) {
     return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
 }

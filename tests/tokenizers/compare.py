@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare ids with the packages that own each form of tokenizer file, on real files and much text.
 
-    python3 tests/tokenizers/compare.py FOLDER [--mb 20] [--text FILE_OR_FOLDER ...] [--only NAME]
+    python3 tests/tokenizers/compare.py FOLDER [--mb 20] [--text FILE_OR_FOLDER ...] [--only NAME] [-J FILE]
 
 FOLDER holds, at any depth, the files of the table FILES; what is not there is skipped with a line, and so is a file
 whose package (tokenizers, tiktoken, sentencepiece, unicodedata2) is not installed. The text is what --text names (the
@@ -12,6 +12,7 @@ file how many documents differ, the speed of both, and ends with `N passed, N fa
 import argparse
 import base64
 import ctypes
+import datetime
 import json
 import pathlib
 import random
@@ -263,11 +264,27 @@ def compare(library, path, kind, preset, texts, real, rng):
     ours.close()
     print("    %d of %d documents differ, %d with holes in the spans, %d of 200 random texts lost bytes" %
           (differing, len(texts), holes, lost))
+    speeds = []
     for what, (mine, other, size) in zip(("real text", "generated"), seconds.values()):
-        if size:
-            print("    %s, %.1f MB: %.1f MB/s, the package %.1f MB/s, ratio %.1f" %
-                  (what, size / 1e6, size / mine / 1e6, size / other / 1e6, other / mine))
-    return differing == 0 and holes == 0 and lost == 0
+        if not size:
+            continue
+        speeds.append({"text": what, "MB": size / 1e6, "ours_MBps": size / mine / 1e6, "package_MBps": size / other / 1e6,
+                       "ratio": other / mine})
+        print("    %s, %.1f MB: %.1f MB/s, the package %.1f MB/s, ratio %.1f" % (what, *list(speeds[-1].values())[1:]))
+    return {"documents": len(texts), "differing": differing, "holes": holes, "lost": lost, "speeds": speeds}
+
+
+def keep(path, name, kind, result):
+    """One line of JSON."""
+    package = {"json": "tokenizers", "sentencepiece": "sentencepiece"}.get(kind, "tiktoken")
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    cpu = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    line = {"schema": "xdistill-bench/1", "op": "encode", "variant": name, "arm": "xdistill",
+            "vs": "%s %s" % (package, sys.modules[package].__version__), "clock": "processor", "threads": 1, **result,
+            "device": {"cpu": cpu, "commit": commit.stdout.strip(),
+                       "utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def main():
@@ -276,6 +293,7 @@ def main():
     arguments.add_argument("--mb", type=float, default=20)
     arguments.add_argument("--text", type=pathlib.Path, nargs="*", default=[ROOT / "data", ROOT / "src"])
     arguments.add_argument("--only")
+    arguments.add_argument("-J", metavar="FILE", help="append a line of JSON for each file of the table to FILE")
     arguments.add_argument("--cc", default="cc")
     options = arguments.parse_args()
     passed = failed = skipped = 0
@@ -295,8 +313,11 @@ def main():
             try:
                 if not path:
                     raise Skip("no file %s" % ending)
-                good = compare(library, path, kind, preset, texts, real, random.Random(1))
+                result = compare(library, path, kind, preset, texts, real, random.Random(1))
+                good = result["differing"] == result["holes"] == result["lost"] == 0
                 passed, failed = passed + good, failed + (not good)
+                if options.J:
+                    keep(options.J, name, kind, result)
             except Skip as reason:
                 print("    skipped: %s" % reason)
                 skipped += 1

@@ -6258,7 +6258,16 @@ XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_arg
  *   load        elements [i, i + lanes) of f32 or bf16
  *   store       the same; to bf16 by round to nearest even. Not for NaN.
  *   load_two    elements [i, i + 2 lanes) of bf16, the even and the odd ones: no lane has to move
- *   store_two   the same way back */
+ *   store_two   the same way back
+ *   stream, stream_two   store of f32, and store_two, past the caches where there is such an instruction: to a
+ *               place aligned to XDI_SIMD_LINE, vector after vector
+ *   fence       what was streamed is in memory before whatever follows
+ *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
+ *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
+ *   top_bits    the representation, as f32, of the largest kept by top, or by top_two */
+
+/* Bytes that memory is read and written by. */
+enum { XDI_SIMD_LINE = 64 };
 
 #define XDI_SIMD_INLINE static inline __attribute__((always_inline))
 #define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
@@ -6267,9 +6276,9 @@ XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_arg
 
 /* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
 #if defined(__clang__)
-#define XDI_SIMD_AS_WRITTEN
+#    define XDI_SIMD_AS_WRITTEN
 #else
-#define XDI_SIMD_AS_WRITTEN __attribute__((optimize("fp-contract=off")))
+#    define XDI_SIMD_AS_WRITTEN __attribute__((optimize("fp-contract=off")))
 #endif
 #define XDI_SIMD_128 XDI_SIMD_AS_WRITTEN static
 #define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma")))
@@ -6296,6 +6305,10 @@ static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  
 static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
 
+/* The upper halves of the lanes of two vectors by turns. */
+static const uint16_t xdi_v16_upper[32] = { 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
+                                            17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63 };
+
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
     void *data;
@@ -6303,6 +6316,9 @@ typedef struct xdi_simd_array {
 } xdi_simd_array;
 
 #define XDI_SIMD_SQRT_HALF_BITS 0x3f3504f3
+
+/* What `top` begins with: less than every representation, by halves as well. */
+#define XDI_SIMD_NO_TOP ((int32_t)0x80008000)
 
 /* Fewer elements than lanes, the others filled up, so that an element gets the same bits wherever it is. */
 static inline void xdi_simd_part(xdi_simd_array x, int64_t begin, int64_t end, int lanes, float fill,
@@ -6352,6 +6368,7 @@ static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, in
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
 enum { xdi_v4_lanes = 4, xdi_v4_steps = 1 };
 
 XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
@@ -6428,6 +6445,30 @@ XDI_SIMD_INLINE void xdi_v4_load_two(xdi_simd_array x, int64_t i, xdi_v4 *even, 
     *even = (xdi_v4)(bits << 16);
     *odd = (xdi_v4)(bits & (int32_t)0xffff0000);
 }
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_no_top(void) {
+    const xdi_v4_bits none = { XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP };
+    return none;
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top(xdi_v4_bits tops, xdi_v4 v) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v, mask = bits > tops;
+    return (mask & bits) | (~mask & tops);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top_two(xdi_v4_bits tops, xdi_simd_array x, int64_t i) {
+    xdi_v4_halves halves;
+    memcpy(&halves, (const uint16_t *)x.data + i, sizeof halves);
+    const xdi_v4_halves mask = halves > (xdi_v4_halves)tops;
+    return (xdi_v4_bits)((mask & halves) | (~mask & (xdi_v4_halves)tops));
+}
+XDI_SIMD_INLINE int32_t xdi_v4_top_bits(xdi_v4_bits tops, bool two) {
+    int32_t top = INT32_MIN;
+    for (int lane = 0; lane < 4; lane++) {
+        const int32_t odd = two ? tops[lane] & (int32_t)0xffff0000 : tops[lane];
+        const int32_t even = two ? (int32_t)((uint32_t)tops[lane] << 16) : odd;
+        top = odd > top ? odd : top;
+        top = even > top ? even : top;
+    }
+    return top;
+}
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
     const xdi_v4_bits bits = (xdi_v4_bits)v;
     return bits + 0x7fff + ((bits >> 16) & 1);
@@ -6437,6 +6478,13 @@ XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, 
     const xdi_v4_bits both = low | (xdi_v4_rounded(odd) & (int32_t)0xffff0000);
     memcpy((uint16_t *)x.data + i, &both, sizeof both);
 }
+XDI_SIMD_INLINE void xdi_v4_stream_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
+    xdi_v4_store_two(x, i, even, odd);
+}
+XDI_SIMD_INLINE void xdi_v4_stream(xdi_simd_array x, int64_t i, xdi_v4 v) {
+    memcpy((float *)x.data + i, &v, sizeof v);
+}
+XDI_SIMD_INLINE void xdi_v4_fence(void) {}
 XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     if (x.bf16) {
         const xdi_v4_bits rounded = xdi_v4_rounded(v);
@@ -6461,6 +6509,7 @@ XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
 /* ---- eight lanes ---- */
 
 typedef __m256 xdi_v8;
+typedef __m256i xdi_v8_bits;
 enum { xdi_v8_lanes = 8, xdi_v8_steps = 8 };
 
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_set(float x) {
@@ -6524,16 +6573,46 @@ XDI_SIMD_INLINE_256 void xdi_v8_load_two(xdi_simd_array x, int64_t i, xdi_v8 *ev
     *even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
     *odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xffff0000)));
 }
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_no_top(void) {
+    return _mm256_set1_epi32(XDI_SIMD_NO_TOP);
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top(xdi_v8_bits tops, xdi_v8 v) {
+    return _mm256_max_epi32(tops, _mm256_castps_si256(v));
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top_two(xdi_v8_bits tops, xdi_simd_array x, int64_t i) {
+    const uint16_t *at = (const uint16_t *)x.data + i;
+    return _mm256_max_epi16(tops, _mm256_loadu_si256((const __m256i *)(const void *)at));
+}
+XDI_SIMD_INLINE_256 int32_t xdi_v8_top_bits(xdi_v8_bits tops, bool two) {
+    const __m256i odd = two ? _mm256_and_si256(tops, _mm256_set1_epi32((int32_t)0xffff0000)) : tops;
+    const __m256i both = two ? _mm256_max_epi32(odd, _mm256_slli_epi32(tops, 16)) : odd;
+    int32_t lanes[8], top;
+    _mm256_storeu_si256((__m256i *)(void *)lanes, both);
+    top = lanes[0];
+    for (int i = 1; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
     const __m256i bits = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
 }
-XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+XDI_SIMD_INLINE_256 __m256i xdi_v8_paired(xdi_v8 even, xdi_v8 odd) {
     const __m256i low = _mm256_srli_epi32(xdi_v8_rounded(even), 16);
-    const __m256i both = _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
-    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), both);
+    return _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_stream_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_stream(xdi_simd_array x, int64_t i, xdi_v8 v) {
+    _mm256_stream_ps((float *)x.data + i, v);
+}
+XDI_SIMD_INLINE_256 void xdi_v8_fence(void) {
+    _mm_sfence();
 }
 XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
     if (!x.bf16) {
@@ -6548,6 +6627,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
 /* ---- sixteen lanes ---- */
 
 typedef __m512 xdi_v16;
+typedef __m512i xdi_v16_bits;
 enum { xdi_v16_lanes = 16, xdi_v16_steps = 32 };
 
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_set(float x) {
@@ -6614,16 +6694,46 @@ XDI_SIMD_INLINE_512 void xdi_v16_load_two(xdi_simd_array x, int64_t i, xdi_v16 *
     *even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
     *odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xffff0000)));
 }
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_no_top(void) {
+    return _mm512_set1_epi32(XDI_SIMD_NO_TOP);
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top(xdi_v16_bits tops, xdi_v16 v) {
+    return _mm512_max_epi32(tops, _mm512_castps_si512(v));
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top_two(xdi_v16_bits tops, xdi_simd_array x, int64_t i) {
+    return _mm512_max_epi16(tops, _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i)));
+}
+XDI_SIMD_INLINE_512 int32_t xdi_v16_top_bits(xdi_v16_bits tops, bool two) {
+    const __m512i odd = two ? _mm512_and_si512(tops, _mm512_set1_epi32((int32_t)0xffff0000)) : tops;
+    return _mm512_reduce_max_epi32(two ? _mm512_max_epi32(odd, _mm512_slli_epi32(tops, 16)) : odd);
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
 }
+/* The upper halves of both vectors together and the lower ones: a number goes up where its lower half is above
+ * one half of the last place, or is one half and the last place is odd. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
+    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
+    const __m512i one = _mm512_set1_epi16(1);
+    const __m512i high = _mm512_permutex2var_epi16(a, _mm512_loadu_si512((const void *)xdi_v16_upper), b);
+    const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
+    const __m512i limit = _mm512_sub_epi16(_mm512_set1_epi16((int16_t)0x8001), _mm512_and_si512(high, one));
+    return _mm512_mask_add_epi16(high, _mm512_cmpge_epu16_mask(low, limit), high, one);
+}
 XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
-    const __m512i low = _mm512_srli_epi32(xdi_v16_rounded(even), 16);
-    const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, xdi_v16_rounded(odd));
-    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), both);
+    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_stream_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
+    _mm512_stream_si512((__m512i *)(void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_stream(xdi_simd_array x, int64_t i, xdi_v16 v) {
+    _mm512_stream_ps((float *)x.data + i, v);
+}
+XDI_SIMD_INLINE_512 void xdi_v16_fence(void) {
+    _mm_sfence();
 }
 XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
     if (!x.bf16) {
@@ -6698,6 +6808,7 @@ typedef enum xdi_tile_soft {
 
 typedef struct xdi_tile_gradient {
     xdi_simd_array x, y, out;
+    bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
     bool hard;
     xdi_tile_power h;
     float hard_scale, uniform;
@@ -6720,12 +6831,36 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
-    /* Writes the indices of the elements that are >= threshold, in order, while there is room for n more;
-     * returns how many. */
-    int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, int64_t room);
+    /* Writes the indices of the elements that are >= threshold and their keys, in order, while there is room
+     * for n more; returns how many. */
+    int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, uint32_t *keys,
+                       int64_t room);
+    /* Least and largest of n >= 1 keys. */
+    void (*range)(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last);
+    /* bins[i] becomes the sum of the ones before it; n is a multiple of 16. */
+    void (*offsets)(uint32_t *bins, int64_t n);
+    /* n records of a key over an index: values of the keys, and the indices counted from `first`. True when a
+     * value is a zero, whose sign keys leave out. */
+    bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
+
+/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
+static inline uint32_t xdi_tile_key(float x) {
+    const float one_zero = x + 0.0f;
+    uint32_t bits;
+    memcpy(&bits, &one_zero, sizeof bits);
+    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
+}
+
+static inline float xdi_tile_of_key(uint32_t key) {
+    const uint32_t bits = key & 0x80000000u ? key : key ^ 0x7fffffffu;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 /* tiles.c: the loops of a level; the portable ones for the plain level too. */
 XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
@@ -6795,17 +6930,38 @@ XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
         v##_store(x, i, a);                                                                             \
         v##_store(x, i + v##_lanes, b);                                                                 \
     }                                                                                                   \
+    /* The same past the caches, to bf16 (parity) or f32. */                                            \
+    INLINE void v##_send_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                      \
+        if (parity) {                                                                                   \
+            v##_stream_two(x, i, a, b);                                                                 \
+            return;                                                                                     \
+        }                                                                                               \
+        v##_stream(x, i, a);                                                                            \
+        v##_stream(x, i + v##_lanes, b);                                                                \
+    }                                                                                                   \
     /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
-    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
+    INLINE v v##_exp2_parts(v x, const xdi_tile_power *power, float scale, v *whole) {                  \
         const v factor = v##_set(power->factor * (float)v##_steps);                                     \
         const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                         \
         const v clamped = v##_max(v##_set(power->low), x);                                              \
         const v t = v##_fma(clamped, factor, magic);                                                    \
         const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                  \
-        return v##_mul(v##_fraction(f, scale), v##_power(t));                                           \
+        *whole = v##_power(t);                                                                          \
+        return v##_fraction(f, scale);                                                                  \
+    }                                                                                                   \
+    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
+        v whole;                                                                                        \
+        const v fraction = v##_exp2_parts(x, power, scale, &whole);                                     \
+        return v##_mul(fraction, whole);                                                                \
     }                                                                                                   \
     INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                               \
         return v##_scaled_exp2(x, power, 1.0f);                                                         \
+    }                                                                                                   \
+    /* sum + power */                                                                                   \
+    INLINE v v##_add_exp2(v x, const xdi_tile_power *power, v sum) {                                    \
+        v whole;                                                                                        \
+        const v fraction = v##_exp2_parts(x, power, 1.0f, &whole);                                      \
+        return v##_fma(fraction, whole, sum);                                                           \
     }                                                                                                   \
     /* log2 of the power. */                                                                            \
     INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                           \
@@ -6828,12 +6984,17 @@ XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
     INLINE double v##_total(v x) {                                                                      \
         xdi_simd_array lanes;                                                                           \
         float part[v##_lanes];                                                                          \
-        double sum = 0.0;                                                                               \
+        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };                                                         \
         lanes.data = part;                                                                              \
         lanes.bf16 = false;                                                                             \
         v##_store(lanes, 0, x);                                                                         \
-        for (int i = 0; i < v##_lanes; i++) sum += (double)part[i];                                     \
-        return sum;                                                                                     \
+        for (int i = 0; i < v##_lanes; i += 4) {                                                        \
+            sum[0] += (double)part[i];                                                                  \
+            sum[1] += (double)part[i + 1];                                                              \
+            sum[2] += (double)part[i + 2];                                                              \
+            sum[3] += (double)part[i + 3];                                                              \
+        }                                                                                               \
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                   \
     }                                                                                                   \
     INLINE float v##_largest(v x) {                                                                     \
         xdi_simd_array lanes;                                                                           \
@@ -7700,28 +7861,46 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                      \
         return v##_total(sum);                                                                    \
     }                                                                                             \
+    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */  \
+    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */     \
+    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {         \
+        const int32_t bits = v##_top_bits(tops, parity);                                          \
+        v largest = v##_set(-INFINITY);                                                           \
+        float top;                                                                                \
+        memcpy(&top, &bits, sizeof top);                                                          \
+        if (bits >= 0 && top <= INFINITY) return top;                                             \
+        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);    \
+        return v##_largest(largest);                                                              \
+    }                                                                                             \
     INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, \
                                float *max, bool parity) {                                         \
         const v zero = v##_set(0.0f), low = v##_set(power.low);                                   \
-        v sum = zero, more = zero, moments = zero, largest = v##_set(-INFINITY), a, b;            \
+        v sum = zero, more = zero, moments = zero, a, b;                                          \
+        v##_bits tops = v##_no_top();                                                             \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                          \
             v##_read_two(x, i, parity, &a, &b);                                                   \
+            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);               \
+            if (!moment) {                                                                        \
+                sum = v##_add_exp2(a, &power, sum);                                               \
+                more = v##_add_exp2(b, &power, more);                                             \
+                continue;                                                                         \
+            }                                                                                     \
             const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                             \
             sum = v##_add(sum, e);                                                                \
             more = v##_add(more, f);                                                              \
-            largest = v##_max(a, v##_max(b, largest));                                            \
-            if (!moment) continue;                                                                \
             moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                 \
             moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                 \
         }                                                                                         \
         if (moment) *moment = v##_total(moments);                                                 \
-        *max = v##_largest(largest);                                                              \
+        *max = v##_top_value(x, n, tops, parity);                                                 \
         return v##_total(v##_add(sum, more));                                                     \
     }                                                                                             \
     LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
                               float *max) {                                                       \
-        if (x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                          \
-        return v##_sum_loop(x, n, power, moment, max, false);                                     \
+        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                \
+        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                         \
+        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                            \
+        return v##_sum_loop(x, n, power, NULL, max, false);                                       \
     }                                                                                             \
     LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,   \
                              float *max) {                                                        \
@@ -7738,15 +7917,14 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 
 #define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                     \
     typedef struct v##_pair_sums {                                                                          \
-        v own, other, cross, infinite, own_max, other_max;                                                  \
+        v own, other, cross, infinite;                                                                      \
     } v##_pair_sums;                                                                                        \
-    /* cross: log2 p - log2 q from the difference of the elements, which loses less than each by itself. */ \
-    INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, bool careful,        \
-                             bool own) {                                                                    \
+    /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
+    /* less than each by itself. */                                                                         \
+    INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
+                             bool careful, bool own) {                                                      \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
-        const v factor = v##_set(pair->q.factor);                                                           \
-        const v back = v##_set((own ? pair->p.whole : 0.0f) - pair->q.whole);                               \
         v right = b;                                                                                        \
         if (careful) {                                                                                      \
             const v missing = v##_pick(b, lowest, zero, v##_pick(a, v##_set(-FLT_MAX), one, zero));         \
@@ -7754,29 +7932,33 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        sums->other = v##_add(sums->other, v##_exp2(b, &pair->q));                                          \
-        sums->cross = v##_fma(e, v##_exact_sub(v##_sub(left, right), factor, back), sums->cross);           \
-        sums->own_max = v##_max(a, sums->own_max);                                                          \
-        sums->other_max = v##_max(b, sums->other_max);                                                      \
+        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
+        sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
     INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
         const xdi_tile_pair given = *pair;                                                                  \
+        const double factor = (double)given.q.factor;                                                       \
+        const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
+        const float back = (float)(exact / factor);                                                         \
+        v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
         v a, b, c, d;                                                                                       \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
-        s.own_max = s.other_max = v##_set(-INFINITY);                                                       \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
             v##_read_two(given.x, i, parity, &a, &b);                                                       \
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
-            v##_pair_add(&s, &given, a, c, careful, own);                                                   \
-            v##_pair_add(&r, &given, b, d, careful, own);                                                   \
+            own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
+            other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
+            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
+            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
         }                                                                                                   \
-        pair->own = v##_total(s.own) + v##_total(r.own);                                                    \
-        pair->other = v##_total(s.other) + v##_total(r.other);                                              \
-        pair->cross = v##_total(s.cross) + v##_total(r.cross);                                              \
-        pair->own_max = v##_largest(v##_max(s.own_max, r.own_max));                                         \
-        pair->other_max = v##_largest(v##_max(s.other_max, r.other_max));                                   \
+        pair->own = v##_total(v##_add(s.own, r.own));                                                       \
+        pair->other = v##_total(v##_add(s.other, r.other));                                                 \
+        pair->cross = factor * v##_total(v##_add(s.cross, r.cross));                                        \
+        pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */               \
+        pair->own_max = v##_top_value(given.x, n, own_tops, parity);                                        \
+        pair->other_max = v##_top_value(given.y, n, other_tops, parity);                                    \
         pair->infinite = v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                               \
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
@@ -7846,8 +8028,8 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         *p_sum = v##_total(p_sums);                                                                        \
         *q_sum = v##_total(q_sums);                                                                        \
     }                                                                                                      \
-    LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m,             \
-                                int64_t n, double *p_sum, double *q_sum) {                                 \
+    LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,  \
+                                double *p_sum, double *q_sum) {                                            \
         if (x.bf16 && y.bf16)                                                                              \
             v##_mixture_loop(x, y, m, n, p_sum, q_sum, true);                                              \
         else                                                                                               \
@@ -7893,22 +8075,31 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         return hard ? v##_add(out, more) : more;                                                           \
     }                                                                                                      \
     INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,    \
-                                  bool teacher, bool parity) {                                             \
+                                  bool teacher, bool parity, bool sent) {                                  \
         v a, b, c = v##_set(0.0f), d = c;                                                                  \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
             v##_read_two(g->x, i, parity, &a, &b);                                                         \
             if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                            \
             a = v##_gradient(g, a, c, hard, soft);                                                         \
             b = v##_gradient(g, b, d, hard, soft);                                                         \
-            v##_write_two(g->out, i, parity, a, b);                                                        \
+            if (sent)                                                                                      \
+                v##_send_two(g->out, i, parity, a, b);                                                     \
+            else                                                                                           \
+                v##_write_two(g->out, i, parity, a, b);                                                    \
         }                                                                                                  \
     }                                                                                                      \
     INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
         const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                            \
-        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))                                           \
-            v##_gradient_loop(g, n, hard, soft, teacher, true);                                            \
-        else                                                                                               \
-            v##_gradient_loop(g, n, hard, soft, teacher, false);                                           \
+        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                         \
+            if (g->streamed)                                                                               \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                  \
+            else                                                                                           \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                 \
+        } else if (g->streamed && !g->out.bf16) {                                                          \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                     \
+        } else {                                                                                           \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                    \
+        }                                                                                                  \
     }                                                                                                      \
     LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {          \
         const xdi_tile_gradient g = *given; /* stores cannot change a copy */                              \
@@ -7932,6 +8123,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                   \
             if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                    \
             rest.out.data = out;                                                                           \
+            rest.streamed = false;                                                                         \
         }                                                                                                  \
         v##_gradient_whole(g, soft, whole);                                                                \
         if (whole == n) return;                                                                            \
@@ -7939,26 +8131,60 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                              \
     }
 
-#define XDI_TILES(v, INLINE, LEAF)                                           \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                          \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                          \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                       \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                      \
-    static const xdi_tiles v##_tiles = {                                     \
-        v##_tile_max,     v##_tile_linear,   v##_tile_sum,   v##_tile_pair,  \
-        v##_tile_mixture, v##_tile_gradient, v##_tile_raise, v##_tile_collect \
-    };
+#define XDI_TILES(v, INLINE, LEAF)                                                            \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
+    LEAF void v##_tile_fence(void) {                                                          \
+        v##_fence();                                                                          \
+    }                                                                                         \
+    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
+                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
+                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
+
+/* ---- what selections need ---- */
 
 /* Without a compressing store: every index is written, and the next one over it when it does not count. */
 static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                   int64_t room) {
+                                   uint32_t *keys, int64_t room) {
     int64_t count = 0;
     for (int64_t i = 0; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
         indices[count] = (uint32_t)i;
+        keys[count] = xdi_tile_key(a);
         count += a >= threshold ? 1 : 0;
     }
     return count;
+}
+
+static void xdi_v4_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {
+    *first = *last = keys[0];
+    for (int64_t i = 1; i < n; i++) {
+        *first = keys[i] < *first ? keys[i] : *first;
+        *last = keys[i] > *last ? keys[i] : *last;
+    }
+}
+
+static void xdi_v4_tile_offsets(uint32_t *bins, int64_t n) {
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t count = bins[i];
+        bins[i] = sum;
+        sum += count;
+    }
+}
+
+static bool xdi_v4_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
+                               int64_t *ids) {
+    bool zero = false;
+    for (int64_t j = 0; j < n; j++) {
+        values[j] = (double)xdi_tile_of_key((uint32_t)(records[j] >> 32));
+        ids[j] = first + (int64_t)(records[j] & 0xffffffffu);
+        zero = zero || values[j] == 0.0;
+    }
+    return zero;
 }
 
 XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
@@ -7971,28 +8197,90 @@ XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
-XDI_SIMD_256 int64_t xdi_v8_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                         int64_t room) {
-    return xdi_v4_tile_collect(x, n, threshold, indices, room);
+/* Eight lanes gain nothing: they have no compressing move. */
+#    define xdi_v8_tile_collect xdi_v4_tile_collect
+#    define xdi_v8_tile_range xdi_v4_tile_range
+#    define xdi_v8_tile_offsets xdi_v4_tile_offsets
+#    define xdi_v8_tile_unpack xdi_v4_tile_unpack
+
+/* Keys from the bits of numbers, and the other way round. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
+    const __m512i below = _mm512_srai_epi32(bits, 31);
+    return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Rows of 16: the indices that count move to the front of the vector, which is written whole. */
+/* Rows of 16: the indices and keys that count move to the front of the vector, which is written whole. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                          int64_t room) {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const xdi_v16 limit = xdi_v16_set(threshold);
+                                          uint32_t *keys, int64_t room) {
+    const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);
+    __m512i at = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     int64_t count = 0, i = 0;
     for (; i + 16 <= n && count + 16 <= room; i += 16) {
-        const __mmask16 mask = _mm512_cmp_ps_mask(xdi_v16_load(x, i), limit, _CMP_GE_OQ);
-        const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
+        const xdi_v16 a = xdi_v16_load(x, i);
+        const __mmask16 mask = _mm512_cmp_ps_mask(a, limit, _CMP_GE_OQ);
+        const __m512i key = xdi_v16_key(_mm512_castps_si512(_mm512_add_ps(a, zero)));
         _mm512_storeu_si512((void *)(indices + count), _mm512_maskz_compress_epi32(mask, at));
+        _mm512_storeu_si512((void *)(keys + count), _mm512_maskz_compress_epi32(mask, key));
         count += __builtin_popcount((unsigned)mask);
+        at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
     for (; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
-        if (a >= threshold) indices[count++] = (uint32_t)i;
+        indices[count] = (uint32_t)i;
+        keys[count] = xdi_tile_key(a);
+        count += a >= threshold ? 1 : 0;
     }
     return count;
+}
+
+XDI_SIMD_512 void xdi_v16_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {
+    __m512i low = _mm512_set1_epi32((int)keys[0]), high = low;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m512i key = _mm512_loadu_si512((const void *)(keys + i));
+        low = _mm512_min_epu32(low, key);
+        high = _mm512_max_epu32(high, key);
+    }
+    *first = _mm512_reduce_min_epu32(low);
+    *last = _mm512_reduce_max_epu32(high);
+    for (; i < n; i++) {
+        *first = keys[i] < *first ? keys[i] : *first;
+        *last = keys[i] > *last ? keys[i] : *last;
+    }
+}
+
+/* Sums over 1, 2, 4 and 8 neighbours make those over all before. */
+XDI_SIMD_512 void xdi_v16_tile_offsets(uint32_t *bins, int64_t n) {
+    const __m512i zero = _mm512_setzero_si512(), top = _mm512_set1_epi32(15);
+    __m512i before = zero;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512i count = _mm512_loadu_si512((const void *)(bins + i));
+        __m512i sum = _mm512_add_epi32(count, _mm512_alignr_epi32(count, zero, 15));
+        sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 14));
+        sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 12));
+        sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 8));
+        _mm512_storeu_si512((void *)(bins + i), _mm512_add_epi32(before, _mm512_sub_epi32(sum, count)));
+        before = _mm512_add_epi32(before, _mm512_permutexvar_epi32(top, sum));
+    }
+}
+
+XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
+                                      int64_t *ids) {
+    const __m512i low = _mm512_set1_epi64(0xffffffff), begin = _mm512_set1_epi64(first);
+    const int64_t head = (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* to a line */
+    __mmask8 zeros = 0;
+    int64_t j = head < n ? head : n;
+    const bool begin_zero = xdi_v4_tile_unpack(records, j, first, values, ids);
+    for (; j + 8 <= n; j += 8) {
+        const __m512i record = _mm512_loadu_si512((const void *)(records + j));
+        const __m512i bits = xdi_v16_key(_mm512_srli_epi64(record, 32));
+        const __m512d value = _mm512_cvtps_pd(_mm256_castsi256_ps(_mm512_cvtepi64_epi32(bits)));
+        zeros |= _mm512_cmp_pd_mask(value, _mm512_setzero_pd(), _CMP_EQ_OQ);
+        _mm512_storeu_pd(values + j, value);
+        _mm512_storeu_si512((void *)(ids + j), _mm512_add_epi64(_mm512_and_si512(record, low), begin));
+    }
+    const bool rest = xdi_v4_tile_unpack(records + j, n - j, first, values + j, ids + j);
+    return zeros != 0 || begin_zero || rest;
 }
 
 XDI_TILES(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
@@ -8226,8 +8514,13 @@ static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, con
 }
 
 /* The lowest column of the tile that has the value. */
-static int64_t xdi_fast_find(const xd_rows *x, int64_t begin, double value) {
-    while (xdi_loss_load(x, 0, begin) != value) begin++;
+static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+    const int64_t block = 64;
+    for (;; begin += block) {
+        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
+        if (!(tiles->max(xdi_fast_array(x, 0, begin), n) < value)) break;
+    }
+    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
     return begin;
 }
 
@@ -8247,7 +8540,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, dou
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
     if (soft && !xdi_fast_fits((double)row.teacher.max, row.teacher.factor)) return false;
-    const int64_t arg = xdi_fast_find(&a->student, student->tile, (double)student->max);
+    const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
     reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
@@ -8408,7 +8701,18 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns) {
+/* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
+ * reading what it overwrites. In place, that was read already. */
+#define XDI_FAST_STREAMED ((int64_t)8 << 20)
+
+static bool xdi_fast_streams(const xd_loss_args *a) {
+    const xd_rows *g = &a->gradient;
+    if (g->data == a->student.data || g->data == a->teacher.data) return false;
+    return g->rows * xdi_fast_stride(g) * (int64_t)xd_dtype_size(g->dtype) > XDI_FAST_STREAMED;
+}
+
+static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                                  bool streamed) {
     const bool hard = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
@@ -8428,6 +8732,7 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         g.x = xdi_fast_array(&a->student, 0, c);
         g.y = xdi_fast_array(&a->teacher, 0, c);
         g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
         tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
     }
 }
@@ -8448,7 +8753,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -8458,7 +8763,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, columns);
+    xdi_fast_gradient_row(tiles, one, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -8469,11 +8774,13 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const bool streamed = xdi_fast_streams(a);
     if (a->fixed) return plain.grad(launch, a); /* where a row is cut decides f32 references */
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
     }
+    tiles->fence();
     return XD_OK;
 }
 
@@ -8483,6 +8790,7 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const bool mixed = a->teacher.data && a->soft_weight != 0.0 && a->divergence == XD_JSD;
+    const bool streamed = xdi_fast_streams(a);
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_partials(launch, tiles, &plain, &one);
@@ -8495,8 +8803,9 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
             xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
             XDI_TRY(plain.mixture_combine(launch, &one));
         }
-        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
     }
+    tiles->fence();
     return XD_OK;
 }
 
@@ -9142,23 +9451,8 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
 /* ---- selection ---- */
 
 /* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
-enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 4 };
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 8 };
 enum { XDI_SELECT_BINS = 2048, XDI_SELECT_DIGITS = 3, XDI_SELECT_WIDTH = 13 };
-
-/* Descending order as unsigned integers; both zeros are one. */
-static uint32_t xdi_select_key(float x) {
-    const float one_zero = x + 0.0f;
-    uint32_t bits;
-    memcpy(&bits, &one_zero, sizeof bits);
-    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
-}
-
-static float xdi_select_value(uint32_t key) {
-    const uint32_t bits = key & 0x80000000u ? key : ~key & 0x7fffffffu;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int64_t r) {
     double *values = a->values + r * a->k;
@@ -9192,6 +9486,10 @@ static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, i
     return bin;
 }
 
+static float xdi_select_at(xdi_simd_array x, int64_t i) {
+    return x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
+}
+
 /* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
  * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
 static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
@@ -9200,22 +9498,27 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
     const double share = (double)a->k / (double)a->columns;
     int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const int64_t size = x.bf16 ? 2 : 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
+    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all misses at once */
+        __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
-        keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, at));
+        keys[i] = xdi_tile_key(xdi_select_at(x, at));
     }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
-    const float value = xdi_select_value((high << 21) | (middle << 10) | 1023u);
+    const float value = xdi_tile_of_key((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 
-/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. Keys count
- * from the first one, so that candidates near each other, as the largest of a row are, differ in few bits. */
+/* Room for a row's candidates, thrice: their columns and keys, and records of a key over a column to sort to
+ * and fro. Keys count from the first one, so that candidates near each other, as the largest of a row are,
+ * differ in few bits. */
 typedef struct xdi_select_scratch {
-    uint32_t *columns;
+    uint32_t *columns, *keys;
     uint64_t *from, *to;
     int64_t room;
     uint32_t first;    /* the first key in order */
@@ -9223,54 +9526,53 @@ typedef struct xdi_select_scratch {
     uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
 } xdi_select_scratch;
 
-/* The passes that keys up to `last` need, with no counts yet. */
-static void xdi_select_plan(xdi_select_scratch *s, uint32_t last) {
+/* How many keys have each digit; the third one's bits begin at `third`, 32 without one. */
+static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, int third) {
+    uint32_t *low = s->bins[0], *middle = s->bins[1], *high = s->bins[2];
+    const uint32_t *keys = s->keys, first = s->first;
+    const int width = s->width;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = keys[i] - first;
+        low[key & mask]++;
+        middle[key >> width & mask]++;
+    }
+    for (int64_t i = 0; third < 32 && i < n; i++) high[(keys[i] - first) >> third]++;
+}
+
+/* The passes that the keys need, and where each pass begins to put them. */
+static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64_t n) {
+    uint32_t last;
     int bits = 1;
+    tiles->range(s->keys, n, &s->first, &last);
     while (bits < 32 && (last - s->first) >> bits) bits++;
     s->digits = (bits + XDI_SELECT_WIDTH - 1) / XDI_SELECT_WIDTH;
     s->width = (bits + s->digits - 1) / s->digits;
+    if (s->width < 4) s->width = 4;
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
     for (int digit = 0; digit < XDI_SELECT_DIGITS; digit++)
         memset(s->bins[digit], 0, sizeof(uint32_t) << s->width);
+    xdi_select_count(s, n, mask, s->digits < 3 ? 32 : 2 * s->width);
+    for (int digit = 0; digit < s->digits; digit++) tiles->offsets(s->bins[digit], mask + 1);
 }
 
-static void xdi_select_keys(const xd_select_args *a, int64_t r, xdi_select_scratch *s, int64_t n) {
-    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
-    uint32_t first = UINT32_MAX, last = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t at = s->columns[i];
-        const uint32_t key = xdi_select_key(x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[at])
-                                                   : ((const float *)x.data)[at]);
-        s->from[i] = (uint64_t)key << 32 | at;
-        first = key < first ? key : first;
-        last = key > last ? key : last;
-    }
-    s->first = first;
-    xdi_select_plan(s, last);
-    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
-    const int width = s->width;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t key = (uint32_t)(s->from[i] >> 32) - first;
-        s->bins[0][key & mask]++;
-        s->bins[1][key >> width & mask]++;
-        if (s->digits == 3) s->bins[2][key >> 2 * width]++;
-    }
-}
-
-/* Radix sort of the keys; equal ones keep their order. */
+/* Radix sort of the keys, which come out in s->from; equal ones keep their order. */
 static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
-    const uint64_t mask = ((uint64_t)1 << s->width) - 1, first = (uint64_t)s->first << 32;
-    for (int digit = 0; digit < s->digits; digit++) {
-        uint32_t *bins = s->bins[digit], sum = 0;
-        uint64_t *from = s->from, *to = s->to;
-        const int shift = 32 + s->width * digit;
-        for (uint64_t i = 0; i <= mask; i++) {
-            const uint32_t count = bins[i];
-            bins[i] = sum;
-            sum += count;
-        }
-        for (int64_t i = 0; i < n; i++) to[bins[((from[i] - first) >> shift) & mask]++] = from[i];
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1, first = s->first;
+    uint32_t *bins = s->bins[0];
+    uint64_t *from = s->from, *to = s->to;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = s->keys[i];
+        from[bins[(key - first) & mask]++] = (uint64_t)key << 32 | s->columns[i];
+    }
+    for (int digit = 1; digit < s->digits; digit++) {
+        const int shift = s->width * digit;
+        bins = s->bins[digit];
+        for (int64_t i = 0; i < n; i++)
+            to[bins[((uint32_t)(from[i] >> 32) - first) >> shift & mask]++] = from[i];
         s->to = from;
         s->from = to;
+        from = s->from;
+        to = s->to;
     }
 }
 
@@ -9278,17 +9580,18 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
     const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
-    int64_t n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 2.5), s->columns, s->room);
-    if (n < a->k) n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 8.0), s->columns, s->room);
-    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
-    xdi_select_keys(a, r, s, n);
-    xdi_select_sort(s, n);
-    for (int64_t j = 0; j < a->k; j++) {
-        const int64_t column = (int64_t)(s->from[j] & 0xffffffffu);
-        const float value = xdi_select_value((uint32_t)(s->from[j] >> 32));
-        a->ids[r * a->k + j] = a->first + column;
-        a->values[r * a->k + j] = value == 0.0f ? xdi_loss_load(&a->logits, r, column) : (double)value;
+    double *values = a->values + r * a->k;
+    int64_t *ids = a->ids + r * a->k, n = 0;
+    for (int attempt = 0; attempt < 2 && n < a->k; attempt++) {
+        const float threshold = xdi_select_threshold(a, r, attempt ? 8.0 : 1.75);
+        n = tiles->collect(x, a->columns, threshold, s->columns, s->keys, s->room);
     }
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    xdi_select_plan(tiles, s, n);
+    xdi_select_sort(s, n);
+    if (!tiles->unpack(s->from, a->k, a->first, values, ids)) return true;
+    for (int64_t j = 0; j < a->k; j++)
+        if (values[j] == 0.0) values[j] = xdi_loss_load(&a->logits, r, ids[j] - a->first);
     return true;
 }
 
@@ -9307,11 +9610,12 @@ static xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *
         return xd_loss_kernels_cpu_plain().select(launch, a);
     s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 20);
+        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 24);
     if (memory) {
         s.from = (uint64_t *)(void *)memory;
         s.to = s.from + s.room;
         s.columns = (uint32_t *)(void *)(s.to + s.room);
+        s.keys = s.columns + s.room;
     }
     xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
     xdi_scratch_give(launch->ctx, memory);
@@ -11948,25 +12252,35 @@ XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, in
     return (double)value;
 }
 
-/* Squares of bf16 are exact in f32, so f32 lanes add up to sixteen of them and lose at most 2^-20 of the
+/* The first `left` of 32 halves. */
+static inline __mmask32 xdi_avx512_halves(int64_t left) {
+    return left >= 32 ? (__mmask32)0xffffffffu : left <= 0 ? 0 : (__mmask32)((1u << left) - 1u);
+}
+
+/* The sum of f32 lanes in double. */
+XDI_AVX512 static double xdi_avx512_total(__m512 x) {
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                                        _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
+}
+
+/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
  * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
 XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
     const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
-    __m512 even = _mm512_setzero_ps(), odd = even;
-    double lanes[16], sum = 0.0;
-    for (int64_t i = 0; i < n; i += 32) {
-        const int64_t left = n - i;
-        const __mmask32 in = left >= 32 ? (__mmask32)0xffffffffu : (__mmask32)((1u << left) - 1u);
-        const __m512i pair = _mm512_maskz_loadu_epi16(in, x + i);
+    __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
+    for (int64_t i = 0; i < n; i += 64) {
+        const __m512i pair = _mm512_maskz_loadu_epi16(xdi_avx512_halves(n - i), x + i);
+        const __m512i pair2 = _mm512_maskz_loadu_epi16(xdi_avx512_halves(n - i - 32), x + i + 32);
         const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
         const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
+        const __m512 low2 = _mm512_castsi512_ps(_mm512_slli_epi32(pair2, 16));
+        const __m512 high2 = _mm512_castsi512_ps(_mm512_and_si512(pair2, top));
         even = _mm512_fmadd_ps(low, low, even);
         odd = _mm512_fmadd_ps(high, high, odd);
+        even2 = _mm512_fmadd_ps(low2, low2, even2);
+        odd2 = _mm512_fmadd_ps(high2, high2, odd2);
     }
-    even = _mm512_add_ps(even, odd);
-    _mm512_storeu_pd(lanes, _mm512_cvtps_pd(_mm512_castps512_ps256(even)));
-    _mm512_storeu_pd(lanes + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(even, 1)));
-    for (int k = 0; k < 16; k++) sum += lanes[k];
+    const double sum = xdi_avx512_total(_mm512_add_ps(_mm512_add_ps(even, odd), _mm512_add_ps(even2, odd2)));
     return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
 }
 
@@ -11996,7 +12310,7 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd, xdi_avx512_lerp,
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
 };
 
@@ -12056,7 +12370,7 @@ XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const
 #include <string.h>
 
 #if defined(XDI_X86)
-#include <immintrin.h>
+#    include <immintrin.h>
 #endif
 
 /* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is cut
@@ -12082,9 +12396,9 @@ enum {
 /* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
  * itself, gcc must be asked. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
-#define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
+#    define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
 #else
-#define XDI_MATMUL_UNROLL
+#    define XDI_MATMUL_UNROLL
 #endif
 
 /* tile[rows, cols] (+)= sum over p < k of a[p, i] b[p, j], both packed; pairs: terms 2p and 2p + 1 of a line
@@ -12262,53 +12576,115 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
             packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
 }
 
-static inline uint32_t xdi_matmul_bf16(const void *data, bool narrow, int64_t at) {
-    return narrow ? (uint32_t)((const uint16_t *)data)[at]
-                  : (uint32_t)xdi_matmul_narrow(((const float *)data)[at]);
+#if defined(XDI_X86)
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
+ * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
+
+#    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* Sixteen numbers from `data` on as bf16, in the low halves of the lanes; only those of the mask are read. */
+XDI_MATMUL_512 static inline __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at,
+                                                       __mmask16 lanes) {
+    if (narrow) return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, (const uint16_t *)data + at));
+    const __m512 x = _mm512_maskz_loadu_ps(lanes, (const float *)data + at);
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)); /* a NaN stays one */
 }
 
-/* Terms p and p + 1 (`both`) of every line. `narrow`, the dtype, is a constant where this is called. */
-static inline void xdi_matmul_pair_up(const xdi_matmul_lines *x, bool narrow, int64_t p, bool both,
-                                      uint32_t *packed) {
-    const int64_t first = p * x->term_stride, second = both ? first + x->term_stride : first;
-    const uint32_t mask = both ? 0xffffffffu : 0xffffu;
-    for (int64_t line = 0; line < x->lines; line++)
-        packed[line] = (xdi_matmul_bf16(x->data, narrow, line * x->line_stride + first) |
-                        xdi_matmul_bf16(x->data, narrow, line * x->line_stride + second) << 16) &
-                       mask;
+XDI_MATMUL_512 static inline __mmask16 xdi_matmul_mask(int64_t left) {
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
 }
 
-/* Pairs of bf16 numbers that lie side by side already: one copy of 32 bits each. */
-static void xdi_matmul_pack_adjacent(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
-    for (int64_t line = 0; line < x->lines; line++) {
-        const uint16_t *data = (const uint16_t *)x->data + line * x->line_stride;
-        for (int64_t p = 0; p + 1 < x->terms; p += 2)
-            memcpy(packed + p / 2 * width + line, data + p, sizeof *packed);
-        if (x->terms % 2) packed[x->terms / 2 * width + line] = data[x->terms - 1];
-    }
-}
-
-/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is
- * 0. */
-static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
-    if (x->dtype == XD_DTYPE_BF16 && x->term_stride == 1) {
-        xdi_matmul_pack_adjacent(x, width, packed);
-        return;
-    }
+/* Lines that lie side by side: sixteen of them at a time. `narrow`, the dtype, is a constant where this is
+ * called. */
+XDI_MATMUL_512 static inline void xdi_matmul_pack_beside(const xdi_matmul_lines *x, bool narrow,
+                                                         int64_t width, uint32_t *packed) {
     for (int64_t p = 0; p < x->terms; p += 2, packed += width) {
-        if (x->dtype == XD_DTYPE_BF16)
-            xdi_matmul_pair_up(x, true, p, p + 1 < x->terms, packed);
-        else
-            xdi_matmul_pair_up(x, false, p, p + 1 < x->terms, packed);
+        const int64_t first = p * x->term_stride, second = first + x->term_stride;
+        for (int64_t line = 0; line < x->lines; line += 16) {
+            const __mmask16 lanes = xdi_matmul_mask(x->lines - line);
+            const __mmask16 more = p + 1 < x->terms ? lanes : (__mmask16)0;
+            const __m512i low = xdi_matmul_halves(x->data, narrow, first + line, lanes);
+            const __m512i high = xdi_matmul_halves(x->data, narrow, second + line, more);
+            _mm512_mask_storeu_epi32(packed + line, lanes, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
     }
 }
+
+/* Terms that lie side by side: a line's pairs in order, then each to its row. */
+XDI_MATMUL_512 static inline void xdi_matmul_pack_along(const xdi_matmul_lines *x, bool narrow, int64_t width,
+                                                        uint32_t *packed) {
+    uint16_t room[XDI_MATMUL_BLOCK_K];
+    for (int64_t line = 0; line < x->lines; line++) {
+        const uint16_t *pairs = (const uint16_t *)x->data + line * x->line_stride;
+        if (!narrow) {
+            for (int64_t p = 0; p < x->terms; p += 16) {
+                const __mmask16 lanes = xdi_matmul_mask(x->terms - p);
+                const __m512i halves = xdi_matmul_halves(x->data, false, line * x->line_stride + p, lanes);
+                _mm256_mask_storeu_epi16(room + p, lanes, _mm512_cvtepi32_epi16(halves));
+            }
+            pairs = room;
+        }
+        for (int64_t p = 0; p + 1 < x->terms; p += 2)
+            memcpy(packed + p / 2 * width + line, pairs + p, sizeof *packed);
+        if (x->terms % 2) packed[x->terms / 2 * width + line] = pairs[x->terms - 1];
+    }
+}
+
+static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
+    return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
+                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
+}
+
+static void xdi_matmul_pack_apart(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    for (int64_t line = 0; line < x->lines; line++)
+        for (int64_t p = 0; p < x->terms; p++) {
+            const uint32_t half = xdi_matmul_half(x, line * x->line_stride + p * x->term_stride);
+            uint32_t *pair = packed + p / 2 * width + line;
+            *pair = p % 2 ? *pair | half << 16 : half;
+        }
+}
+
+XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    const bool narrow = x->dtype == XD_DTYPE_BF16;
+    if (x->term_stride == 1 && narrow)
+        xdi_matmul_pack_along(x, true, width, packed);
+    else if (x->term_stride == 1)
+        xdi_matmul_pack_along(x, false, width, packed);
+    else if (x->line_stride == 1 && narrow)
+        xdi_matmul_pack_beside(x, true, width, packed);
+    else if (x->line_stride == 1)
+        xdi_matmul_pack_beside(x, false, width, packed);
+    else
+        xdi_matmul_pack_apart(x, width, packed);
+}
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+#endif
 
 static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x, int64_t width,
                             void *packed) {
     if (x->lines < width) memset(packed, 0, (size_t)(x->terms + 1) * (size_t)width * (kernel->pairs ? 2 : 4));
-    if (kernel->pairs)
+#if defined(XDI_X86)
+    if (kernel->pairs) {
         xdi_matmul_pack_pairs(x, width, (uint32_t *)packed);
-    else if (x->dtype == XD_DTYPE_F32)
+        return;
+    }
+#endif
+    if (x->dtype == XD_DTYPE_F32)
         xdi_matmul_pack_f32(x, width, (float *)packed);
     else
         xdi_matmul_pack_widened(x, width, (float *)packed);
@@ -12406,7 +12782,7 @@ static void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args
 }
 
 #if defined(XD_SGEMM)
-#include <limits.h>
+#    include <limits.h>
 
 enum { XDI_MATMUL_NO_TRANS = 111, XDI_MATMUL_TRANS = 112 }; /* the values of cblas.h */
 
@@ -12423,8 +12799,8 @@ static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *p) {
         p->out_stride > INT_MAX)
         return false;
     XD_SGEMM(a_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS,
-             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols,
-             (int)p->a.cols, 1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
+             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols, (int)p->a.cols,
+             1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
              p->accumulate ? 1.0f : 0.0f, p->out, (int)p->out_stride);
     return true;
 }
@@ -12463,14 +12839,14 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
     const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
-    if (kernel.pairs || !xdi_matmul_sgemm(launch, args))
-        xdi_matmul_run(&kernel, args, launch->workspace);
+    if (kernel.pairs || !xdi_matmul_sgemm(launch, args)) xdi_matmul_run(&kernel, args, launch->workspace);
     return XD_OK;
 }
 
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows) {
-    xd_matrix matrix = { rows->data, rows->dtype, rows->rows, rows->cols,
-                         rows->stride ? rows->stride : rows->cols, 1 };
+    xd_matrix matrix = {
+        rows->data, rows->dtype, rows->rows, rows->cols, rows->stride ? rows->stride : rows->cols, 1
+    };
     return matrix;
 }
 
@@ -33928,4 +34304,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 616f117f1ce05680f64418c47ff93ad173d330d7f5c46308e2bb73342b68485a */
+/* xdistill sha256 9e3ccfa21cb9321282ddcfa0359b04d171a4ad16dccc77421a18cfaaf6fad20e */

@@ -82,23 +82,6 @@ static double bench_time_once(const bench_arm *arm) {
 
 /* ---- ceilings ---- */
 
-static double bench_rate_read(const uint64_t *data, size_t words) {
-    const double begin = bench_now();
-    uint64_t sum[8] = { 0 };
-    for (size_t i = 0; i + 8 <= words; i += 8)
-        for (size_t k = 0; k < 8; k++) sum[k] += data[i + k];
-    const double seconds = bench_now() - begin;
-    volatile uint64_t keep = sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7];
-    (void)keep;
-    return (double)(words * sizeof *data) / seconds;
-}
-
-static double bench_rate_in_place(float *data, size_t count) {
-    const double begin = bench_now();
-    for (size_t i = 0; i < count; i++) data[i] = data[i] * 0.999f + 1e-3f;
-    return 2.0 * (double)(count * sizeof *data) / (bench_now() - begin);
-}
-
 /* The first line that a command prints, or "unknown". */
 static void bench_first_line(const char *command, char *line, int size) {
     FILE *pipe = popen(command, "r");
@@ -117,24 +100,53 @@ static void bench_describe(bench_machine *m) {
 #endif
 }
 
+#if !defined(__CUDACC__) /* benches of a GPU measure its own */
+#include "ceilings.h"
+
+/* Bytes a second of one window. */
+static double bench_rate_read(const void *data, int64_t lines, bench_way way) {
+    const double begin = bench_now();
+    volatile uint64_t keep = bench_read((const bench_words *)data, lines, way);
+    (void)keep;
+    return 64.0 * (double)bench_lines(lines, way) / (bench_now() - begin);
+}
+
+static double bench_rate_in_place(void *data, int64_t lines, bench_way way) {
+    const double begin = bench_now();
+    bench_in_place((bench_floats *)data, lines, way);
+    return 128.0 * (double)bench_lines(lines, way) / (bench_now() - begin);
+}
+
+static double bench_rate_copy(void *to, const void *from, size_t bytes) {
+    const double begin = bench_now();
+    memcpy(to, from, bytes);
+    return 2.0 * (double)bytes / (bench_now() - begin);
+}
+
+/* The best windows of a few sweeps over two arrays; copies are whole, as the C library decides by their size. */
 static bench_machine bench_measure_machine(size_t bytes) {
+    enum { WINDOWS = 8, SWEEPS = 3 };
+    const size_t window = bytes / WINDOWS / 4096 * 4096;
     bench_machine m;
     memset(&m, 0, sizeof m);
-    float *a = (float *)malloc(bytes), *b = (float *)malloc(bytes);
-    if (!a || !b) exit(2);
-    for (size_t i = 0; i < bytes / sizeof *a; i++) a[i] = b[i] = 1.0f;
-    for (int round = 0; round < 5; round++) {
-        m.read = fmax(m.read, bench_rate_read((const uint64_t *)(const void *)a, bytes / 8));
-        m.in_place = fmax(m.in_place, bench_rate_in_place(a, bytes / sizeof *a));
-        const double begin = bench_now();
-        memcpy(b, a, bytes);
-        m.copy = fmax(m.copy, 2.0 * (double)bytes / (bench_now() - begin));
+    void *memory = malloc(bytes + 64), *other = malloc(bytes + 64);
+    if (!memory || !other) exit(2);
+    char *a = (char *)memory + (64 - (uintptr_t)memory % 64), *b = (char *)other + (64 - (uintptr_t)other % 64);
+    for (size_t i = 0; i < bytes / sizeof(float); i++) ((float *)(void *)a)[i] = ((float *)(void *)b)[i] = 1.0f;
+    for (int i = 0; i < BENCH_WAYS * SWEEPS; i++) {
+        const bench_way way = bench_ways[i % BENCH_WAYS];
+        for (size_t at = 0; at + window <= bytes; at += window)
+            m.read = fmax(m.read, bench_rate_read(a + at, (int64_t)window / 64, way));
+        for (size_t at = 0; at + window <= bytes; at += window)
+            m.in_place = fmax(m.in_place, bench_rate_in_place(b + at, (int64_t)window / 64, way));
     }
-    free(a);
-    free(b);
+    for (int i = 0; i < SWEEPS; i++) m.copy = fmax(m.copy, bench_rate_copy(b, a, bytes));
+    free(memory);
+    free(other);
     bench_describe(&m);
     return m;
 }
+#endif
 
 /* ---- rows ---- */
 

@@ -8,7 +8,7 @@
 #include "xdistill.h"
 
 #include "bench.h"
-#include "logarithms.h"
+#include "units.h"
 
 enum { ROWS = 8, VOCABULARY = 128256, LOGITS = ROWS * VOCABULARY, K = 64, ELEMENTS = 1 << 23 };
 
@@ -245,34 +245,20 @@ static double loss_error(const void *gradient, double loss, const void *expected
                 fabs(loss - expected_loss) / fabs(expected_loss));
 }
 
-static double measure_exponentials(void) {
+/* A second, at best: windows of a fraction of a millisecond over a fifth of a second. */
+static double measure_units(bool are_logarithms) {
     static float x[XDI_TILE];
     const xdi_simd_array array = { x, false };
-    const xdi_tiles *tiles = xdi_tiles_of(xd_cpu_best()); /* asking for the level is slow on some machines */
+    double (*const units)(xdi_simd_array) = bench_units_of(xd_cpu_best(), are_logarithms);
     double best = INFINITY, sum = 0.0;
-    float max;
-    for (uint64_t i = 0; i < XDI_TILE; i++) x[i] = 8.0f * noise(i);
-    for (int round = 0; round < 200; round++) {
-        const double begin = bench_now();
-        for (int i = 0; i < 20; i++)
-            sum += tiles->sum(array, XDI_TILE, xdi_tile_power_of(1.4427, 8.0), NULL, &max);
-        best = fmin(best, bench_now() - begin);
-    }
-    return sum > 0.0 ? 20.0 * XDI_TILE / best : 0.0;
-}
-
-static double measure_logarithms(void) {
-    static float x[XDI_TILE];
-    const xdi_simd_array array = { x, false };
-    double (*const logarithms_of)(xdi_simd_array) = bench_logarithms_of(xd_cpu_best());
-    double best = INFINITY, sum = 0.0;
+    const double start = bench_now();
     for (uint64_t i = 0; i < XDI_TILE; i++) x[i] = 2.0f + noise(i);
-    for (int round = 0; round < 200; round++) {
+    while (bench_now() - start < 0.2) {
         const double begin = bench_now();
-        for (int i = 0; i < 20; i++) sum += logarithms_of(array);
+        for (int i = 0; i < 200; i++) sum += units(array);
         best = fmin(best, bench_now() - begin);
     }
-    return sum > 0.0 ? 20.0 * XDI_TILE / best : 0.0;
+    return sum > 0.0 ? 200.0 * XDI_TILE / best : 0.0;
 }
 
 /* Minimal bytes: each matrix of logits read once, the gradient written once. Where the exponentials and logarithms of
@@ -564,8 +550,8 @@ static void bench_norm(void) {
 int main(int argc, char **argv) {
     json = bench_open_json(argc, argv);
     machine = bench_measure_machine((size_t)128 << 20);
-    exponentials = measure_exponentials();
-    logarithms = measure_logarithms();
+    exponentials = measure_units(false);
+    logarithms = measure_units(true);
     bench_header(&machine, "kernels, one core");
     printf("# level %s, %.1f G exponentials, %.1f G logarithms a second\n", xd_cpu_level_name(xd_cpu_best()),
            exponentials * 1e-9, logarithms * 1e-9);

@@ -80,6 +80,67 @@ XD_TEST(an_element_has_the_same_bits_at_any_position) {
         }
 }
 
+/* ---- tiles ---- */
+
+/* The maximum comes from representations where one number is not negative, else from a comparison. */
+XD_TEST(the_maximum_of_a_tile_for_every_sign) {
+    enum { COUNT = 150 };
+    const float highest[6] = { 3.5f, 0.0f, -0.25f, -1e30f, INFINITY, -INFINITY };
+    static float x[COUNT];
+    static uint16_t narrow[COUNT];
+    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
+        for (int k = 0; k < 6; k++)
+            for (int at = 0; at < COUNT; at += 7)
+                for (int half = 0; half < 2; half++) {
+                    const xdi_simd_array array = { half ? (void *)narrow : (void *)x, half != 0 };
+                    const xdi_tile_power power = xdi_tile_power_of(1.0, 64.0);
+                    float max;
+                    for (int i = 0; i < COUNT; i++) x[i] = k == 3 ? -INFINITY : highest[k] - 1.0f - (float)i;
+                    x[at] = xd_f32_from_bf16(xd_bf16_from_f32(highest[k]));
+                    if (k == 4) x[(at + 3) % COUNT] = -NAN; /* is left out */
+                    for (int i = 0; i < COUNT; i++) narrow[i] = xd_bf16_from_f32(x[i]);
+                    xdi_tiles_of((xd_cpu_level)level)->sum(array, COUNT, power, NULL, &max);
+                    CHECK(max == x[at]);
+                }
+}
+
+XD_TEST(gradients_past_the_caches_have_the_same_bits) {
+    enum { COUNT = 333, BYTES = COUNT * 4 };
+    static unsigned char memory[2][BYTES + XDI_SIMD_LINE];
+    static float x[COUNT], y[COUNT];
+    static uint16_t narrow[2][COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = (float)(i % 17) - 8.0f;
+        y[i] = (float)(i % 13) - 6.5f;
+        narrow[0][i] = xd_bf16_from_f32(x[i]);
+        narrow[1][i] = xd_bf16_from_f32(y[i]);
+    }
+    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
+        for (int kind = 0; kind < 4; kind++) { /* bf16 or not in, and out */
+            const xdi_tiles *tiles = xdi_tiles_of((xd_cpu_level)level);
+            unsigned char *out[2];
+            for (int streamed = 0; streamed < 2; streamed++) {
+                xdi_tile_gradient g;
+                memset(&g, 0, sizeof g);
+                memset(memory[streamed], 0, sizeof memory[streamed]);
+                out[streamed] =
+                    memory[streamed] + XDI_SIMD_LINE - (uintptr_t)memory[streamed] % XDI_SIMD_LINE;
+                g.x.bf16 = g.y.bf16 = (kind & 1) != 0;
+                g.x.data = g.x.bf16 ? (void *)narrow[0] : (void *)x;
+                g.y.data = g.y.bf16 ? (void *)narrow[1] : (void *)y;
+                g.out.bf16 = (kind & 2) != 0;
+                g.out.data = out[streamed];
+                g.streamed = streamed != 0;
+                g.p = g.q = xdi_tile_power_of(XDI_TILE_LOG2E, 12.0);
+                g.soft_scale = 0.75f;
+                g.teacher_scale = 0.5f;
+                tiles->gradient(&g, XDI_TILE_FORWARD, COUNT);
+                tiles->fence();
+            }
+            CHECK(memcmp(out[0], out[1], (size_t)COUNT * (kind & 2 ? 2 : 4)) == 0);
+        }
+}
+
 /* ---- losses ---- */
 
 /* One problem, and what a level makes of it. */

@@ -5,14 +5,22 @@
 
 Every row first checks both results against double precision, then picks PyTorch's fastest admissible form (eager and
 compiled), then times blocks A B B A or B A A B by a coin, and prints the median of the per-block ratios, its 95 % interval,
-and the spread of the same comparison of our arm with itself. In every block the ceilings are measured too, on the arrays of
-the operation: the floor is the larger of its bytes over the rate of memory and its powers, logarithms or products over
-theirs, the score floor / measured. "model" is what to expect: the floor over the score the row should reach; "H100" the
-same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches the target.
+and the spread of the same comparison of our arm with itself. The floor of a row is the largest of its bytes over the rate at
+which memory is read and written in place, the bytes that it reads over the rate at which memory is only read, which may be
+less than half of the other, and its powers, logarithms or products over theirs; the score is the median of floor / measured
+over our samples. Rates are those of the fastest of many windows of a few milliseconds just before and just after the sample,
+because a host's other guests take memory and half a core away for seconds: a block during which a rate falls below nine
+tenths of its best is void and done again, up to three times; "steady" is the lowest share among the blocks that count. The
+best rates of arithmetic are printed at the end. "model" is what to expect: the floor over the score the row should reach;
+"H100" the same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches the target; it
+is unsteady, and says nothing, when a rate fell below three quarters of its best all the time.
+
+Threads stay on cores of their own, PyTorch's by OMP_PROC_BIND, ours beside them.
 
 Rows whose memory exceeds 16 times the last-level cache run from memory, the others are "hot". The allocator keeps its
-memory, so that no arm pays for page faults. The whole table takes some minutes; --hot adds small sizes; --busy counts
-processor time instead of wall time, for a machine that others use, where threads that wait in a loop count as well."""
+memory, so that no arm pays for page faults, and asks for large pages, so that none pays for the ends of small ones. The
+whole table takes some minutes; --hot adds small sizes; --busy counts processor time instead of wall time, for a machine that
+others use, where threads that wait in a loop count as well."""
 
 import argparse
 import ctypes
@@ -26,12 +34,19 @@ import subprocess
 import sys
 import time
 
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456"}
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456",
+             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 PAUSE = 0.02  # seconds before each sample: worker threads of the other arm stop spinning meanwhile
+WINDOWS = 8  # of a probe before and after a sample: each way through memory twice
+STEADY, UNSTEADY = 0.9, 0.75  # of the best rate: below it, somebody else had the machine, or had so much of it
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []  # before PyTorch takes its own
 
 
-def restart_with_fair_allocator(threads):
+def restart_with_fair_settings(threads):
+    """An allocator that keeps its memory, and a core for each thread."""
     wanted = dict(ALLOCATOR, OMP_NUM_THREADS=str(threads))
+    if len(CORES) >= threads:
+        wanted.update(OMP_PROC_BIND="true", OMP_PLACES=",".join("{%d}" % core for core in CORES[:threads]))
     if any(os.environ.get(k) != v for k, v in wanted.items()):
         os.environ.update(wanted)
         os.execv(sys.executable, [sys.executable] + sys.argv)
@@ -68,13 +83,18 @@ TARGETS = {
 SELECT_SECONDS = 60e-6  # a list of 8192 of 50,000 on one core
 
 ARGS = parse()
-restart_with_fair_allocator(ARGS.threads)
+restart_with_fair_settings(ARGS.threads)
 try:
     import torch
     import torch.nn.functional as F
 except ImportError:
     print("skipped: needs PyTorch")
     sys.exit(0)
+
+
+def thread_ids():
+    """Of this process, where the system tells."""
+    return [int(thread) for thread in os.listdir("/proc/self/task")] if os.path.isdir("/proc/self/task") else []
 
 
 class Shim:
@@ -105,7 +125,12 @@ class Shim:
             function.restype, function.argtypes = result, arguments
 
     def __init__(self, kind, *arguments, threads=0):
-        self.handle = getattr(self.library, "shim_" + kind)(threads or ARGS.threads, *arguments)
+        count = threads or ARGS.threads
+        before = set(thread_ids())
+        self.handle = getattr(self.library, "shim_" + kind)(count, *arguments)
+        workers = sorted(set(thread_ids()) - before)
+        if len(CORES) >= count and len(workers) == count - 1:  # the caller has the first core
+            for worker, core in zip(workers, CORES[1:]): os.sched_setaffinity(worker, {core})
 
     def __call__(self):
         self.library.shim_run(self.handle)
@@ -137,7 +162,7 @@ class Row:
 
     limit = 1e-5  # largest relative error of an arm
     threads = 0   # 0: as many as the others
-    powers = logarithms = products = 0  # that the operation takes
+    powers = logarithms = products = reads = 0  # that the operation takes; reads: bytes of what it reads
     seconds = 0.0  # where the target is a time on all cores
 
     def label(self):
@@ -145,7 +170,8 @@ class Row:
 
     def floors(self, unit):
         """Seconds that each bound allows, from what one byte and one operation take."""
-        return {"bytes": self.bytes * unit.get("bytes", 0.0), "flop": self.products * unit.get("products", 0.0),
+        return {"bytes": self.bytes * unit.get("bytes", 0.0), "reads": self.reads * unit.get("reads", 0.0),
+                "flop": self.products * unit.get("products", 0.0),
                 "sfu": self.powers * unit.get("powers", 0.0) + self.logarithms * unit.get("logarithms", 0.0),
                 "latency": self.seconds}
 
@@ -175,6 +201,7 @@ class Loss(Row):
         units = 3 if soft else 2
         self.bytes = units * self.student.numel() * self.student.element_size()
         self.footprint, self.elements = self.bytes, self.student.numel()
+        self.reads = self.bytes // units * (units - 1)
         self.powers = {"ce": 2, "kl": 4, "jsd": 7}[kind] * self.elements
         self.logarithms = 2 * self.elements if kind == "jsd" else 0
         self.ours = Shim("loss", dtype_of(self.student), rows, cols, self.student.data_ptr(),
@@ -240,6 +267,7 @@ class Ema(Row):
         self.before = self.shadow[:1 << 16].clone()
         self.live.add_(torch.ones_like(self.live))
         self.bytes = self.footprint = count * (8 + self.live.element_size())
+        self.reads = count * (4 + self.live.element_size())
         self.elements = count
         weight = 1 - self.decay
 
@@ -277,7 +305,7 @@ class AdamW(Row):
         self.parameter.grad = self.gradient
         self.start = self.value[:1 << 16].clone()
         self.shadow = self.value.clone() if self.decay else None
-        self.bytes = count * (36 if self.decay else 28)
+        self.bytes, self.reads = count * (36 if self.decay else 28), count * (20 if self.decay else 16)
         self.footprint, self.elements = count * (20 if self.decay else 16), count
         self.ours = Shim("adamw", count, dtype_of(self.value), self.value.data_ptr(), dtype_of(self.gradient),
                          self.gradient.data_ptr(), self.decay)
@@ -330,7 +358,7 @@ class Norm(Row):
     def __init__(self, dtype, count):
         self.dtype, self.shape = str(dtype).split(".")[1], {"P": count}
         self.gradient = torch.empty(count, dtype=dtype).normal_()
-        self.bytes = self.footprint = count * self.gradient.element_size()
+        self.bytes = self.footprint = self.reads = count * self.gradient.element_size()
         self.elements = count
         self.ours = Shim("norm", count, dtype_of(self.gradient), self.gradient.data_ptr())
         self.expected = sum(float(part.double().square().sum()) for part in self.gradient.split(1 << 22)) ** 0.5
@@ -350,15 +378,17 @@ class Norm(Row):
 
 
 class Select(Row):
-    op, dtype, ceiling, limit = "select", "float32", None, 0.0
+    """On one core, as its target is."""
+
+    op, dtype, ceiling, limit, threads = "select", "float32", None, 0.0, 1
 
     def __init__(self, rows, cols=50000, k=8192):
         self.shape = {"N": rows, "V": cols, "K": k}
         self.data, self.k = torch.randn(rows, cols), k
         self.bytes = self.footprint = self.data.numel() * 4 + rows * k * 12
-        self.seconds = SELECT_SECONDS * rows / ARGS.threads
+        self.seconds = SELECT_SECONDS * rows
         self.elements = self.data.numel()
-        self.ours = Shim("select", dtype_of(self.data), rows, cols, self.data.data_ptr(), k)
+        self.ours = Shim("select", dtype_of(self.data), rows, cols, self.data.data_ptr(), k, threads=1)
         self.forms = {"topk": lambda: torch.topk(self.data, k), "sort": lambda: torch.sort(self.data, descending=True)}
 
     def check(self, form):
@@ -439,13 +469,12 @@ def rows():
 def prefer(first):
     """Puts all threads of the process before everything else on the machine, or back among the others."""
     if not ARGS.exclusive: return
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setscheduler(int(thread), os.SCHED_FIFO if first else os.SCHED_OTHER, os.sched_param(1 if first else 0))
+    for thread in thread_ids():
+        os.sched_setscheduler(thread, os.SCHED_FIFO if first else os.SCHED_OTHER, os.sched_param(1 if first else 0))
 
 
-def sample(function, calls=1, threads=0):
+def clock(function, calls, threads):
     """Seconds of one call, and the processor time that the process took for it, per thread."""
-    time.sleep(PAUSE)
     cpu, begin = time.process_time(), time.perf_counter()
     for _ in range(calls): function()
     wall = time.perf_counter() - begin
@@ -453,9 +482,14 @@ def sample(function, calls=1, threads=0):
     return (wall * share if ARGS.busy else wall) / calls, share
 
 
+def sample(function, calls=1, threads=0):
+    time.sleep(PAUSE)
+    return clock(function, calls, threads)
+
+
 def calls_for(function):
-    """Calls that fill a few milliseconds: what runs hot must find its data where the call before left them."""
-    return max(1, int(0.005 / max(1e-6, statistics.median(sample(function)[0] for _ in range(3)))))
+    """Calls that fill some milliseconds: what runs hot must find its data where the call before left them."""
+    return max(1, int(0.02 / max(1e-6, statistics.median(sample(function)[0] for _ in range(3)))))
 
 
 def warm_up(function):
@@ -480,45 +514,73 @@ class Probes:
     """What a byte, a power, a logarithm and a product take at best, with the row's threads: the bytes on the row's own
     arrays, the others from registers and the first cache."""
 
+    best = {}  # seconds of one, by name and threads, of the run so far
+
     def __init__(self, row):
         library, threads = Shim.library, row.threads or ARGS.threads
         self.threads, self.arms = threads, {}
         if row.ceiling:
-            probe = Shim("probe", row.ours.handle, row.ceiling == "in place", threads=threads)
-            factor = 2 if row.ceiling == "in place" else 1
-            self.add("bytes", probe, library.shim_probed_bytes(probe.handle) * factor)
-        if row.powers: self.add("powers", Shim("unit", False, threads=threads), library.shim_unit_count() * threads)
-        if row.logarithms: self.add("logarithms", Shim("unit", True, threads=threads), library.shim_unit_count() * threads)
+            probe = Shim("probe", row.ours.handle, False, threads=threads)
+            self.arms["reads"] = (probe, library.shim_probed_bytes(probe.handle))
+        if row.ceiling == "in place":
+            probe = Shim("probe", row.ours.handle, True, threads=threads)
+            self.arms["bytes"] = (probe, library.shim_probed_bytes(probe.handle) * 2)
+        if row.powers: self.arms["powers"] = (Shim("unit", False, threads=threads), library.shim_unit_count() * threads)
+        if row.logarithms:
+            self.arms["logarithms"] = (Shim("unit", True, threads=threads), library.shim_unit_count() * threads)
         if row.products:
             dots = Shim("dots", threads=threads)
-            if dots.handle: self.add("products", dots, library.shim_dot_count() * threads)
+            if dots.handle: self.arms["products"] = (dots, library.shim_dot_count() * threads)
 
-    def add(self, name, shim, count):
-        self.arms[name] = (shim, calls_for(shim), count)
+    def look(self):
+        """Seconds of one of each, just now."""
+        units = {}
+        time.sleep(PAUSE)
+        for name, (shim, count) in self.arms.items():
+            units[name] = min(clock(shim, 1, self.threads)[0] for _ in range(WINDOWS)) / count
+            if name not in ("bytes", "reads"):
+                key = (name, self.threads)
+                self.best[key] = min(units[name], self.best.get(key, 1.0))
+        return units
 
-    def units(self):
-        """Seconds of one of each."""
-        return {name: sample(shim, calls, self.threads)[0] / count for name, (shim, calls, count) in self.arms.items()}
+    def steadiness(self, looks):
+        """The lowest rate of the looks as a share of the best one: of memory among them, of arithmetic in the run."""
+        shares = [1.0]
+        for name in self.arms:
+            seen = [look[name] for look in looks]
+            shares.append(min([self.best.get((name, self.threads), 1.0)] + seen) / max(seen))
+        return min(shares)
 
     def close(self):
-        for shim, _, _ in self.arms.values(): shim.close()
+        for shim, _ in self.arms.values(): shim.close()
+
+
+class Block:
+    """Samples in the order ABBA or BAAB: seconds of both arms and, of every a, the units around it."""
+
+    def __init__(self, arms, probes, threads):
+        self.times, self.around, self.shares, looks, last = {"a": [], "b": []}, [], [], [], None
+        for arm in random.choice(("abba", "baab")):
+            if probes and arm == "a" and last is None: looks.append(probes.look())
+            seconds, share = sample(*arms[arm], threads)
+            self.times[arm].append(seconds)
+            self.shares.append(share)
+            last = None
+            if probes and arm == "a":
+                looks.append(probes.look())
+                before, last = looks[-2:]
+                self.around.append((seconds, {name: min(before[name], last[name]) for name in last}))
+        self.ratio = sum(self.times["b"]) / sum(self.times["a"])
+        self.steadiness = probes.steadiness(looks) if looks else 1.0
 
 
 def interleave(a, b, rounds, probes=None, threads=0):
-    """Samples of both arms in blocks of ABBA or BAAB; of every block the ratio b / a and the probes' units."""
-    arms, times, ratios, units, shares = {"a": (a, calls_for(a)), "b": (b, calls_for(b))}, [], [], [], []
-    for _ in range(rounds):
-        block = {"a": [], "b": []}
-        before = probes.units() if probes else {}
-        for arm in random.choice(("abba", "baab")):
-            seconds, share = sample(*arms[arm], threads)
-            block[arm].append(seconds)
-            shares.append(share)
-        after = probes.units() if probes else {}
-        times.append(block)
-        ratios.append(sum(block["b"]) / sum(block["a"]))
-        units.append({name: (before[name] + after[name]) / 2 for name in before})
-    return times, ratios, units, statistics.median(shares)
+    """As many blocks as asked: the steady ones or, when there are too few in three times as many, the steadiest."""
+    arms, blocks = {"a": (a, calls_for(a)), "b": (b, calls_for(b))}, []
+    for _ in range(3 * rounds):
+        blocks.append(Block(arms, probes, threads))
+        if sum(block.steadiness >= STEADY for block in blocks) == rounds: break
+    return sorted(blocks, key=lambda block: -block.steadiness)[:rounds]
 
 
 def bootstrap(values, draws=2000):
@@ -532,20 +594,22 @@ def percentile(values, share):
 
 
 def summary(blocks, arm):
-    ms = [1e3 * t for block in blocks for t in block[arm]]
+    ms = [1e3 * t for block in blocks for t in block.times[arm]]
     return {"median": round(statistics.median(ms), 5), "p10": round(percentile(ms, 0.1), 5),
             "p90": round(percentile(ms, 0.9), 5), "samples": len(ms), "rounds": len(blocks)}
 
 
-def roofline(row, target, blocks, units):
-    """Floor, bound and score by block, and what the model expects."""
-    floors = [row.floors(unit) for unit in units]
+def roofline(row, target, blocks):
+    """Floor, bound and score by sample, and what the model expects."""
+    around = [pair for block in blocks for pair in block.around]
+    floors = [row.floors(units) for _, units in around]
     tops = [max(floor, key=floor.get) for floor in floors]
-    scores = [2 * floor[top] / sum(block["a"]) for floor, top, block in zip(floors, tops, blocks)]
+    scores = [floor[top] / seconds for floor, top, (seconds, _) in zip(floors, tops, around)]
     floor = statistics.median(max(f.values()) for f in floors)
-    names = {"bytes": row.ceiling, "sfu": "exp", "flop": "bf16 dot", "latency": "target"}
+    names = {"bytes": "in place", "reads": "read", "sfu": "exp", "flop": "bf16 dot", "latency": "target"}
     bound = max(set(tops), key=tops.count)
-    amount = {"bytes": row.bytes, "sfu": row.powers + row.logarithms, "flop": row.products, "latency": 0}[bound]
+    amount = {"bytes": row.bytes, "reads": row.reads, "sfu": row.powers + row.logarithms, "flop": row.products,
+              "latency": 0}[bound]
     roof = {"min_bytes": row.bytes, "min_flop": row.products, "bound": bound, "floor_ms": round(floor * 1e3, 5),
             "ceiling_name": names[bound], "ceiling_value": amount / floor if floor else 0.0,
             "score": round(statistics.median(scores), 4), "target": target[1]}
@@ -561,16 +625,19 @@ def measure(name, row, device):
     warm_up(row.ours)
     prefer(True)
     probes = Probes(row)
-    blocks, ratios, units, share = interleave(row.ours, row.forms[form], ARGS.rounds, probes, row.threads)
-    same = interleave(row.ours, row.ours, max(3, ARGS.rounds // 2), None, row.threads)[1]
+    blocks = interleave(row.ours, row.forms[form], ARGS.rounds, probes, row.threads)
+    same = [block.ratio for block in interleave(row.ours, row.ours, max(3, ARGS.rounds // 2), None, row.threads)]
     prefer(False)
     probes.close()
+    ratios = [block.ratio for block in blocks]
     low, high = bootstrap(ratios)
     ours = summary(blocks, "a")
     seconds = ours["median"] * 1e-3
-    roof, predicted, card = roofline(row, target, blocks, units)
+    roof, predicted, card = roofline(row, target, blocks)
     ratio = statistics.median(ratios)
+    steadiness = min(block.steadiness for block in blocks)
     verdict = "ratio" if 0 < target[0] <= ratio else "score" if roof["score"] >= target[1] else "below"
+    if steadiness < UNSTEADY: verdict = "unsteady"
     return {
         "schema": "xdistill-bench/1", "op": row.op, "variant": "hot" if row.hot() else "", "shape": row.shape,
         "dtype_in": row.dtype, "arm": "xdistill", "mode": "hot" if row.hot() else "as_used", "ms": ours,
@@ -582,7 +649,8 @@ def measure(name, row, device):
         "mem": {"peak_extra_bytes": Shim.library.shim_extra_bytes(row.ours.handle)},
         "check": {"rel_l2": error, "limit": row.limit, "oracle": "float64", "pass": error <= row.limit},
         "forms": forms, "exclusive": ARGS.exclusive, "clock": "processor" if ARGS.busy else "wall",
-        "cpu_share": round(share, 3), "device": device,
+        "cpu_share": round(statistics.median(share for block in blocks for share in block.shares), 3),
+        "steadiness": round(steadiness, 3), "device": device,
     }
 
 
@@ -634,7 +702,8 @@ def main():
     print(f"# xdistill ({device['isa']}) beside PyTorch {torch.__version__}, {ARGS.threads} threads each, {device['cpu']}, "
           f"git {device['commit'][:12]}")
     print(f"# {'op':<26}{'ours ms':>10}{'model ms':>10}{'torch ms':>10}{'ratio':>8}  {'95 %':<14}{'A/A':>6}{'asked':>7}"
-          f"{'score':>7}{'asked':>6}  {'bound':<9}{'GB/s':>7}{'extra':>9}{'cpu':>6}{'error':>9}{'H100 ms':>9}  {'holds by':<9}form")
+          f"{'score':>7}{'asked':>6}  {'bound':<9}{'GB/s':>7}{'extra':>9}{'cpu':>6}{'steady':>7}{'error':>9}{'H100 ms':>9}"
+          f"  {'holds by':<9}form")
     for name, make in rows():
         if only and not any(name.startswith(o) for o in only): continue
         if name.startswith("hot_") and not (ARGS.hot or only): continue
@@ -644,7 +713,7 @@ def main():
         print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['predicted_ms']:>10.3f}{line['reference_ms']['median']:>10.3f}"
               f"{r['median']:>8.2f}  {'%.2f-%.2f' % (r['ci_lo'], r['ci_hi']):<14}{r['aa_spread']:>6.2f}{r['target']:>7g}"
               f"{roof['score']:>7.2f}{roof['target']:>6.2f}  {roof['bound']:<9}{line['achieved']['GBps_min']:>7.1f}"
-              f"{line['mem']['peak_extra_bytes'] / 1024:>6.0f} KB{line['cpu_share']:>6.2f}{line['check']['rel_l2']:>9.1e}"
+              f"{line['mem']['peak_extra_bytes'] / 1024:>6.0f} KB{line['cpu_share']:>6.2f}{line['steadiness']:>7.2f}{line['check']['rel_l2']:>9.1e}"
               f"{line['predicted_h100_ms']:>9.3f}  {line['verdict']:<9}{r['vs'].split(' ', 2)[2]}", flush=True)
         if not line["check"]["pass"]: wrong += 1
         if ARGS.J:
@@ -653,6 +722,8 @@ def main():
         del row, line
         gc.collect()
         release_free_memory()
+    for (unit, threads), seconds in sorted(Probes.best.items()):
+        print(f"# ceiling: {1e-9 / seconds:.2f} G {unit} a second, {threads} threads")
     print(f"# wrong results: {wrong}")
     return 1 if wrong else 0
 

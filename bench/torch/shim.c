@@ -4,7 +4,8 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
-#include "../logarithms.h"
+#include "../ceilings.h"
+#include "../units.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -35,7 +36,8 @@ struct shim_part {
     int64_t *ids;
     xd_head_loss_desc head;
     void *swept; /* what a probe sweeps: the operation's largest array of its own */
-    int64_t swept_rows; /* of 64 bytes */
+    int64_t swept_lines, window, at; /* of 64 bytes: all, those of one run, where it begins */
+    int turn; /* of the ways through memory */
 };
 
 /* An operation, and the threads that run it: the caller is the first of them. */
@@ -146,7 +148,7 @@ static int64_t shim_cut(int64_t n, int threads, int i) {
 
 static void shim_sweeps(shim_part *part, void *data, int64_t bytes) {
     part->swept = data;
-    part->swept_rows = bytes / 64;
+    part->swept_lines = bytes / 64;
 }
 
 static char *shim_at(void *data, xd_dtype dtype, int64_t index) {
@@ -372,65 +374,71 @@ int64_t shim_extra_bytes(const shim *s) {
 
 /* ---- ceilings ---- */
 
-typedef uint64_t shim_words __attribute__((vector_size(64)));
-typedef float shim_floats __attribute__((vector_size(64)));
+/* A run of a probe sweeps this much on every thread, some milliseconds, and the next run what lies behind it: short enough
+ * to fit between two interruptions, far more than what the caches hold. */
+enum { SHIM_WINDOW = (64 << 20) / 64 };
 
-#if defined(XDI_X86) && defined(__GLIBC__)
-#define SHIM_BEST_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
-#else
-#define SHIM_BEST_LEVEL
-#endif
-
-SHIM_BEST_LEVEL static void shim_run_read(shim_part *part) {
-    const shim_words *x = (const shim_words *)part->swept;
-    shim_words a = { 0 }, b = { 0 };
-    for (int64_t i = 0; i + 2 <= part->swept_rows; i += 2) {
-        a += x[i];
-        b += x[i + 1];
-    }
-    a += b;
-    part->value = (double)a[0];
+/* The lines of this run and the way through them. */
+static const char *shim_window(shim_part *part, bench_way *way) {
+    const char *begin = (const char *)part->swept + part->at * 64;
+    *way = bench_ways[part->turn++ % BENCH_WAYS];
+    part->at += part->window;
+    if (part->at + part->window > part->swept_lines) part->at = 0;
+    return begin;
 }
 
-SHIM_BEST_LEVEL static void shim_run_in_place(shim_part *part) {
-    shim_floats *x = (shim_floats *)part->swept;
-    for (int64_t i = 0; i < part->swept_rows; i++) x[i] = x[i] * 0.999f + 1e-3f;
+static void shim_run_read(shim_part *part) {
+    bench_way way;
+    const char *begin = shim_window(part, &way);
+    part->value = (double)bench_read((const bench_words *)(const void *)begin, part->window, way);
+}
+
+static void shim_run_in_place(shim_part *part) {
+    bench_way way;
+    const char *begin = shim_window(part, &way);
+    bench_in_place((bench_floats *)(void *)(uintptr_t)begin, part->window, way);
 }
 
 /* Rate probes over the memory of another operation, which is left with other values: in place (each byte counts
- * twice), or read only. */
+ * twice), or read only. Every run is one window, and takes the next way. */
 shim *shim_probe(int threads, const shim *of, bool in_place) {
     shim *s = shim_open(threads, in_place ? shim_run_in_place : shim_run_read);
     for (int i = 0; i < threads; i++) {
-        s->parts[i].swept = of->parts[i].swept;
-        s->parts[i].swept_rows = of->parts[i].swept_rows;
+        shim_part *part = &s->parts[i];
+        const int64_t lines = of->parts[i].swept_lines / (4 * BENCH_TURN) * (4 * BENCH_TURN);
+        part->swept = of->parts[i].swept;
+        part->swept_lines = lines;
+        part->window = lines < SHIM_WINDOW ? lines : SHIM_WINDOW;
     }
     return s;
 }
 
+/* Of one run. */
 int64_t shim_probed_bytes(const shim *s) {
-    int64_t rows = 0;
-    for (int i = 0; i < s->threads; i++) rows += s->parts[i].swept_rows;
-    return rows * 64;
+    int64_t lines = 0;
+    for (int i = 0; i < s->threads; i++) lines += s->parts[i].window;
+    return lines * 64;
 }
 
 /* How fast exponentials, logarithms and products are, from the first cache; one call does `shim_unit_count`
- * of them on every thread. */
-enum { SHIM_UNITS = 400 };
+ * of them on every thread: about a millisecond. */
+enum { SHIM_UNITS = 3200 };
 static float shim_numbers[XDI_TILE];
 
-static void shim_run_exponentials(shim_part *part) {
-    const xdi_tiles *tiles = xdi_tiles_of(xd_ctx_settings(part->ctx)->cpu);
+static void shim_run_units(shim_part *part, bool logarithms) {
     const xdi_simd_array x = { shim_numbers, false };
-    float max;
-    for (int i = 0; i < SHIM_UNITS; i++)
-        part->value += tiles->sum(x, XDI_TILE, xdi_tile_power_of(XDI_TILE_LOG2E, 8.0), NULL, &max);
+    double (*const units)(xdi_simd_array) = bench_units_of(xd_ctx_settings(part->ctx)->cpu, logarithms);
+    double sum = 0.0;
+    for (int i = 0; i < SHIM_UNITS; i++) sum += units(x);
+    part->value = sum;
+}
+
+static void shim_run_exponentials(shim_part *part) {
+    shim_run_units(part, false);
 }
 
 static void shim_run_logarithms(shim_part *part) {
-    const xdi_simd_array x = { shim_numbers, false };
-    double (*const logarithms)(xdi_simd_array) = bench_logarithms_of(xd_ctx_settings(part->ctx)->cpu);
-    for (int i = 0; i < SHIM_UNITS; i++) part->value += logarithms(x);
+    shim_run_units(part, true);
 }
 
 shim *shim_unit(int threads, bool logarithms) {

@@ -207,8 +207,13 @@ static double xdi_fast_cross(const xd_loss_args *a, const xdi_fast_row *row, con
 }
 
 /* The lowest column of the tile that has the value. */
-static int64_t xdi_fast_find(const xd_rows *x, int64_t begin, double value) {
-    while (xdi_loss_load(x, 0, begin) != value) begin++;
+static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t begin, float value) {
+    const int64_t block = 64;
+    for (;; begin += block) {
+        const int64_t n = x->cols - begin < block ? x->cols - begin : block;
+        if (!(tiles->max(xdi_fast_array(x, 0, begin), n) < value)) break;
+    }
+    while (xdi_loss_load(x, 0, begin) != (double)value) begin++;
     return begin;
 }
 
@@ -228,7 +233,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, dou
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
     if (soft && !xdi_fast_fits((double)row.teacher.max, row.teacher.factor)) return false;
-    const int64_t arg = xdi_fast_find(&a->student, student->tile, (double)student->max);
+    const int64_t arg = xdi_fast_find(tiles, &a->student, student->tile, student->max);
     memset(sum, 0, sizeof sum);
     reference[XD_LOSS_MAX] = (double)student->max;
     reference[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
@@ -389,7 +394,18 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns) {
+/* A gradient of more bytes has left the caches when it is next read: it goes past them, which also spares
+ * reading what it overwrites. In place, that was read already. */
+#define XDI_FAST_STREAMED ((int64_t)8 << 20)
+
+static bool xdi_fast_streams(const xd_loss_args *a) {
+    const xd_rows *g = &a->gradient;
+    if (g->data == a->student.data || g->data == a->teacher.data) return false;
+    return g->rows * xdi_fast_stride(g) * (int64_t)xd_dtype_size(g->dtype) > XDI_FAST_STREAMED;
+}
+
+static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                                  bool streamed) {
     const bool hard = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
@@ -409,6 +425,7 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         g.x = xdi_fast_array(&a->student, 0, c);
         g.y = xdi_fast_array(&a->teacher, 0, c);
         g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
         tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
     }
 }
@@ -429,7 +446,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -439,7 +456,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, columns);
+    xdi_fast_gradient_row(tiles, one, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -450,11 +467,13 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const bool streamed = xdi_fast_streams(a);
     if (a->fixed) return plain.grad(launch, a); /* where a row is cut decides f32 references */
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
     }
+    tiles->fence();
     return XD_OK;
 }
 
@@ -464,6 +483,7 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const bool mixed = a->teacher.data && a->soft_weight != 0.0 && a->divergence == XD_JSD;
+    const bool streamed = xdi_fast_streams(a);
     for (int64_t r = 0; r < a->student.rows; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_partials(launch, tiles, &plain, &one);
@@ -476,8 +496,9 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
             xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
             XDI_TRY(plain.mixture_combine(launch, &one));
         }
-        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one);
+        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
     }
+    tiles->fence();
     return XD_OK;
 }
 

@@ -1,7 +1,7 @@
 #include <string.h>
 
 #if defined(XDI_X86)
-#include <immintrin.h>
+#    include <immintrin.h>
 #endif
 
 /* The blocked matrix product. A processor multiplies much faster than it reads memory, so the product is cut
@@ -27,9 +27,9 @@ enum {
 /* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
  * itself, gcc must be asked. */
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
-#define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
+#    define XDI_MATMUL_UNROLL _Pragma("GCC unroll 8")
 #else
-#define XDI_MATMUL_UNROLL
+#    define XDI_MATMUL_UNROLL
 #endif
 
 /* tile[rows, cols] (+)= sum over p < k of a[p, i] b[p, j], both packed; pairs: terms 2p and 2p + 1 of a line
@@ -207,53 +207,115 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
             packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
 }
 
-static inline uint32_t xdi_matmul_bf16(const void *data, bool narrow, int64_t at) {
-    return narrow ? (uint32_t)((const uint16_t *)data)[at]
-                  : (uint32_t)xdi_matmul_narrow(((const float *)data)[at]);
+#if defined(XDI_X86)
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
+ * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
+
+#    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* Sixteen numbers from `data` on as bf16, in the low halves of the lanes; only those of the mask are read. */
+XDI_MATMUL_512 static inline __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at,
+                                                       __mmask16 lanes) {
+    if (narrow) return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, (const uint16_t *)data + at));
+    const __m512 x = _mm512_maskz_loadu_ps(lanes, (const float *)data + at);
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)); /* a NaN stays one */
 }
 
-/* Terms p and p + 1 (`both`) of every line. `narrow`, the dtype, is a constant where this is called. */
-static inline void xdi_matmul_pair_up(const xdi_matmul_lines *x, bool narrow, int64_t p, bool both,
-                                      uint32_t *packed) {
-    const int64_t first = p * x->term_stride, second = both ? first + x->term_stride : first;
-    const uint32_t mask = both ? 0xffffffffu : 0xffffu;
-    for (int64_t line = 0; line < x->lines; line++)
-        packed[line] = (xdi_matmul_bf16(x->data, narrow, line * x->line_stride + first) |
-                        xdi_matmul_bf16(x->data, narrow, line * x->line_stride + second) << 16) &
-                       mask;
+XDI_MATMUL_512 static inline __mmask16 xdi_matmul_mask(int64_t left) {
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
 }
 
-/* Pairs of bf16 numbers that lie side by side already: one copy of 32 bits each. */
-static void xdi_matmul_pack_adjacent(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
-    for (int64_t line = 0; line < x->lines; line++) {
-        const uint16_t *data = (const uint16_t *)x->data + line * x->line_stride;
-        for (int64_t p = 0; p + 1 < x->terms; p += 2)
-            memcpy(packed + p / 2 * width + line, data + p, sizeof *packed);
-        if (x->terms % 2) packed[x->terms / 2 * width + line] = data[x->terms - 1];
-    }
-}
-
-/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is
- * 0. */
-static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
-    if (x->dtype == XD_DTYPE_BF16 && x->term_stride == 1) {
-        xdi_matmul_pack_adjacent(x, width, packed);
-        return;
-    }
+/* Lines that lie side by side: sixteen of them at a time. `narrow`, the dtype, is a constant where this is
+ * called. */
+XDI_MATMUL_512 static inline void xdi_matmul_pack_beside(const xdi_matmul_lines *x, bool narrow,
+                                                         int64_t width, uint32_t *packed) {
     for (int64_t p = 0; p < x->terms; p += 2, packed += width) {
-        if (x->dtype == XD_DTYPE_BF16)
-            xdi_matmul_pair_up(x, true, p, p + 1 < x->terms, packed);
-        else
-            xdi_matmul_pair_up(x, false, p, p + 1 < x->terms, packed);
+        const int64_t first = p * x->term_stride, second = first + x->term_stride;
+        for (int64_t line = 0; line < x->lines; line += 16) {
+            const __mmask16 lanes = xdi_matmul_mask(x->lines - line);
+            const __mmask16 more = p + 1 < x->terms ? lanes : (__mmask16)0;
+            const __m512i low = xdi_matmul_halves(x->data, narrow, first + line, lanes);
+            const __m512i high = xdi_matmul_halves(x->data, narrow, second + line, more);
+            _mm512_mask_storeu_epi32(packed + line, lanes, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+        }
     }
 }
+
+/* Terms that lie side by side: a line's pairs in order, then each to its row. */
+XDI_MATMUL_512 static inline void xdi_matmul_pack_along(const xdi_matmul_lines *x, bool narrow, int64_t width,
+                                                        uint32_t *packed) {
+    uint16_t room[XDI_MATMUL_BLOCK_K];
+    for (int64_t line = 0; line < x->lines; line++) {
+        const uint16_t *pairs = (const uint16_t *)x->data + line * x->line_stride;
+        if (!narrow) {
+            for (int64_t p = 0; p < x->terms; p += 16) {
+                const __mmask16 lanes = xdi_matmul_mask(x->terms - p);
+                const __m512i halves = xdi_matmul_halves(x->data, false, line * x->line_stride + p, lanes);
+                _mm256_mask_storeu_epi16(room + p, lanes, _mm512_cvtepi32_epi16(halves));
+            }
+            pairs = room;
+        }
+        for (int64_t p = 0; p + 1 < x->terms; p += 2)
+            memcpy(packed + p / 2 * width + line, pairs + p, sizeof *packed);
+        if (x->terms % 2) packed[x->terms / 2 * width + line] = pairs[x->terms - 1];
+    }
+}
+
+static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
+    return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
+                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
+}
+
+static void xdi_matmul_pack_apart(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    for (int64_t line = 0; line < x->lines; line++)
+        for (int64_t p = 0; p < x->terms; p++) {
+            const uint32_t half = xdi_matmul_half(x, line * x->line_stride + p * x->term_stride);
+            uint32_t *pair = packed + p / 2 * width + line;
+            *pair = p % 2 ? *pair | half << 16 : half;
+        }
+}
+
+XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+    const bool narrow = x->dtype == XD_DTYPE_BF16;
+    if (x->term_stride == 1 && narrow)
+        xdi_matmul_pack_along(x, true, width, packed);
+    else if (x->term_stride == 1)
+        xdi_matmul_pack_along(x, false, width, packed);
+    else if (x->line_stride == 1 && narrow)
+        xdi_matmul_pack_beside(x, true, width, packed);
+    else if (x->line_stride == 1)
+        xdi_matmul_pack_beside(x, false, width, packed);
+    else
+        xdi_matmul_pack_apart(x, width, packed);
+}
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+#endif
 
 static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x, int64_t width,
                             void *packed) {
     if (x->lines < width) memset(packed, 0, (size_t)(x->terms + 1) * (size_t)width * (kernel->pairs ? 2 : 4));
-    if (kernel->pairs)
+#if defined(XDI_X86)
+    if (kernel->pairs) {
         xdi_matmul_pack_pairs(x, width, (uint32_t *)packed);
-    else if (x->dtype == XD_DTYPE_F32)
+        return;
+    }
+#endif
+    if (x->dtype == XD_DTYPE_F32)
         xdi_matmul_pack_f32(x, width, (float *)packed);
     else
         xdi_matmul_pack_widened(x, width, (float *)packed);
@@ -351,7 +413,7 @@ static void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args
 }
 
 #if defined(XD_SGEMM)
-#include <limits.h>
+#    include <limits.h>
 
 enum { XDI_MATMUL_NO_TRANS = 111, XDI_MATMUL_TRANS = 112 }; /* the values of cblas.h */
 
@@ -368,8 +430,8 @@ static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *p) {
         p->out_stride > INT_MAX)
         return false;
     XD_SGEMM(a_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS,
-             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols,
-             (int)p->a.cols, 1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
+             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols, (int)p->a.cols,
+             1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
              p->accumulate ? 1.0f : 0.0f, p->out, (int)p->out_stride);
     return true;
 }
@@ -408,14 +470,14 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
     const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
-    if (kernel.pairs || !xdi_matmul_sgemm(launch, args))
-        xdi_matmul_run(&kernel, args, launch->workspace);
+    if (kernel.pairs || !xdi_matmul_sgemm(launch, args)) xdi_matmul_run(&kernel, args, launch->workspace);
     return XD_OK;
 }
 
 XD_API xd_matrix xd_matrix_of_rows(const xd_rows *rows) {
-    xd_matrix matrix = { rows->data, rows->dtype, rows->rows, rows->cols,
-                         rows->stride ? rows->stride : rows->cols, 1 };
+    xd_matrix matrix = {
+        rows->data, rows->dtype, rows->rows, rows->cols, rows->stride ? rows->stride : rows->cols, 1
+    };
     return matrix;
 }
 

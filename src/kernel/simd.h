@@ -19,7 +19,16 @@
  *   load        elements [i, i + lanes) of f32 or bf16
  *   store       the same; to bf16 by round to nearest even. Not for NaN.
  *   load_two    elements [i, i + 2 lanes) of bf16, the even and the odd ones: no lane has to move
- *   store_two   the same way back */
+ *   store_two   the same way back
+ *   stream, stream_two   store of f32, and store_two, past the caches where there is such an instruction: to a
+ *               place aligned to XDI_SIMD_LINE, vector after vector
+ *   fence       what was streamed is in memory before whatever follows
+ *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
+ *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
+ *   top_bits    the representation, as f32, of the largest kept by top, or by top_two */
+
+/* Bytes that memory is read and written by. */
+enum { XDI_SIMD_LINE = 64 };
 
 #define XDI_SIMD_INLINE static inline __attribute__((always_inline))
 #define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
@@ -28,9 +37,9 @@
 
 /* gcc would fuse the difference of two products, which is exactly 0 for equal ones only as it stands. */
 #if defined(__clang__)
-#define XDI_SIMD_AS_WRITTEN
+#    define XDI_SIMD_AS_WRITTEN
 #else
-#define XDI_SIMD_AS_WRITTEN __attribute__((optimize("fp-contract=off")))
+#    define XDI_SIMD_AS_WRITTEN __attribute__((optimize("fp-contract=off")))
 #endif
 #define XDI_SIMD_128 XDI_SIMD_AS_WRITTEN static
 #define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma")))
@@ -57,6 +66,10 @@ static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  
 static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
 
+/* The upper halves of the lanes of two vectors by turns. */
+static const uint16_t xdi_v16_upper[32] = { 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
+                                            17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63 };
+
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
     void *data;
@@ -64,6 +77,9 @@ typedef struct xdi_simd_array {
 } xdi_simd_array;
 
 #define XDI_SIMD_SQRT_HALF_BITS 0x3f3504f3
+
+/* What `top` begins with: less than every representation, by halves as well. */
+#define XDI_SIMD_NO_TOP ((int32_t)0x80008000)
 
 /* Fewer elements than lanes, the others filled up, so that an element gets the same bits wherever it is. */
 static inline void xdi_simd_part(xdi_simd_array x, int64_t begin, int64_t end, int lanes, float fill,
@@ -113,6 +129,7 @@ static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, in
 
 typedef float __attribute__((vector_size(16))) xdi_v4;
 typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
 enum { xdi_v4_lanes = 4, xdi_v4_steps = 1 };
 
 XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
@@ -189,6 +206,30 @@ XDI_SIMD_INLINE void xdi_v4_load_two(xdi_simd_array x, int64_t i, xdi_v4 *even, 
     *even = (xdi_v4)(bits << 16);
     *odd = (xdi_v4)(bits & (int32_t)0xffff0000);
 }
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_no_top(void) {
+    const xdi_v4_bits none = { XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP };
+    return none;
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top(xdi_v4_bits tops, xdi_v4 v) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v, mask = bits > tops;
+    return (mask & bits) | (~mask & tops);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top_two(xdi_v4_bits tops, xdi_simd_array x, int64_t i) {
+    xdi_v4_halves halves;
+    memcpy(&halves, (const uint16_t *)x.data + i, sizeof halves);
+    const xdi_v4_halves mask = halves > (xdi_v4_halves)tops;
+    return (xdi_v4_bits)((mask & halves) | (~mask & (xdi_v4_halves)tops));
+}
+XDI_SIMD_INLINE int32_t xdi_v4_top_bits(xdi_v4_bits tops, bool two) {
+    int32_t top = INT32_MIN;
+    for (int lane = 0; lane < 4; lane++) {
+        const int32_t odd = two ? tops[lane] & (int32_t)0xffff0000 : tops[lane];
+        const int32_t even = two ? (int32_t)((uint32_t)tops[lane] << 16) : odd;
+        top = odd > top ? odd : top;
+        top = even > top ? even : top;
+    }
+    return top;
+}
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
     const xdi_v4_bits bits = (xdi_v4_bits)v;
     return bits + 0x7fff + ((bits >> 16) & 1);
@@ -198,6 +239,13 @@ XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, 
     const xdi_v4_bits both = low | (xdi_v4_rounded(odd) & (int32_t)0xffff0000);
     memcpy((uint16_t *)x.data + i, &both, sizeof both);
 }
+XDI_SIMD_INLINE void xdi_v4_stream_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
+    xdi_v4_store_two(x, i, even, odd);
+}
+XDI_SIMD_INLINE void xdi_v4_stream(xdi_simd_array x, int64_t i, xdi_v4 v) {
+    memcpy((float *)x.data + i, &v, sizeof v);
+}
+XDI_SIMD_INLINE void xdi_v4_fence(void) {}
 XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
     if (x.bf16) {
         const xdi_v4_bits rounded = xdi_v4_rounded(v);
@@ -222,6 +270,7 @@ XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
 /* ---- eight lanes ---- */
 
 typedef __m256 xdi_v8;
+typedef __m256i xdi_v8_bits;
 enum { xdi_v8_lanes = 8, xdi_v8_steps = 8 };
 
 XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_set(float x) {
@@ -285,16 +334,46 @@ XDI_SIMD_INLINE_256 void xdi_v8_load_two(xdi_simd_array x, int64_t i, xdi_v8 *ev
     *even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
     *odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xffff0000)));
 }
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_no_top(void) {
+    return _mm256_set1_epi32(XDI_SIMD_NO_TOP);
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top(xdi_v8_bits tops, xdi_v8 v) {
+    return _mm256_max_epi32(tops, _mm256_castps_si256(v));
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top_two(xdi_v8_bits tops, xdi_simd_array x, int64_t i) {
+    const uint16_t *at = (const uint16_t *)x.data + i;
+    return _mm256_max_epi16(tops, _mm256_loadu_si256((const __m256i *)(const void *)at));
+}
+XDI_SIMD_INLINE_256 int32_t xdi_v8_top_bits(xdi_v8_bits tops, bool two) {
+    const __m256i odd = two ? _mm256_and_si256(tops, _mm256_set1_epi32((int32_t)0xffff0000)) : tops;
+    const __m256i both = two ? _mm256_max_epi32(odd, _mm256_slli_epi32(tops, 16)) : odd;
+    int32_t lanes[8], top;
+    _mm256_storeu_si256((__m256i *)(void *)lanes, both);
+    top = lanes[0];
+    for (int i = 1; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
     const __m256i bits = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
 }
-XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+XDI_SIMD_INLINE_256 __m256i xdi_v8_paired(xdi_v8 even, xdi_v8 odd) {
     const __m256i low = _mm256_srli_epi32(xdi_v8_rounded(even), 16);
-    const __m256i both = _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
-    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), both);
+    return _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_stream_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_stream(xdi_simd_array x, int64_t i, xdi_v8 v) {
+    _mm256_stream_ps((float *)x.data + i, v);
+}
+XDI_SIMD_INLINE_256 void xdi_v8_fence(void) {
+    _mm_sfence();
 }
 XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
     if (!x.bf16) {
@@ -309,6 +388,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
 /* ---- sixteen lanes ---- */
 
 typedef __m512 xdi_v16;
+typedef __m512i xdi_v16_bits;
 enum { xdi_v16_lanes = 16, xdi_v16_steps = 32 };
 
 XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_set(float x) {
@@ -375,16 +455,46 @@ XDI_SIMD_INLINE_512 void xdi_v16_load_two(xdi_simd_array x, int64_t i, xdi_v16 *
     *even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
     *odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xffff0000)));
 }
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_no_top(void) {
+    return _mm512_set1_epi32(XDI_SIMD_NO_TOP);
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top(xdi_v16_bits tops, xdi_v16 v) {
+    return _mm512_max_epi32(tops, _mm512_castps_si512(v));
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top_two(xdi_v16_bits tops, xdi_simd_array x, int64_t i) {
+    return _mm512_max_epi16(tops, _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i)));
+}
+XDI_SIMD_INLINE_512 int32_t xdi_v16_top_bits(xdi_v16_bits tops, bool two) {
+    const __m512i odd = two ? _mm512_and_si512(tops, _mm512_set1_epi32((int32_t)0xffff0000)) : tops;
+    return _mm512_reduce_max_epi32(two ? _mm512_max_epi32(odd, _mm512_slli_epi32(tops, 16)) : odd);
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
     const __m512i bits = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
 }
+/* The upper halves of both vectors together and the lower ones: a number goes up where its lower half is above
+ * one half of the last place, or is one half and the last place is odd. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
+    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
+    const __m512i one = _mm512_set1_epi16(1);
+    const __m512i high = _mm512_permutex2var_epi16(a, _mm512_loadu_si512((const void *)xdi_v16_upper), b);
+    const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
+    const __m512i limit = _mm512_sub_epi16(_mm512_set1_epi16((int16_t)0x8001), _mm512_and_si512(high, one));
+    return _mm512_mask_add_epi16(high, _mm512_cmpge_epu16_mask(low, limit), high, one);
+}
 XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
-    const __m512i low = _mm512_srli_epi32(xdi_v16_rounded(even), 16);
-    const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaau, low, xdi_v16_rounded(odd));
-    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), both);
+    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_stream_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
+    _mm512_stream_si512((__m512i *)(void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_stream(xdi_simd_array x, int64_t i, xdi_v16 v) {
+    _mm512_stream_ps((float *)x.data + i, v);
+}
+XDI_SIMD_INLINE_512 void xdi_v16_fence(void) {
+    _mm_sfence();
 }
 XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
     if (!x.bf16) {

@@ -46,17 +46,38 @@
         v##_store(x, i, a);                                                                             \
         v##_store(x, i + v##_lanes, b);                                                                 \
     }                                                                                                   \
+    /* The same past the caches, to bf16 (parity) or f32. */                                            \
+    INLINE void v##_send_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                      \
+        if (parity) {                                                                                   \
+            v##_stream_two(x, i, a, b);                                                                 \
+            return;                                                                                     \
+        }                                                                                               \
+        v##_stream(x, i, a);                                                                            \
+        v##_stream(x, i + v##_lanes, b);                                                                \
+    }                                                                                                   \
     /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
-    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
+    INLINE v v##_exp2_parts(v x, const xdi_tile_power *power, float scale, v *whole) {                  \
         const v factor = v##_set(power->factor * (float)v##_steps);                                     \
         const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                         \
         const v clamped = v##_max(v##_set(power->low), x);                                              \
         const v t = v##_fma(clamped, factor, magic);                                                    \
         const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                  \
-        return v##_mul(v##_fraction(f, scale), v##_power(t));                                           \
+        *whole = v##_power(t);                                                                          \
+        return v##_fraction(f, scale);                                                                  \
+    }                                                                                                   \
+    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
+        v whole;                                                                                        \
+        const v fraction = v##_exp2_parts(x, power, scale, &whole);                                     \
+        return v##_mul(fraction, whole);                                                                \
     }                                                                                                   \
     INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                               \
         return v##_scaled_exp2(x, power, 1.0f);                                                         \
+    }                                                                                                   \
+    /* sum + power */                                                                                   \
+    INLINE v v##_add_exp2(v x, const xdi_tile_power *power, v sum) {                                    \
+        v whole;                                                                                        \
+        const v fraction = v##_exp2_parts(x, power, 1.0f, &whole);                                      \
+        return v##_fma(fraction, whole, sum);                                                           \
     }                                                                                                   \
     /* log2 of the power. */                                                                            \
     INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                           \
@@ -79,12 +100,17 @@
     INLINE double v##_total(v x) {                                                                      \
         xdi_simd_array lanes;                                                                           \
         float part[v##_lanes];                                                                          \
-        double sum = 0.0;                                                                               \
+        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };                                                         \
         lanes.data = part;                                                                              \
         lanes.bf16 = false;                                                                             \
         v##_store(lanes, 0, x);                                                                         \
-        for (int i = 0; i < v##_lanes; i++) sum += (double)part[i];                                     \
-        return sum;                                                                                     \
+        for (int i = 0; i < v##_lanes; i += 4) {                                                        \
+            sum[0] += (double)part[i];                                                                  \
+            sum[1] += (double)part[i + 1];                                                              \
+            sum[2] += (double)part[i + 2];                                                              \
+            sum[3] += (double)part[i + 3];                                                              \
+        }                                                                                               \
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                   \
     }                                                                                                   \
     INLINE float v##_largest(v x) {                                                                     \
         xdi_simd_array lanes;                                                                           \

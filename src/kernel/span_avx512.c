@@ -181,25 +181,35 @@ XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, in
     return (double)value;
 }
 
-/* Squares of bf16 are exact in f32, so f32 lanes add up to sixteen of them and lose at most 2^-20 of the
+/* The first `left` of 32 halves. */
+static inline __mmask32 xdi_avx512_halves(int64_t left) {
+    return left >= 32 ? (__mmask32)0xffffffffu : left <= 0 ? 0 : (__mmask32)((1u << left) - 1u);
+}
+
+/* The sum of f32 lanes in double. */
+XDI_AVX512 static double xdi_avx512_total(__m512 x) {
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                                        _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
+}
+
+/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
  * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
 XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
     const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
-    __m512 even = _mm512_setzero_ps(), odd = even;
-    double lanes[16], sum = 0.0;
-    for (int64_t i = 0; i < n; i += 32) {
-        const int64_t left = n - i;
-        const __mmask32 in = left >= 32 ? (__mmask32)0xffffffffu : (__mmask32)((1u << left) - 1u);
-        const __m512i pair = _mm512_maskz_loadu_epi16(in, x + i);
+    __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
+    for (int64_t i = 0; i < n; i += 64) {
+        const __m512i pair = _mm512_maskz_loadu_epi16(xdi_avx512_halves(n - i), x + i);
+        const __m512i pair2 = _mm512_maskz_loadu_epi16(xdi_avx512_halves(n - i - 32), x + i + 32);
         const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
         const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
+        const __m512 low2 = _mm512_castsi512_ps(_mm512_slli_epi32(pair2, 16));
+        const __m512 high2 = _mm512_castsi512_ps(_mm512_and_si512(pair2, top));
         even = _mm512_fmadd_ps(low, low, even);
         odd = _mm512_fmadd_ps(high, high, odd);
+        even2 = _mm512_fmadd_ps(low2, low2, even2);
+        odd2 = _mm512_fmadd_ps(high2, high2, odd2);
     }
-    even = _mm512_add_ps(even, odd);
-    _mm512_storeu_pd(lanes, _mm512_cvtps_pd(_mm512_castps512_ps256(even)));
-    _mm512_storeu_pd(lanes + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(even, 1)));
-    for (int k = 0; k < 16; k++) sum += lanes[k];
+    const double sum = xdi_avx512_total(_mm512_add_ps(_mm512_add_ps(even, odd), _mm512_add_ps(even2, odd2)));
     return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
 }
 
@@ -229,7 +239,7 @@ XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, 
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd, xdi_avx512_lerp,
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
 };
 

@@ -39,28 +39,46 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                      \
         return v##_total(sum);                                                                    \
     }                                                                                             \
+    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */  \
+    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */     \
+    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {         \
+        const int32_t bits = v##_top_bits(tops, parity);                                          \
+        v largest = v##_set(-INFINITY);                                                           \
+        float top;                                                                                \
+        memcpy(&top, &bits, sizeof top);                                                          \
+        if (bits >= 0 && top <= INFINITY) return top;                                             \
+        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);    \
+        return v##_largest(largest);                                                              \
+    }                                                                                             \
     INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, \
                                float *max, bool parity) {                                         \
         const v zero = v##_set(0.0f), low = v##_set(power.low);                                   \
-        v sum = zero, more = zero, moments = zero, largest = v##_set(-INFINITY), a, b;            \
+        v sum = zero, more = zero, moments = zero, a, b;                                          \
+        v##_bits tops = v##_no_top();                                                             \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                          \
             v##_read_two(x, i, parity, &a, &b);                                                   \
+            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);               \
+            if (!moment) {                                                                        \
+                sum = v##_add_exp2(a, &power, sum);                                               \
+                more = v##_add_exp2(b, &power, more);                                             \
+                continue;                                                                         \
+            }                                                                                     \
             const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                             \
             sum = v##_add(sum, e);                                                                \
             more = v##_add(more, f);                                                              \
-            largest = v##_max(a, v##_max(b, largest));                                            \
-            if (!moment) continue;                                                                \
             moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                 \
             moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                 \
         }                                                                                         \
         if (moment) *moment = v##_total(moments);                                                 \
-        *max = v##_largest(largest);                                                              \
+        *max = v##_top_value(x, n, tops, parity);                                                 \
         return v##_total(v##_add(sum, more));                                                     \
     }                                                                                             \
     LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
                               float *max) {                                                       \
-        if (x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                          \
-        return v##_sum_loop(x, n, power, moment, max, false);                                     \
+        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                \
+        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                         \
+        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                            \
+        return v##_sum_loop(x, n, power, NULL, max, false);                                       \
     }                                                                                             \
     LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,   \
                              float *max) {                                                        \
@@ -77,15 +95,14 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 
 #define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                     \
     typedef struct v##_pair_sums {                                                                          \
-        v own, other, cross, infinite, own_max, other_max;                                                  \
+        v own, other, cross, infinite;                                                                      \
     } v##_pair_sums;                                                                                        \
-    /* cross: log2 p - log2 q from the difference of the elements, which loses less than each by itself. */ \
-    INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, bool careful,        \
-                             bool own) {                                                                    \
+    /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
+    /* less than each by itself. */                                                                         \
+    INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
+                             bool careful, bool own) {                                                      \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
-        const v factor = v##_set(pair->q.factor);                                                           \
-        const v back = v##_set((own ? pair->p.whole : 0.0f) - pair->q.whole);                               \
         v right = b;                                                                                        \
         if (careful) {                                                                                      \
             const v missing = v##_pick(b, lowest, zero, v##_pick(a, v##_set(-FLT_MAX), one, zero));         \
@@ -93,29 +110,33 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        sums->other = v##_add(sums->other, v##_exp2(b, &pair->q));                                          \
-        sums->cross = v##_fma(e, v##_exact_sub(v##_sub(left, right), factor, back), sums->cross);           \
-        sums->own_max = v##_max(a, sums->own_max);                                                          \
-        sums->other_max = v##_max(b, sums->other_max);                                                      \
+        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
+        sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
     INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
         const xdi_tile_pair given = *pair;                                                                  \
+        const double factor = (double)given.q.factor;                                                       \
+        const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
+        const float back = (float)(exact / factor);                                                         \
+        v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
         v a, b, c, d;                                                                                       \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
-        s.own_max = s.other_max = v##_set(-INFINITY);                                                       \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
             v##_read_two(given.x, i, parity, &a, &b);                                                       \
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
-            v##_pair_add(&s, &given, a, c, careful, own);                                                   \
-            v##_pair_add(&r, &given, b, d, careful, own);                                                   \
+            own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
+            other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
+            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
+            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
         }                                                                                                   \
-        pair->own = v##_total(s.own) + v##_total(r.own);                                                    \
-        pair->other = v##_total(s.other) + v##_total(r.other);                                              \
-        pair->cross = v##_total(s.cross) + v##_total(r.cross);                                              \
-        pair->own_max = v##_largest(v##_max(s.own_max, r.own_max));                                         \
-        pair->other_max = v##_largest(v##_max(s.other_max, r.other_max));                                   \
+        pair->own = v##_total(v##_add(s.own, r.own));                                                       \
+        pair->other = v##_total(v##_add(s.other, r.other));                                                 \
+        pair->cross = factor * v##_total(v##_add(s.cross, r.cross));                                        \
+        pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */               \
+        pair->own_max = v##_top_value(given.x, n, own_tops, parity);                                        \
+        pair->other_max = v##_top_value(given.y, n, other_tops, parity);                                    \
         pair->infinite = v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                               \
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
@@ -185,8 +206,8 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         *p_sum = v##_total(p_sums);                                                                        \
         *q_sum = v##_total(q_sums);                                                                        \
     }                                                                                                      \
-    LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m,             \
-                                int64_t n, double *p_sum, double *q_sum) {                                 \
+    LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,  \
+                                double *p_sum, double *q_sum) {                                            \
         if (x.bf16 && y.bf16)                                                                              \
             v##_mixture_loop(x, y, m, n, p_sum, q_sum, true);                                              \
         else                                                                                               \
@@ -232,22 +253,31 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         return hard ? v##_add(out, more) : more;                                                           \
     }                                                                                                      \
     INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,    \
-                                  bool teacher, bool parity) {                                             \
+                                  bool teacher, bool parity, bool sent) {                                  \
         v a, b, c = v##_set(0.0f), d = c;                                                                  \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
             v##_read_two(g->x, i, parity, &a, &b);                                                         \
             if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                            \
             a = v##_gradient(g, a, c, hard, soft);                                                         \
             b = v##_gradient(g, b, d, hard, soft);                                                         \
-            v##_write_two(g->out, i, parity, a, b);                                                        \
+            if (sent)                                                                                      \
+                v##_send_two(g->out, i, parity, a, b);                                                     \
+            else                                                                                           \
+                v##_write_two(g->out, i, parity, a, b);                                                    \
         }                                                                                                  \
     }                                                                                                      \
     INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
         const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                            \
-        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))                                           \
-            v##_gradient_loop(g, n, hard, soft, teacher, true);                                            \
-        else                                                                                               \
-            v##_gradient_loop(g, n, hard, soft, teacher, false);                                           \
+        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                         \
+            if (g->streamed)                                                                               \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                  \
+            else                                                                                           \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                 \
+        } else if (g->streamed && !g->out.bf16) {                                                          \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                     \
+        } else {                                                                                           \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                    \
+        }                                                                                                  \
     }                                                                                                      \
     LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {          \
         const xdi_tile_gradient g = *given; /* stores cannot change a copy */                              \
@@ -271,6 +301,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                   \
             if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                    \
             rest.out.data = out;                                                                           \
+            rest.streamed = false;                                                                         \
         }                                                                                                  \
         v##_gradient_whole(g, soft, whole);                                                                \
         if (whole == n) return;                                                                            \
@@ -278,26 +309,60 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                              \
     }
 
-#define XDI_TILES(v, INLINE, LEAF)                                           \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                          \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                          \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                       \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                      \
-    static const xdi_tiles v##_tiles = {                                     \
-        v##_tile_max,     v##_tile_linear,   v##_tile_sum,   v##_tile_pair,  \
-        v##_tile_mixture, v##_tile_gradient, v##_tile_raise, v##_tile_collect \
-    };
+#define XDI_TILES(v, INLINE, LEAF)                                                            \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
+    LEAF void v##_tile_fence(void) {                                                          \
+        v##_fence();                                                                          \
+    }                                                                                         \
+    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
+                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
+                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
+
+/* ---- what selections need ---- */
 
 /* Without a compressing store: every index is written, and the next one over it when it does not count. */
 static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                   int64_t room) {
+                                   uint32_t *keys, int64_t room) {
     int64_t count = 0;
     for (int64_t i = 0; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
         indices[count] = (uint32_t)i;
+        keys[count] = xdi_tile_key(a);
         count += a >= threshold ? 1 : 0;
     }
     return count;
+}
+
+static void xdi_v4_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {
+    *first = *last = keys[0];
+    for (int64_t i = 1; i < n; i++) {
+        *first = keys[i] < *first ? keys[i] : *first;
+        *last = keys[i] > *last ? keys[i] : *last;
+    }
+}
+
+static void xdi_v4_tile_offsets(uint32_t *bins, int64_t n) {
+    uint32_t sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t count = bins[i];
+        bins[i] = sum;
+        sum += count;
+    }
+}
+
+static bool xdi_v4_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
+                               int64_t *ids) {
+    bool zero = false;
+    for (int64_t j = 0; j < n; j++) {
+        values[j] = (double)xdi_tile_of_key((uint32_t)(records[j] >> 32));
+        ids[j] = first + (int64_t)(records[j] & 0xffffffffu);
+        zero = zero || values[j] == 0.0;
+    }
+    return zero;
 }
 
 XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
@@ -310,28 +375,90 @@ XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
-XDI_SIMD_256 int64_t xdi_v8_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                         int64_t room) {
-    return xdi_v4_tile_collect(x, n, threshold, indices, room);
+/* Eight lanes gain nothing: they have no compressing move. */
+#    define xdi_v8_tile_collect xdi_v4_tile_collect
+#    define xdi_v8_tile_range xdi_v4_tile_range
+#    define xdi_v8_tile_offsets xdi_v4_tile_offsets
+#    define xdi_v8_tile_unpack xdi_v4_tile_unpack
+
+/* Keys from the bits of numbers, and the other way round. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
+    const __m512i below = _mm512_srai_epi32(bits, 31);
+    return _mm512_xor_si512(bits, _mm512_andnot_si512(below, _mm512_set1_epi32(0x7fffffff)));
 }
 
-/* Rows of 16: the indices that count move to the front of the vector, which is written whole. */
+/* Rows of 16: the indices and keys that count move to the front of the vector, which is written whole. */
 XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                          int64_t room) {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const xdi_v16 limit = xdi_v16_set(threshold);
+                                          uint32_t *keys, int64_t room) {
+    const xdi_v16 limit = xdi_v16_set(threshold), zero = xdi_v16_set(0.0f);
+    __m512i at = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     int64_t count = 0, i = 0;
     for (; i + 16 <= n && count + 16 <= room; i += 16) {
-        const __mmask16 mask = _mm512_cmp_ps_mask(xdi_v16_load(x, i), limit, _CMP_GE_OQ);
-        const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)i));
+        const xdi_v16 a = xdi_v16_load(x, i);
+        const __mmask16 mask = _mm512_cmp_ps_mask(a, limit, _CMP_GE_OQ);
+        const __m512i key = xdi_v16_key(_mm512_castps_si512(_mm512_add_ps(a, zero)));
         _mm512_storeu_si512((void *)(indices + count), _mm512_maskz_compress_epi32(mask, at));
+        _mm512_storeu_si512((void *)(keys + count), _mm512_maskz_compress_epi32(mask, key));
         count += __builtin_popcount((unsigned)mask);
+        at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
     for (; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
-        if (a >= threshold) indices[count++] = (uint32_t)i;
+        indices[count] = (uint32_t)i;
+        keys[count] = xdi_tile_key(a);
+        count += a >= threshold ? 1 : 0;
     }
     return count;
+}
+
+XDI_SIMD_512 void xdi_v16_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {
+    __m512i low = _mm512_set1_epi32((int)keys[0]), high = low;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m512i key = _mm512_loadu_si512((const void *)(keys + i));
+        low = _mm512_min_epu32(low, key);
+        high = _mm512_max_epu32(high, key);
+    }
+    *first = _mm512_reduce_min_epu32(low);
+    *last = _mm512_reduce_max_epu32(high);
+    for (; i < n; i++) {
+        *first = keys[i] < *first ? keys[i] : *first;
+        *last = keys[i] > *last ? keys[i] : *last;
+    }
+}
+
+/* Sums over 1, 2, 4 and 8 neighbours make those over all before. */
+XDI_SIMD_512 void xdi_v16_tile_offsets(uint32_t *bins, int64_t n) {
+    const __m512i zero = _mm512_setzero_si512(), top = _mm512_set1_epi32(15);
+    __m512i before = zero;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512i count = _mm512_loadu_si512((const void *)(bins + i));
+        __m512i sum = _mm512_add_epi32(count, _mm512_alignr_epi32(count, zero, 15));
+        sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 14));
+        sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 12));
+        sum = _mm512_add_epi32(sum, _mm512_alignr_epi32(sum, zero, 8));
+        _mm512_storeu_si512((void *)(bins + i), _mm512_add_epi32(before, _mm512_sub_epi32(sum, count)));
+        before = _mm512_add_epi32(before, _mm512_permutexvar_epi32(top, sum));
+    }
+}
+
+XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
+                                      int64_t *ids) {
+    const __m512i low = _mm512_set1_epi64(0xffffffff), begin = _mm512_set1_epi64(first);
+    const int64_t head = (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* to a line */
+    __mmask8 zeros = 0;
+    int64_t j = head < n ? head : n;
+    const bool begin_zero = xdi_v4_tile_unpack(records, j, first, values, ids);
+    for (; j + 8 <= n; j += 8) {
+        const __m512i record = _mm512_loadu_si512((const void *)(records + j));
+        const __m512i bits = xdi_v16_key(_mm512_srli_epi64(record, 32));
+        const __m512d value = _mm512_cvtps_pd(_mm256_castsi256_ps(_mm512_cvtepi64_epi32(bits)));
+        zeros |= _mm512_cmp_pd_mask(value, _mm512_setzero_pd(), _CMP_EQ_OQ);
+        _mm512_storeu_pd(values + j, value);
+        _mm512_storeu_si512((void *)(ids + j), _mm512_add_epi64(_mm512_and_si512(record, low), begin));
+    }
+    const bool rest = xdi_v4_tile_unpack(records + j, n - j, first, values + j, ids + j);
+    return zeros != 0 || begin_zero || rest;
 }
 
 XDI_TILES(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)

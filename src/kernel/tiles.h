@@ -58,6 +58,7 @@ typedef enum xdi_tile_soft {
 
 typedef struct xdi_tile_gradient {
     xdi_simd_array x, y, out;
+    bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
     bool hard;
     xdi_tile_power h;
     float hard_scale, uniform;
@@ -80,12 +81,36 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
-    /* Writes the indices of the elements that are >= threshold, in order, while there is room for n more;
-     * returns how many. */
-    int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, int64_t room);
+    /* Writes the indices of the elements that are >= threshold and their keys, in order, while there is room
+     * for n more; returns how many. */
+    int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, uint32_t *keys,
+                       int64_t room);
+    /* Least and largest of n >= 1 keys. */
+    void (*range)(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last);
+    /* bins[i] becomes the sum of the ones before it; n is a multiple of 16. */
+    void (*offsets)(uint32_t *bins, int64_t n);
+    /* n records of a key over an index: values of the keys, and the indices counted from `first`. True when a
+     * value is a zero, whose sign keys leave out. */
+    bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
+
+/* Descending order of numbers as ascending order of integers, and the way back; both zeros are one. */
+static inline uint32_t xdi_tile_key(float x) {
+    const float one_zero = x + 0.0f;
+    uint32_t bits;
+    memcpy(&bits, &one_zero, sizeof bits);
+    return bits & 0x80000000u ? bits : bits ^ 0x7fffffffu;
+}
+
+static inline float xdi_tile_of_key(uint32_t key) {
+    const uint32_t bits = key & 0x80000000u ? key : key ^ 0x7fffffffu;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 /* tiles.c: the loops of a level; the portable ones for the plain level too. */
 XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);

@@ -171,23 +171,8 @@ static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args 
 /* ---- selection ---- */
 
 /* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
-enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 4 };
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 8 };
 enum { XDI_SELECT_BINS = 2048, XDI_SELECT_DIGITS = 3, XDI_SELECT_WIDTH = 13 };
-
-/* Descending order as unsigned integers; both zeros are one. */
-static uint32_t xdi_select_key(float x) {
-    const float one_zero = x + 0.0f;
-    uint32_t bits;
-    memcpy(&bits, &one_zero, sizeof bits);
-    return bits & 0x80000000u ? bits : ~(bits | 0x80000000u);
-}
-
-static float xdi_select_value(uint32_t key) {
-    const uint32_t bits = key & 0x80000000u ? key : ~key & 0x7fffffffu;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
 
 static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int64_t r) {
     double *values = a->values + r * a->k;
@@ -221,6 +206,10 @@ static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, i
     return bin;
 }
 
+static float xdi_select_at(xdi_simd_array x, int64_t i) {
+    return x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
+}
+
 /* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
  * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
 static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
@@ -229,22 +218,27 @@ static float xdi_select_threshold(const xd_select_args *a, int64_t r, double dev
     const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
     const double share = (double)a->k / (double)a->columns;
     int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const int64_t size = x.bf16 ? 2 : 4;
     uint32_t keys[XDI_SELECT_SAMPLE];
     if (rank >= n) return -INFINITY;
+    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all misses at once */
+        __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
-        keys[i] = xdi_select_key((float)xdi_loss_load(&a->logits, r, at));
+        keys[i] = xdi_tile_key(xdi_select_at(x, at));
     }
     const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
     const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
-    const float value = xdi_select_value((high << 21) | (middle << 10) | 1023u);
+    const float value = xdi_tile_of_key((high << 21) | (middle << 10) | 1023u);
     return value == value ? value : -INFINITY;
 }
 
-/* Room for a row's candidates, thrice: their columns, and keys over columns to sort to and fro. Keys count
- * from the first one, so that candidates near each other, as the largest of a row are, differ in few bits. */
+/* Room for a row's candidates, thrice: their columns and keys, and records of a key over a column to sort to
+ * and fro. Keys count from the first one, so that candidates near each other, as the largest of a row are,
+ * differ in few bits. */
 typedef struct xdi_select_scratch {
-    uint32_t *columns;
+    uint32_t *columns, *keys;
     uint64_t *from, *to;
     int64_t room;
     uint32_t first;    /* the first key in order */
@@ -252,54 +246,53 @@ typedef struct xdi_select_scratch {
     uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
 } xdi_select_scratch;
 
-/* The passes that keys up to `last` need, with no counts yet. */
-static void xdi_select_plan(xdi_select_scratch *s, uint32_t last) {
+/* How many keys have each digit; the third one's bits begin at `third`, 32 without one. */
+static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, int third) {
+    uint32_t *low = s->bins[0], *middle = s->bins[1], *high = s->bins[2];
+    const uint32_t *keys = s->keys, first = s->first;
+    const int width = s->width;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = keys[i] - first;
+        low[key & mask]++;
+        middle[key >> width & mask]++;
+    }
+    for (int64_t i = 0; third < 32 && i < n; i++) high[(keys[i] - first) >> third]++;
+}
+
+/* The passes that the keys need, and where each pass begins to put them. */
+static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64_t n) {
+    uint32_t last;
     int bits = 1;
+    tiles->range(s->keys, n, &s->first, &last);
     while (bits < 32 && (last - s->first) >> bits) bits++;
     s->digits = (bits + XDI_SELECT_WIDTH - 1) / XDI_SELECT_WIDTH;
     s->width = (bits + s->digits - 1) / s->digits;
+    if (s->width < 4) s->width = 4;
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
     for (int digit = 0; digit < XDI_SELECT_DIGITS; digit++)
         memset(s->bins[digit], 0, sizeof(uint32_t) << s->width);
+    xdi_select_count(s, n, mask, s->digits < 3 ? 32 : 2 * s->width);
+    for (int digit = 0; digit < s->digits; digit++) tiles->offsets(s->bins[digit], mask + 1);
 }
 
-static void xdi_select_keys(const xd_select_args *a, int64_t r, xdi_select_scratch *s, int64_t n) {
-    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
-    uint32_t first = UINT32_MAX, last = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t at = s->columns[i];
-        const uint32_t key = xdi_select_key(x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[at])
-                                                   : ((const float *)x.data)[at]);
-        s->from[i] = (uint64_t)key << 32 | at;
-        first = key < first ? key : first;
-        last = key > last ? key : last;
-    }
-    s->first = first;
-    xdi_select_plan(s, last);
-    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
-    const int width = s->width;
-    for (int64_t i = 0; i < n; i++) {
-        const uint32_t key = (uint32_t)(s->from[i] >> 32) - first;
-        s->bins[0][key & mask]++;
-        s->bins[1][key >> width & mask]++;
-        if (s->digits == 3) s->bins[2][key >> 2 * width]++;
-    }
-}
-
-/* Radix sort of the keys; equal ones keep their order. */
+/* Radix sort of the keys, which come out in s->from; equal ones keep their order. */
 static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
-    const uint64_t mask = ((uint64_t)1 << s->width) - 1, first = (uint64_t)s->first << 32;
-    for (int digit = 0; digit < s->digits; digit++) {
-        uint32_t *bins = s->bins[digit], sum = 0;
-        uint64_t *from = s->from, *to = s->to;
-        const int shift = 32 + s->width * digit;
-        for (uint64_t i = 0; i <= mask; i++) {
-            const uint32_t count = bins[i];
-            bins[i] = sum;
-            sum += count;
-        }
-        for (int64_t i = 0; i < n; i++) to[bins[((from[i] - first) >> shift) & mask]++] = from[i];
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1, first = s->first;
+    uint32_t *bins = s->bins[0];
+    uint64_t *from = s->from, *to = s->to;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = s->keys[i];
+        from[bins[(key - first) & mask]++] = (uint64_t)key << 32 | s->columns[i];
+    }
+    for (int digit = 1; digit < s->digits; digit++) {
+        const int shift = s->width * digit;
+        bins = s->bins[digit];
+        for (int64_t i = 0; i < n; i++)
+            to[bins[((uint32_t)(from[i] >> 32) - first) >> shift & mask]++] = from[i];
         s->to = from;
         s->from = to;
+        from = s->from;
+        to = s->to;
     }
 }
 
@@ -307,17 +300,18 @@ static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
 static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
                             xdi_select_scratch *s) {
     const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
-    int64_t n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 2.5), s->columns, s->room);
-    if (n < a->k) n = tiles->collect(x, a->columns, xdi_select_threshold(a, r, 8.0), s->columns, s->room);
-    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
-    xdi_select_keys(a, r, s, n);
-    xdi_select_sort(s, n);
-    for (int64_t j = 0; j < a->k; j++) {
-        const int64_t column = (int64_t)(s->from[j] & 0xffffffffu);
-        const float value = xdi_select_value((uint32_t)(s->from[j] >> 32));
-        a->ids[r * a->k + j] = a->first + column;
-        a->values[r * a->k + j] = value == 0.0f ? xdi_loss_load(&a->logits, r, column) : (double)value;
+    double *values = a->values + r * a->k;
+    int64_t *ids = a->ids + r * a->k, n = 0;
+    for (int attempt = 0; attempt < 2 && n < a->k; attempt++) {
+        const float threshold = xdi_select_threshold(a, r, attempt ? 8.0 : 1.75);
+        n = tiles->collect(x, a->columns, threshold, s->columns, s->keys, s->room);
     }
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    xdi_select_plan(tiles, s, n);
+    xdi_select_sort(s, n);
+    if (!tiles->unpack(s->from, a->k, a->first, values, ids)) return true;
+    for (int64_t j = 0; j < a->k; j++)
+        if (values[j] == 0.0) values[j] = xdi_loss_load(&a->logits, r, ids[j] - a->first);
     return true;
 }
 
@@ -336,11 +330,12 @@ static xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *
         return xd_loss_kernels_cpu_plain().select(launch, a);
     s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
-        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 20);
+        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 24);
     if (memory) {
         s.from = (uint64_t *)(void *)memory;
         s.to = s.from + s.room;
         s.columns = (uint32_t *)(void *)(s.to + s.room);
+        s.keys = s.columns + s.room;
     }
     xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
     xdi_scratch_give(launch->ctx, memory);

@@ -7,6 +7,7 @@ GOLDEN ?= ../shared/golden
 CFLAGS ?= -O2
 NVCC ?= nvcc
 TORCH_PYTHON ?= $(PYTHON)
+TOKENIZER_PYTHON ?= $(PYTHON)
 CUDA_ARCHS ?= 80 90 100
 MPIRUN ?= mpirun --oversubscribe --allow-run-as-root -n 4
 LIBS = -lm -lpthread

@@ -1347,6 +1347,9 @@ typedef struct xd_xtoken_matrix {
     const int64_t *column_begin;
     const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
     const float *column_weight;
+    /* On a device: not NULL -> the entries above are those of all columns, and slot holds teacher ids, whose places
+     * in J these are; -1: not in it. */
+    const int32_t *places; /* [teacher ids] */
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -1360,6 +1363,10 @@ typedef struct xd_xtoken_chunk {
     bool agree;              /* out: the likeliest column is the same on both sides */
 } xd_xtoken_chunk;
 
+/* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
+ * numbers are -1 and the mean is -infinity. */
+enum { XD_XTOKEN_BEST_MEAN, XD_XTOKEN_BEST_PAIR, XD_XTOKEN_BEST_OTHER, XD_XTOKEN_BEST_WORDS };
+
 /* A list of ids whose largest probabilities are sorted. */
 typedef struct xd_xtoken_tail {
     const double *means; /* log-probabilities */
@@ -1370,6 +1377,23 @@ typedef struct xd_xtoken_tail {
     float *scratch; /* [count] */
     bool fixed;     /* the same values however the list is cut */
 } xd_xtoken_tail;
+
+/* Moments of a row at temperature 1: its largest logit, ln sum e^(z - largest), the entropy with a floor of
+ * XD_XTOKEN_EPSILON under the logarithm (0 when not asked for), and the logit at its label: NaN for a label
+ * outside the columns. The second is NaN for a row that is not finite. */
+enum { XD_XTOKEN_LARGEST, XD_XTOKEN_LOG_SUM, XD_XTOKEN_ENTROPY, XD_XTOKEN_LABEL, XD_XTOKEN_MOMENTS };
+
+/* What all shards found of one chunk: their likeliest pairs, and behind these their sorted tails. */
+typedef struct xd_xtoken_merge {
+    const double *all; /* [shards][stride]: XD_XTOKEN_BEST_WORDS, then [k] */
+    int64_t stride, k;
+    int shard, shards;
+    const double *others; /* [k] the teacher's tail */
+    const int64_t *found; /* [k] columns of this shard's own tail; -1: no entry */
+    float *slope;         /* [columns of this shard] */
+    double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
+    int64_t *places; /* [shards] scratch */
+} xd_xtoken_merge;
 
 /* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
  * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
@@ -1385,7 +1409,9 @@ typedef struct xd_xtoken_args {
     int64_t k;
     double *cells;
     bool fixed;
-    double scale;              /* of what log_probs adds, and of u in gradient */
+    double scale;              /* of what log_probs, pick and spread write, and of u in gradient */
+    double divisor;            /* of the teacher's logits in compare, beside the temperature */
+    bool add;                  /* pick adds to what is there */
     double *student, *teacher; /* [place_count, k] sums over all ranks */
     xd_xtoken_chunk *chunks;   /* [place_count] */
     bool normalise;            /* the target becomes a distribution */
@@ -1394,17 +1420,26 @@ typedef struct xd_xtoken_args {
     const double *others;        /* the teacher's means */
     const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
     int64_t pairs, first;        /* first: the student id of column 0 */
-    int64_t best, other_best;    /* out: the likeliest pair of this shard and of the teacher; -1: none */
+    double *best;                /* [XD_XTOKEN_BEST_WORDS] out; NULL -> not asked for */
     xd_rows gradient;
-    const double *delta;     /* [count] */
-    const float *u;          /* [columns] */
-    float *slope;            /* [columns] out */
-    const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
+    const double *delta;   /* [count] */
+    const float *u;        /* [columns] */
+    float *slope;          /* [columns] out */
+    const int64_t *offset; /* [place_count + 1] where the list of each chunk begins */
+    const int32_t *list;   /* [k] teacher ids, k = offset[place_count]; student and teacher are as long */
+    int64_t vocabulary;    /* of the teacher: length of slots in list_slopes */
+    const double *slopes;  /* [count] derivative by the label's log-probability at temperature 1; NULL -> 0 */
+    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    bool entropy;          /* it is asked for */
+    const double *lse_one; /* [rows of logits] log-sum-exp at temperature 1 */
     const double *ce_factor; /* [rows of logits] times ce_weight; NULL or 0 -> no cross entropy */
     double ce_weight;
     const int64_t *labels; /* [rows of logits] */
     uint8_t *written;      /* [rows of logits] the gradient has the row: add to it */
     float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
+    double *row_lse;       /* [rows of logits] out, or largest elements */
+    double *out;           /* what the entries of a device make of cells */
+    int32_t *slots;        /* [columns] out */
 } xd_xtoken_args;
 
 /* Entries of the kernel table. p = exp(z / temperature - lse). */
@@ -1419,17 +1454,62 @@ typedef struct xd_xtoken_kernels {
     /* cells [count] += sum of p M dy / largest, dy = student */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
     /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
-     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u */
+     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
+     * plus   slopes (one at the label - softmax(z))
+     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means;
-     * best, other_best */
-    xd_result (*pair)(const xd_launch *launch, xd_xtoken_args *args);
+    /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means; best */
+    xd_result (*pair)(const xd_launch *launch, const xd_xtoken_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
+    /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
+     * list is this shard's */
+    xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
     xd_result (*total)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* moments of the rows; labels NULL: none is looked at */
+    xd_result (*moments)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count, k], doubles: scale z at the columns ids - first; -infinity for what this shard lacks */
+    xd_result (*pick)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* student and teacher [count, k] logits -> value and agree of chunks [count], of which only those marked
+     * as compared are touched; student becomes the derivative of value by its logits over the temperature */
+    xd_result (*compare)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* slope = 0, but scale student [k] at the columns ids - first that this shard has */
+    xd_result (*spread)(const xd_launch *launch, const xd_xtoken_args *args);
+
+    /* Chunks with lists of columns of their own. M is the transposed projection of the matrix; without
+     * column_begin a teacher's id is the student's. */
+
+    /* cells [offset[place_count]] += p M of the rows */
+    xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
+     * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
+     * epsilon here, and chunks without a list are left alone. */
+    xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count] += sum of p M dy / largest */
+    xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
+     * before and after; a device takes slots [vocabulary] instead, and the projection by student id in
+     * matrix.begin, slot and weight. */
+    xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
+
+    /* What the driver of a CPU does itself; NULL there. */
+
+    /* slots [columns] = place of each id in `ids`, -1 where it has none */
+    xd_result (*slots)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* fixed cells [count] -> out: doubles, in memory of their own */
+    xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count] of `delta` -> out: what gradient takes as delta. Positions alone in their chunk have its own. */
+    xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z; and row_lse =
+     * log-sum-exp from the cells */
+    xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [2], the sums of `pair` and of `total`, and out of `merge` in delta -> chunk 0: value the first, delta the
+     * tail's sum, agree, largest 0 when they are not finite, else 1; out [count]: what gradient takes as delta */
+    xd_result (*close)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -3660,6 +3740,13 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient);
 
+/* A copy of a projection in memory of the context's device, where losses find it without a copy in each
+ * call. Waits for the device. Free with xd_projection_drop. Local. Errors: MEMORY, DEVICE. */
+XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
+
+/* Frees such a copy; an empty one is fine. */
+XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection);
+
 /* >>distill/xtoken */
 
 /* Distillation from teachers whose tokenizer differs from the student's, chunk by chunk of the text both
@@ -3731,15 +3818,16 @@ typedef struct xd_xtoken_teacher {
     int64_t chunks;                  /* C */
     const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
-    const xd_projection *projection; /* PROJECTED */
+    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
+                                        there in every call */
     const xd_exact_map *map;         /* GOLD */
     /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
      * the sequence: J was chosen where the teacher ran (xd_teacher_columns), and rows of logits hold those k
      * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
     const int64_t *column_ids;
-    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is token_denominator */
-    double weight;                   /* 0 -> 1 */
+    double weight;             /* 0 -> 1 */
     const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
@@ -3780,7 +3868,9 @@ typedef struct xd_xtoken_values {
     int selected; /* SELECT: the teacher; else -1 */
 } xd_xtoken_values;
 
-/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. */
+/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
+ * logits and gradient and the workspace are its memory; everything else, lists, weights, labels, maps and
+ * results, is the host's. Projections may be there or here. */
 typedef struct xd_xtoken_desc {
     xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
     const xd_vocab *vocab;      /* required; a projection has its size */
@@ -3825,7 +3915,9 @@ typedef struct xd_xtoken_desc {
  * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
  * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
  * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
- * 0 for an invalid desc. Local. */
+ * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
+ * 48), [J] and [V_t] times 16; for GOLD [V/tp + V_t] times 8 (INVARIANT: 24), the map and the tails. 0 for an
+ * invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
@@ -3835,11 +3927,20 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
  * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
- * and sequences. Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY;
- * UNSUPPORTED on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is
- * not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything
- * is zero and status says so. */
+ * and sequences.
+ *
+ * On a GPU there are PROJECTED and GOLD. The work is ordered on the context's stream, and the host waits for
+ * it: with labels once for statistics of rows, with scores once for each teacher, and at the end of each pass
+ * for the divergences, so that the results are on the host when the call returns. Tiles run without it; a
+ * larger `tile` means fewer and larger launches, GOLD takes some twenty a chunk. Besides the workspace, row
+ * statistics take memory of the GPU for the call, and lists memory of the host. The bits are the GPU's own: in
+ * INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ *
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for other
+ * kinds on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is not
+ * finite: they count with loss and gradient zero, and status counts them, over all of comm; the first finding
+ * it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero and
+ * status says so. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>distill/xtoken_route */
@@ -6231,6 +6332,7 @@ XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
 XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t, int64_t *first);
 XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k); /* the first of the largest */
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
@@ -7025,6 +7127,70 @@ XDI_SIMD_MATH(xdi_v16, XDI_SIMD_INLINE_512)
 #    endif
 
 #endif /* XDI_X86 */
+
+/* >>kernel/xtoken_loops */
+
+/* The innermost loops of losses across tokenizers, one set for each vector width.
+ *
+ * A projection is walked for 16 chunks at once: tables of 16 floats a slot or student id, so that an entry of
+ * the matrix is one multiply-add of vectors, to and fro. The student comes in blocks of ids whose tables stay
+ * in the first caches. */
+enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 256 };
+
+/* p = scale 2^(...) of a row. */
+typedef struct xdi_xtoken_power {
+    xdi_tile_power power;
+    float scale;
+} xdi_xtoken_power;
+
+/* A row's gradient: out (+)= p1 + u_scale u - shift p, or p (u_scale u - shift) for the latter. */
+typedef struct xdi_xtoken_writer {
+    xdi_simd_array x, out;
+    bool add, hard, soft, times_p, past; /* past: the stores go past the caches */
+    xdi_xtoken_power p, p1;
+    const float *u; /* or NULL */
+    float u_scale, shift;
+    int64_t label; /* its column; -1: without cross entropy, or on another shard */
+} xdi_xtoken_writer;
+
+/* The 16 lanes of a block are this far apart, so that they are not all in one set of the cache. */
+enum { XDI_XTOKEN_STRIDE = XDI_XTOKEN_BLOCK + 16 };
+
+/* Inner loops of one vector width; n elements. */
+typedef struct xdi_xtoken_loops {
+    /* out (+)= p */
+    void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
+    /* sum of p h */
+    double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
+    /* to[16 to_id] += weight from[16 from_id], ids less their base */
+    void (*walk)(const int32_t *to_id, int64_t to_base, const int32_t *from_id, int64_t from_base,
+                 const float *weight, int64_t n, float *to, const float *from);
+    /* A block from lanes [16, STRIDE] to tables [BLOCK, 16], and back. */
+    void (*to_tables)(const float *lanes, float *tables);
+    void (*to_lanes)(const float *tables, float *lanes);
+    /* cells (+)= x factor - shift */
+    void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
+    /* out = x factor - shift; the sum of the products */
+    double (*narrow)(const double *x, int64_t n, double factor, double shift, float *out);
+    /* the largest element, or magnitude: NaN leaves it as it is */
+    double (*top)(const double *x, int64_t n, bool magnitude);
+    /* From q / Z and a to d d(c) / d r in q; sums of the divergence and of q r. */
+    double (*slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse, double *dot);
+    /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
+    double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
+    void (*write)(const xdi_xtoken_writer *w, int64_t n);
+    void (*settle)(void); /* behind stores that went past the caches */
+} xdi_xtoken_loops;
+
+static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
+    xdi_simd_array array;
+    array.data = (void *)x;
+    array.bf16 = false;
+    return array;
+}
+
+/* Those of the context's level. */
+XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch);
 
 /* >>kernel/span */
 
@@ -10190,7 +10356,8 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int
     const int64_t row = a->rows[i];
     const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
     const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
-    const double ce = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    const double first = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    const double ce = first - (a->slopes ? a->slopes[i] : 0.0);
     double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
     if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
     if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
@@ -10232,26 +10399,233 @@ static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtok
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+/* The likeliest pairs, by number. */
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other) {
+    if (!a->best) return;
+    a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
+    a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
+    a->best[XD_XTOKEN_BEST_OTHER] = (double)other;
+}
+
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+    int64_t best = -1, other = -1;
     (void)launch;
-    a->best = a->other_best = -1;
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t i = 0; i < a->pairs; i++) {
         const int64_t v = a->pair[i] - a->first;
         const double beta = a->others[a->other[i]];
-        if (a->other_best < 0 || beta > a->others[a->other[a->other_best]]) a->other_best = i;
+        if (other < 0 || beta > a->others[a->other[other]]) other = i;
         if (v < 0 || v >= a->columns) continue;
         const double alpha = a->means[v], p = exp(a->reverse ? alpha : beta);
         if (p != 0.0) xdi_cells_add(a->fixed, a->cells, 0, p * (a->reverse ? alpha - beta : beta - alpha));
         if (p != 0.0) a->slope[v] = (float)(a->reverse ? p * (alpha - beta + 1.0) : -p);
-        if (a->best < 0 || alpha > a->means[a->pair[a->best] - a->first]) a->best = i;
+        if (best < 0 || alpha > a->means[a->pair[best] - a->first]) best = i;
     }
+    xdi_xtoken_best(a, best, other);
     return XD_OK;
 }
 
 static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
     (void)launch;
     for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
+    return XD_OK;
+}
+
+/* ---- single positions ---- */
+
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i], label = a->labels ? a->labels[row] : -1;
+        double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
+        for (int64_t v = 0; v < a->columns; v++) {
+            const double z = xdi_loss_load(&a->logits, row, v);
+            if (!(z <= max)) max = z;
+        }
+        for (int64_t v = 0; v < a->columns; v++) sum += exp(xdi_loss_load(&a->logits, row, v) - max);
+        const double lse = max + log(sum);
+        for (int64_t v = 0; v < a->columns && a->entropy; v++) {
+            const double p = exp(xdi_loss_load(&a->logits, row, v) - lse);
+            entropy -= p * log(p + XD_XTOKEN_EPSILON);
+        }
+        out[XD_XTOKEN_LARGEST] = max;
+        out[XD_XTOKEN_LOG_SUM] = log(sum);
+        out[XD_XTOKEN_ENTROPY] = entropy;
+        out[XD_XTOKEN_LABEL] =
+            label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count * a->k; i++) {
+        const int64_t v = a->ids[i % a->k] - a->first;
+        const double before = a->add ? a->cells[i] : 0.0;
+        a->cells[i] = v >= 0 && v < a->columns
+                          ? before + a->scale * xdi_loss_load(&a->logits, a->rows[i / a->k], v)
+                          : -INFINITY;
+    }
+    return XD_OK;
+}
+
+static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
+    const double lse = xdi_cpu_xtoken_lse(x, k);
+    for (int64_t j = 0; j < k; j++) x[j] -= lse;
+}
+
+/* KL of log-probabilities, and in s its derivative by the logits. */
+static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
+    double value = 0.0;
+    for (int64_t j = 0; j < k; j++) {
+        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
+        if (p != 0.0) value += p * difference;
+    }
+    for (int64_t j = 0; j < k; j++) {
+        const double p = exp(s[j]);
+        if (!reverse)
+            s[j] = p - exp(t[j]);
+        else
+            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
+    }
+    return value;
+}
+
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
+        if (!a->chunks[i].compared) continue;
+        for (int64_t j = 0; j < a->k; j++) s[j] /= a->temperature;
+        for (int64_t j = 0; j < a->k; j++) t[j] = t[j] / a->divisor / a->temperature;
+        a->chunks[i].agree = xdi_cpu_xtoken_argmax(s, a->k) == xdi_cpu_xtoken_argmax(t, a->k);
+        xdi_cpu_xtoken_log_softmax(s, a->k);
+        xdi_cpu_xtoken_log_softmax(t, a->k);
+        a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t v = a->ids[j] - a->first;
+        if (v >= 0 && v < a->columns) a->slope[v] = (float)(a->scale * a->student[j]);
+    }
+    return XD_OK;
+}
+
+/* ---- chunks with lists of their own ---- */
+
+/* Cell i += scale (p M) of one teacher id, of this shard's columns. */
+static void xdi_cpu_xtoken_list_add(const xd_xtoken_args *a, int64_t row, int32_t id, double scale,
+                                    int64_t i) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    const int64_t end = a->first + a->columns;
+    if (!m->column_begin) {
+        if (id >= a->first && id < end)
+            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(a, row, id - a->first));
+        return;
+    }
+    for (int64_t e = m->column_begin[id]; e < m->column_begin[id + 1]; e++) {
+        const int64_t v = m->column_student[e];
+        if (v >= a->first && v < end)
+            xdi_cells_add(a->fixed, a->cells, i,
+                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(a, row, v - a->first));
+    }
+}
+
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->count; r++)
+        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+            xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i], 1.0, i);
+    return XD_OK;
+}
+
+/* One term of d, and its derivative by q; the logarithms have a floor. */
+static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
+    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
+    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
+    return reverse ? q * difference : -a * difference;
+}
+
+/* d(c), and in q its derivative. What is outside the list is 1 minus the sum: each q has its slope the other way round
+ * there, but for sums above 1, which rows of M above 1 can make. */
+static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
+    double inside = 0.0, target = 0.0, value = 0.0, slope;
+    for (int64_t i = 0; i < n; i++) {
+        inside += q[i];
+        target += a[i];
+        value += xdi_cpu_xtoken_list_term(q[i], a[i], reverse, &q[i]);
+    }
+    const double outside = 1.0 - inside;
+    value += xdi_cpu_xtoken_list_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0,
+                                      reverse, &slope);
+    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
+    return value;
+}
+
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t c = 0; c < a->place_count; c++) {
+        xd_xtoken_chunk *chunk = &a->chunks[c];
+        const int64_t n = a->offset[c + 1] - a->offset[c];
+        double *q = a->student + a->offset[c];
+        const double *target = a->teacher + a->offset[c];
+        if (n == 0) continue;
+        for (int64_t i = 0; i < n; i++) q[i] /= chunk->student;
+        chunk->agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(target, n);
+        chunk->value = xdi_cpu_xtoken_list_value(q, target, n, a->reverse);
+        xdi_xtoken_scale_slopes(chunk, q, n);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->count; r++)
+        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+            if (a->student[i] != 0.0)
+                xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i],
+                                        a->student[i] / a->chunks[a->places[r]].largest, r);
+    return XD_OK;
+}
+
+/* What is done to the columns that a chunk's list comes from. */
+typedef enum xdi_xtoken_visit {
+    XDI_XTOKEN_VISIT_ADD,
+    XDI_XTOKEN_VISIT_USE,
+    XDI_XTOKEN_VISIT_CLEAR
+} xdi_xtoken_visit;
+
+/* h += weight dy, then slope = p h / temperature, then h is zero again. */
+static void xdi_cpu_xtoken_list_visit(const xd_xtoken_args *a, int64_t v, double term,
+                                      xdi_xtoken_visit visit) {
+    if (v < 0 || v >= a->columns) return;
+    if (visit == XDI_XTOKEN_VISIT_ADD) a->cells[v] += term;
+    if (visit == XDI_XTOKEN_VISIT_USE)
+        a->slope[v] = (float)(xdi_cpu_xtoken_p(a, a->rows[0], v) * a->cells[v] / a->temperature);
+    if (visit == XDI_XTOKEN_VISIT_CLEAR) a->cells[v] = 0.0;
+}
+
+static xd_result xdi_cpu_xtoken_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    const int64_t begin = a->offset[a->places[0]], end = a->offset[a->places[0] + 1];
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int visit = XDI_XTOKEN_VISIT_ADD; visit <= XDI_XTOKEN_VISIT_CLEAR; visit++)
+        for (int64_t i = begin; i < end; i++) {
+            const int32_t id = a->list[i];
+            if (!m->column_begin)
+                xdi_cpu_xtoken_list_visit(a, id - a->first, a->student[i], (xdi_xtoken_visit)visit);
+            for (int64_t e = m->column_begin ? m->column_begin[id] : 0;
+                 m->column_begin && e < m->column_begin[id + 1]; e++)
+                xdi_cpu_xtoken_list_visit(a, m->column_student[e] - a->first,
+                                          (double)m->column_weight[e] * a->student[i],
+                                          (xdi_xtoken_visit)visit);
+        }
     return XD_OK;
 }
 
@@ -10290,8 +10664,47 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     return xdi_xtoken_tail_finish(t, first);
 }
 
+/* Is the likeliest pair of all shards the teacher's? */
+static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
+    double best = -INFINITY, pair = -1.0;
+    for (int r = 0; r < m->shards; r++) {
+        const double *one = m->all + r * m->stride;
+        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
+        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
+        best = mean;
+        pair = at;
+    }
+    return pair >= 0.0 && pair == m->all[XD_XTOKEN_BEST_OTHER];
+}
+
+static xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
+    double sum = 0.0;
+    (void)launch;
+    memset(m->places, 0, (size_t)m->shards * sizeof *m->places);
+    for (int64_t i = 0; i < m->k; i++) {
+        int owner = 0;
+        double largest = -2.0;
+        for (int r = 0; r < m->shards; r++) {
+            const double *tail = m->all + r * m->stride + XD_XTOKEN_BEST_WORDS;
+            const double value = m->places[r] < m->k ? tail[m->places[r]] : -2.0;
+            if (value <= largest) continue; /* a NaN is taken */
+            largest = value;
+            owner = r;
+        }
+        const double y = m->others[i];
+        const int64_t mine = m->places[owner]++;
+        sum += fabs(largest - y);
+        if (owner != m->shard || m->found[mine] < 0) continue;
+        m->slope[m->found[mine]] = (float)((largest > y ? 1.0 : largest < y ? -1.0 : 0.0) * largest);
+    }
+    m->out[0] = sum;
+    m->out[1] = xdi_cpu_xtoken_agree(m) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     xd_xtoken_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
     kernels.project = xdi_cpu_xtoken_project;
     kernels.target = xdi_cpu_xtoken_target;
     kernels.divergence = xdi_cpu_xtoken_divergence;
@@ -10300,7 +10713,16 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     kernels.log_probs = xdi_cpu_xtoken_log_probs;
     kernels.pair = xdi_cpu_xtoken_pair;
     kernels.tail = xdi_cpu_xtoken_tail;
+    kernels.merge = xdi_cpu_xtoken_merge;
     kernels.total = xdi_cpu_xtoken_total;
+    kernels.moments = xdi_cpu_xtoken_moments;
+    kernels.pick = xdi_cpu_xtoken_pick;
+    kernels.compare = xdi_cpu_xtoken_compare;
+    kernels.spread = xdi_cpu_xtoken_spread;
+    kernels.list_project = xdi_cpu_xtoken_list_project;
+    kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
+    kernels.list_delta = xdi_cpu_xtoken_list_delta;
+    kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
     return kernels;
 }
 
@@ -10372,17 +10794,78 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
     return XD_OK;
 }
 
-/* Block by block, so that the maxima stay in the first cache; NaN is no maximum. */
+/* Rows whose columns are looked at together: memory is read in long pieces, and a maximum touched once. */
+enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_PIECE = 4096 };
+
+#define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
+    INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
+        xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
+        int64_t i = 0;                                                                             \
+        for (int r = 0; r < XDI_ROWS_AT_ONCE; r++) {                                               \
+            x[r].data = given[r].data;                                                             \
+            x[r].bf16 = bf16;                                                                      \
+        }                                                                                          \
+        to.data = maxima;                                                                          \
+        to.bf16 = false;                                                                           \
+        for (; i < n; i += v##_lanes) {                                                            \
+            v max = v##_read(to, i, n, 0.0f);                                                      \
+            if (i + v##_lanes <= n) {                                                              \
+                max = v##_max(v##_load(x[0], i), max);                                             \
+                max = v##_max(v##_load(x[1], i), max);                                             \
+                max = v##_max(v##_load(x[2], i), max);                                             \
+                max = v##_max(v##_load(x[3], i), max);                                             \
+            } else {                                                                               \
+                for (int r = 0; r < XDI_ROWS_AT_ONCE; r++)                                         \
+                    max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
+            }                                                                                      \
+            v##_write(to, i, n, max);                                                              \
+        }                                                                                          \
+    }                                                                                              \
+    LEAF void v##_rows_raise(const xdi_simd_array *x, int64_t n, float *maxima) {                  \
+        if (x->bf16)                                                                               \
+            v##_raise_loop(x, n, true, maxima);                                                    \
+        else                                                                                       \
+            v##_raise_loop(x, n, false, maxima);                                                   \
+    }
+
+XDI_ROWS_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
+#if defined(XDI_X86)
+XDI_ROWS_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_ROWS_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+#endif
+
+typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
+
+static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return xdi_v8_rows_raise;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return xdi_v16_rows_raise;
+#endif
+    default: return xdi_v4_rows_raise;
+    }
+}
+
+/* NaN is no maximum. */
 static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_rows_raise raise = xdi_rows_raise_of(launch);
+    const int64_t piece = XDI_ROWS_PIECE;
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
         return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
     for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
-    for (int64_t c = 0; c < columns; c += XDI_TILE)
-        for (int64_t r = 0; r < logits->rows; r++)
-            if (!mask || mask[r])
-                tiles->raise(xdi_fast_array(logits, r, c), xdi_fast_tile_at(c, columns), maxima + c);
+    for (int64_t r = 0; r < logits->rows;) {
+        int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
+        for (; r < logits->rows && count < XDI_ROWS_AT_ONCE; r++)
+            if (!mask || mask[r]) rows[count++] = r;
+        for (int64_t i = count; i > 0 && i < XDI_ROWS_AT_ONCE; i++) rows[i] = rows[0];
+        for (int64_t c = 0; c < columns && count > 0; c += piece) {
+            xdi_simd_array x[XDI_ROWS_AT_ONCE];
+            for (int i = 0; i < XDI_ROWS_AT_ONCE; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            raise(x, columns - c < piece ? columns - c : piece, maxima + c);
+        }
+    }
     return XD_OK;
 }
 
@@ -10392,116 +10875,132 @@ XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *sof
     softmax->stats = xdi_fast_softmax_stats;
 }
 
-/* >>kernel/xtoken_simd.c */
+/* >>kernel/xtoken_loops.c */
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
-/* Losses across tokenizers on vectors. A projection is walked for 16 chunks at once: tables of 16 floats a
- * slot or student id, so that an entry of the matrix is one multiply-add of vectors, to and fro. The student
- * comes in blocks of ids whose tables stay in the first cache. */
-enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 512 };
-
 typedef double __attribute__((vector_size(64))) xdi_d8;
+typedef int64_t __attribute__((vector_size(64))) xdi_d8_bits;
 typedef float __attribute__((vector_size(32))) xdi_f8;
 
-/* p = scale 2^(...) of a row. */
-typedef struct xdi_xtoken_power {
-    xdi_tile_power power;
-    float scale;
-} xdi_xtoken_power;
-
-/* A row's gradient: out (+)= p1 + u_scale u - shift p, or p (u_scale u - shift) for the latter. */
-typedef struct xdi_xtoken_writer {
-    xdi_simd_array x, out;
-    bool add, hard, soft, times_p;
-    xdi_xtoken_power p, p1;
-    const float *u; /* or NULL */
-    float u_scale, shift;
-} xdi_xtoken_writer;
-
-/* The 16 lanes of a block are this far apart, so that they are not all in one set of the cache. */
-enum { XDI_XTOKEN_STRIDE = XDI_XTOKEN_BLOCK + 16 };
-
-/* Inner loops of one vector width; n elements. */
-typedef struct xdi_xtoken_loops {
-    /* out (+)= p */
-    void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
-    /* sum of p h */
-    double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
-    /* to[16 to_id] += weight from[16 from_id], ids less their base */
-    void (*walk)(const int32_t *to_id, int64_t to_base, const int32_t *from_id, int64_t from_base,
-                 const float *weight, int64_t n, float *to, const float *from);
-    /* A block from lanes [16, STRIDE] to tables [BLOCK, 16], and back. */
-    void (*to_tables)(const float *lanes, float *tables);
-    void (*to_lanes)(const float *tables, float *lanes);
-    /* cells (+)= x factor - shift */
-    void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
-    /* From q / Z and a to d d(c) / d r in q; sums of the divergence and of q r. */
-    double (*slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse, double *dot);
-    /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
-    double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
-    void (*write)(const xdi_xtoken_writer *w, int64_t n);
-} xdi_xtoken_loops;
-
-static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
-    xdi_simd_array array;
-    array.data = (void *)x;
-    array.bf16 = false;
-    return array;
+/* Asks for what is behind a block: the next call for the same row comes after those for all others. */
+static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
+    const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
 }
 
-#define XDI_XTOKEN_P_LOOPS(v, LEAF)                                                                         \
-    LEAF void v##_xtoken_powers(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out) {    \
-        const xdi_simd_array to = xdi_xtoken_floats(out);                                                   \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            v e = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale);                         \
-            if (add) e = v##_add(e, v##_read(to, i, n, 0.0f));                                              \
-            v##_write(to, i, n, e);                                                                         \
-        }                                                                                                   \
-    }                                                                                                       \
-    LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {           \
-        v sum = v##_set(0.0f);                                                                              \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                          \
-            sum = v##_fma(v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale),                 \
-                          v##_read(xdi_xtoken_floats(h), i, n, 0.0f), sum);                                 \
-        return v##_total(sum);                                                                              \
-    }                                                                                                       \
-    LEAF void v##_xtoken_walk(const int32_t *to_id, int64_t to_base, const int32_t *from_id,                \
-                              int64_t from_base, const float *weight, int64_t n, float *to,                 \
-                              const float *from) {                                                          \
-        for (int64_t e = 0; e < n; e++) {                                                                   \
-            const xdi_simd_array a = xdi_xtoken_floats(to + (to_id[e] - to_base) * XDI_XTOKEN_LANES);       \
-            const xdi_simd_array b = xdi_xtoken_floats(from + (from_id[e] - from_base) * XDI_XTOKEN_LANES); \
-            const v w = v##_set(weight[e]);                                                                 \
-            for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                  \
-                v##_store(a, lane, v##_fma(v##_load(b, lane), w, v##_load(a, lane)));                       \
-        }                                                                                                   \
-    }                                                                                                       \
-    LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,          \
-                               double *cells) {                                                             \
-        float part[16];                                                                                     \
-        int64_t i = 0;                                                                                      \
-        for (; i + 16 <= n; i += 16) {                                                                      \
-            for (int lane = 0; lane < 16; lane += v##_lanes)                                                \
-                v##_store(xdi_xtoken_floats(part), lane, v##_load(x, i + lane));                            \
-            for (int half = 0; half < 16; half += 8) {                                                      \
-                xdi_f8 narrow;                                                                              \
-                xdi_d8 sum;                                                                                 \
-                memcpy(&narrow, part + half, sizeof narrow);                                                \
-                sum = __builtin_convertvector(narrow, xdi_d8) * factor - shift;                             \
-                if (add) {                                                                                  \
-                    xdi_d8 before;                                                                          \
-                    memcpy(&before, cells + i + half, sizeof before);                                       \
-                    sum += before;                                                                          \
-                }                                                                                           \
-                memcpy(cells + i + half, &sum, sizeof sum);                                                 \
-            }                                                                                               \
-        }                                                                                                   \
-        xdi_simd_part(x, i, n, 16, 0.0f, part);                                                             \
-        for (int lane = 0; i + lane < n; lane++)                                                            \
-            cells[i + lane] = (add ? cells[i + lane] : 0.0) + ((double)part[lane] * factor - shift);        \
+#define XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
+    INLINE void v##_powers_loop(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool bf16, bool add,        \
+                                float *out) {                                                                \
+        const xdi_simd_array to = xdi_xtoken_floats(out);                                                    \
+        int64_t i = 0;                                                                                       \
+        x.bf16 = bf16;                                                                                       \
+        for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
+            const v e = v##_scaled_exp2(v##_load(x, i), &p.power, p.scale);                                  \
+            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                       \
+            v##_store(to, i, add ? v##_add(e, v##_load(to, i)) : e);                                         \
+        }                                                                                                    \
+        if (i == n) return;                                                                                  \
+        const v e = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale);                        \
+        v##_write(to, i, n, add ? v##_add(e, v##_read(to, i, n, 0.0f)) : e);                                 \
+    }                                                                                                        \
+    LEAF void v##_xtoken_powers(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out) {     \
+        if (x.bf16 && add) v##_powers_loop(x, n, p, true, true, out);                                        \
+        if (x.bf16 && !add) v##_powers_loop(x, n, p, true, false, out);                                      \
+        if (!x.bf16 && add) v##_powers_loop(x, n, p, false, true, out);                                      \
+        if (!x.bf16 && !add) v##_powers_loop(x, n, p, false, false, out);                                    \
+    }                                                                                                        \
+    INLINE double v##_dot_loop(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool bf16, const float *h) { \
+        const xdi_simd_array with = xdi_xtoken_floats(h);                                                    \
+        v sum = v##_set(0.0f);                                                                               \
+        int64_t i = 0;                                                                                       \
+        x.bf16 = bf16;                                                                                       \
+        for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
+            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                       \
+            sum = v##_fma(v##_scaled_exp2(v##_load(x, i), &p.power, p.scale), v##_load(with, i), sum);       \
+        }                                                                                                    \
+        if (i < n)                                                                                           \
+            sum = v##_fma(v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale),                  \
+                          v##_read(with, i, n, 0.0f), sum);                                                  \
+        return v##_total(sum);                                                                               \
+    }                                                                                                        \
+    LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {            \
+        return x.bf16 ? v##_dot_loop(x, n, p, true, h) : v##_dot_loop(x, n, p, false, h);                    \
+    }                                                                                                        \
+    LEAF void v##_xtoken_walk(const int32_t *to_id, int64_t to_base, const int32_t *from_id,                 \
+                              int64_t from_base, const float *weight, int64_t n, float *to,                  \
+                              const float *from) {                                                           \
+        for (int64_t e = 0; e < n; e++) {                                                                    \
+            const xdi_simd_array a = xdi_xtoken_floats(to + (to_id[e] - to_base) * XDI_XTOKEN_LANES);        \
+            const xdi_simd_array b = xdi_xtoken_floats(from + (from_id[e] - from_base) * XDI_XTOKEN_LANES);  \
+            const v w = v##_set(weight[e]);                                                                  \
+            for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                   \
+                v##_store(a, lane, v##_fma(v##_load(b, lane), w, v##_load(a, lane)));                        \
+        }                                                                                                    \
+    }                                                                                                        \
+    LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,           \
+                               double *cells) {                                                              \
+        float part[16];                                                                                      \
+        int64_t i = 0;                                                                                       \
+        for (; i + 16 <= n; i += 16) {                                                                       \
+            for (int lane = 0; lane < 16; lane += v##_lanes)                                                 \
+                v##_store(xdi_xtoken_floats(part), lane, v##_load(x, i + lane));                             \
+            for (int half = 0; half < 16; half += 8) {                                                       \
+                xdi_f8 narrow;                                                                               \
+                xdi_d8 sum;                                                                                  \
+                memcpy(&narrow, part + half, sizeof narrow);                                                 \
+                sum = __builtin_convertvector(narrow, xdi_d8) * factor - shift;                              \
+                if (add) {                                                                                   \
+                    xdi_d8 before;                                                                           \
+                    memcpy(&before, cells + i + half, sizeof before);                                        \
+                    sum += before;                                                                           \
+                }                                                                                            \
+                memcpy(cells + i + half, &sum, sizeof sum);                                                  \
+            }                                                                                                \
+        }                                                                                                    \
+        xdi_simd_part(x, i, n, 16, 0.0f, part);                                                              \
+        for (int lane = 0; i + lane < n; lane++)                                                             \
+            cells[i + lane] = (add ? cells[i + lane] : 0.0) + ((double)part[lane] * factor - shift);         \
+    }                                                                                                        \
+    LEAF double v##_xtoken_narrow(const double *x, int64_t n, double factor, double shift, float *out) {     \
+        xdi_d8 sums = { 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0 };                                            \
+        double sum = 0.0;                                                                                    \
+        int64_t i = 0;                                                                                       \
+        for (; i + 8 <= n; i += 8) {                                                                         \
+            xdi_d8 wide;                                                                                     \
+            memcpy(&wide, x + i, sizeof wide);                                                               \
+            wide *= factor;                                                                                  \
+            sums += wide;                                                                                    \
+            const xdi_f8 part = __builtin_convertvector(wide - shift, xdi_f8);                               \
+            memcpy(out + i, &part, sizeof part);                                                             \
+        }                                                                                                    \
+        for (; i < n; i++) {                                                                                 \
+            sum += x[i] * factor;                                                                            \
+            out[i] = (float)(x[i] * factor - shift);                                                         \
+        }                                                                                                    \
+        for (int lane = 0; lane < 8; lane++) sum += sums[lane];                                              \
+        return sum;                                                                                          \
+    }                                                                                                        \
+    LEAF double v##_xtoken_top(const double *x, int64_t n, bool magnitude) {                                 \
+        const int64_t kept = magnitude ? INT64_MAX : -1;                                                     \
+        double top = -INFINITY;                                                                              \
+        int64_t i = 0;                                                                                       \
+        xdi_d8 tops = { top, top, top, top, top, top, top, top };                                            \
+        for (; i + 8 <= n; i += 8) {                                                                         \
+            xdi_d8_bits bits, more;                                                                          \
+            memcpy(&bits, x + i, sizeof bits);                                                               \
+            bits &= kept;                                                                                    \
+            more = (xdi_d8_bits)((xdi_d8)bits > tops);                                                       \
+            tops = (xdi_d8)((more & bits) | (~more & (xdi_d8_bits)tops));                                    \
+        }                                                                                                    \
+        for (; i < n; i++) {                                                                                 \
+            const double one = magnitude ? fabs(x[i]) : x[i];                                                \
+            if (one > top) top = one;                                                                        \
+        }                                                                                                    \
+        for (int lane = 0; lane < 8; lane++) top = tops[lane] > top ? tops[lane] : top;                      \
+        return top;                                                                                          \
     }
 
 #define XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                       \
@@ -10546,37 +11045,73 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
         return v##_total(sum);                                                                            \
     }
 
-#define XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                          \
-    INLINE void v##_xtoken_write_loop(const xdi_xtoken_writer *w, int64_t n, bool hard, bool soft) { \
-        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                              \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                 \
-            const v x = v##_read(w->x, i, n, -INFINITY);                                             \
-            v out = w->add ? v##_read(w->out, i, n, 0.0f) : v##_set(0.0f);                           \
-            v u = v##_set(0.0f);                                                                     \
-            if (hard) out = v##_add(out, v##_scaled_exp2(x, &w->p1.power, w->p1.scale));             \
-            if (w->u) u = v##_mul(v##_read(xdi_xtoken_floats(w->u), i, n, 0.0f), scale);             \
-            if (soft) {                                                                              \
-                const v p = v##_scaled_exp2(x, &w->p.power, w->p.scale);                             \
-                u = w->times_p ? v##_mul(p, v##_sub(u, shift)) : v##_sub(u, v##_mul(p, shift));      \
-            }                                                                                        \
-            v##_write(w->out, i, n, v##_add(out, u));                                                \
-        }                                                                                            \
-    }                                                                                                \
-    LEAF void v##_xtoken_write(const xdi_xtoken_writer *given, int64_t n) {                          \
-        const xdi_xtoken_writer w = *given; /* stores cannot change a copy */                        \
-        if (w.hard && w.soft) v##_xtoken_write_loop(&w, n, true, true);                              \
-        if (w.hard && !w.soft) v##_xtoken_write_loop(&w, n, true, false);                            \
-        if (!w.hard && w.soft) v##_xtoken_write_loop(&w, n, false, true);                            \
-        if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, n, false, false);                          \
+#define XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                               \
+    INLINE void v##_xtoken_write_loop(const xdi_xtoken_writer *w, int64_t begin, int64_t n, bool hard,    \
+                                      bool soft) {                                                        \
+        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                                   \
+        for (int64_t i = begin; i < n; i += v##_lanes) {                                                  \
+            const v x = v##_read(w->x, i, n, -INFINITY);                                                  \
+            v out = w->add ? v##_read(w->out, i, n, 0.0f) : v##_set(0.0f);                                \
+            v u = v##_set(0.0f);                                                                          \
+            if (hard) out = v##_add(out, v##_scaled_exp2(x, &w->p1.power, w->p1.scale));                  \
+            if (w->u) u = v##_mul(v##_read(xdi_xtoken_floats(w->u), i, n, 0.0f), scale);                  \
+            if (soft) {                                                                                   \
+                const v p = v##_scaled_exp2(x, &w->p.power, w->p.scale);                                  \
+                u = w->times_p ? v##_mul(p, v##_sub(u, shift)) : v##_sub(u, v##_mul(p, shift));           \
+            }                                                                                             \
+            v##_write(w->out, i, n, v##_add(out, u));                                                     \
+        }                                                                                                 \
+    }                                                                                                     \
+    /* The first writer of a row with u, by whole vectors; returns how far it came. */                    \
+    INLINE int64_t v##_xtoken_write_first(const xdi_xtoken_writer *w, int64_t n, bool times_p, bool bf16, \
+                                          bool past) {                                                    \
+        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                                   \
+        const xdi_xtoken_power p = w->p;                                                                  \
+        const xdi_simd_array u = xdi_xtoken_floats(w->u);                                                 \
+        xdi_simd_array x = w->x, out = w->out;                                                            \
+        int64_t i = 0;                                                                                    \
+        x.bf16 = out.bf16 = bf16;                                                                         \
+        for (; i + v##_lanes <= n; i += v##_lanes) {                                                      \
+            const v e = v##_scaled_exp2(v##_load(x, i), &p.power, p.scale), h = v##_load(u, i);           \
+            const v g =                                                                                   \
+                times_p ? v##_mul(e, v##_sub(h, shift)) : v##_sub(v##_mul(h, scale), v##_mul(e, shift));  \
+            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                    \
+            if (past)                                                                                     \
+                v##_store_past(out, i, g);                                                                \
+            else                                                                                          \
+                v##_store(out, i, g);                                                                     \
+        }                                                                                                 \
+        return i;                                                                                         \
+    }                                                                                                     \
+    LEAF void v##_xtoken_write(const xdi_xtoken_writer *given, int64_t n) {                               \
+        const xdi_xtoken_writer w = *given; /* stores cannot change a copy */                             \
+        const bool bf16 = w.x.bf16, first = w.u && w.soft && !w.hard && !w.add && w.out.bf16 == bf16;     \
+        int64_t i = 0;                                                                                    \
+        switch (first ? (w.times_p ? 4 : 0) + (bf16 ? 2 : 0) + (w.past ? 1 : 0) : -1) {                   \
+        case 0: i = v##_xtoken_write_first(&w, n, false, false, false); break;                            \
+        case 1: i = v##_xtoken_write_first(&w, n, false, false, true); break;                             \
+        case 2: i = v##_xtoken_write_first(&w, n, false, true, false); break;                             \
+        case 3: i = v##_xtoken_write_first(&w, n, false, true, true); break;                              \
+        case 4: i = v##_xtoken_write_first(&w, n, true, false, false); break;                             \
+        case 5: i = v##_xtoken_write_first(&w, n, true, false, true); break;                              \
+        case 6: i = v##_xtoken_write_first(&w, n, true, true, false); break;                              \
+        case 7: i = v##_xtoken_write_first(&w, n, true, true, true); break;                               \
+        default: break;                                                                                   \
+        }                                                                                                 \
+        if (w.hard && w.soft) v##_xtoken_write_loop(&w, i, n, true, true);                                \
+        if (w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, true, false);                              \
+        if (!w.hard && w.soft) v##_xtoken_write_loop(&w, i, n, false, true);                              \
+        if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, false, false);                            \
     }
 
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                              \
-    XDI_XTOKEN_P_LOOPS(v, LEAF)                                                                        \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                        \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,  \
-                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen, \
-                                                 v##_xtoken_slopes, v##_xtoken_pair, v##_xtoken_write };
+#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                                \
+    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
+    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                          \
+    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                  \
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
+                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
+                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
+                                                 v##_xtoken_pair,   v##_xtoken_write, v##_settle };
 
 /* ---- 16 by 16 ---- */
 
@@ -10592,6 +11127,12 @@ static void xdi_v4_to_lanes(const float *tables, float *lanes) {
             lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
 }
 
+XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
+    xdi_v4_store(x, i, value);
+}
+
+static void xdi_v4_settle(void) {}
+
 XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 
 #if defined(XDI_X86)
@@ -10602,24 +11143,30 @@ XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
+/* Four of eight elements of eight lines. */
+XDI_SIMD_INLINE_256 __m256 xdi_v8_two_quarters(const float *low, const float *high) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+
+XDI_SIMD_INLINE_256 void xdi_v8_transpose_half(const float *from, int64_t stride, float *to,
+                                               int64_t to_stride) {
+    const __m256 a = xdi_v8_two_quarters(from, from + 4 * stride),
+                 b = xdi_v8_two_quarters(from + stride, from + 5 * stride),
+                 c = xdi_v8_two_quarters(from + 2 * stride, from + 6 * stride),
+                 d = xdi_v8_two_quarters(from + 3 * stride, from + 7 * stride);
+    const __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+    const __m256 more_ab = _mm256_unpackhi_ps(a, b), more_cd = _mm256_unpackhi_ps(c, d);
+    _mm256_storeu_ps(to, _mm256_shuffle_ps(ab, cd, 0x44));
+    _mm256_storeu_ps(to + to_stride, _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm256_storeu_ps(to + 2 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0x44));
+    _mm256_storeu_ps(to + 3 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0xee));
+}
+
 /* Eight lines of eight. */
 XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
                                           int64_t to_stride) {
-    __m256 a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(from + i * from_stride);
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int half = 0; half < 2; half++) {
-            a[i + 2 * half] = _mm256_shuffle_ps(b[i + half], b[i + 2 + half], 0x44);
-            a[i + 2 * half + 1] = _mm256_shuffle_ps(b[i + half], b[i + 2 + half], 0xee);
-        }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-        _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
-    }
+    xdi_v8_transpose_half(from, from_stride, to, to_stride);
+    xdi_v8_transpose_half(from + 4, from_stride, to + 4 * to_stride, to_stride);
 }
 
 XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, float *tables) {
@@ -10645,6 +11192,32 @@ XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, float *lanes) {
     xdi_v8_to_lanes(tables, lanes);
 }
 
+/* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */
+XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 value) {
+    if (x.bf16)
+        xdi_v8_store(x, i, value);
+    else
+        _mm256_stream_ps((float *)x.data + i, value);
+}
+
+/* At a multiple of 64 bytes. */
+XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16 value) {
+    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
+    if (x.bf16)
+        _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i),
+                            _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, xdi_v16_rounded(value))));
+    else
+        _mm512_stream_ps((float *)x.data + i, value);
+}
+
+XDI_SIMD_256 void xdi_v8_settle(void) {
+    _mm_sfence();
+}
+
+XDI_SIMD_512 void xdi_v16_settle(void) {
+    _mm_sfence();
+}
+
 XDI_XTOKEN_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
 XDI_XTOKEN_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
 
@@ -10654,7 +11227,7 @@ XDI_XTOKEN_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
 
 #endif /* XDI_X86 */
 
-static const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch) {
+XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch) {
     switch (xd_ctx_settings(launch->ctx)->cpu) {
 #if defined(XDI_X86)
     case XD_CPU_AVX2: return &xdi_v8_xtoken;
@@ -10664,6 +11237,16 @@ static const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch) {
     default: return &xdi_v4_xtoken;
     }
 }
+
+/* >>kernel/xtoken_simd.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Losses across tokenizers on vectors. Rows that f32 cannot say are left to the plain kernels. */
+
+/* Rows and pairs of ids at a time. */
+enum { XDI_XTOKEN_ROWS = 64, XDI_XTOKEN_PAIRS = 512 };
 
 /* ---- rows ---- */
 
@@ -10693,37 +11276,42 @@ static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
 
 /* ---- 16 chunks at once ---- */
 
-/* Places [first, first + 16), and where their tables are in the caller's scratch. */
+/* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
 typedef struct xdi_fast_group {
     const xdi_xtoken_loops *loops;
     const xd_xtoken_args *a;
-    int64_t first;
-    float *slots; /* [k, 16] */
-    float *ids;   /* [BLOCK, 16] of a block */
-    float *lanes; /* [16, STRIDE] the same, the other way round */
+    int64_t begin, end; /* of a->rows */
+    int64_t places[XDI_XTOKEN_LANES];
+    int lanes;
+    int lane[XDI_XTOKEN_ROWS];           /* of a row */
+    bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
+    xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
+    float *slots;                        /* [k, 16] */
+    float *block;                        /* [BLOCK, 16] of a block of ids or slots */
+    float *across;                       /* [16, STRIDE] the same, the other way round */
 } xdi_fast_group;
 
-static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t first) {
+/* The rows from `begin` on. What no row fills is 0. */
+static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
     xdi_fast_group g;
+    memset(&g, 0, sizeof g);
     g.loops = xdi_xtoken_loops_of(launch);
     g.a = a;
-    g.first = first;
+    g.begin = g.end = begin;
+    for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
+        const int64_t place = a->places[g.end];
+        if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
+            if (g.lanes == XDI_XTOKEN_LANES) break;
+            g.places[g.lanes++] = place;
+        }
+        g.lane[at] = g.lanes - 1;
+        g.fits[at] = xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[g.end]], 1.0, &g.p[at]);
+    }
     g.slots = a->scratch;
-    g.ids = g.slots + XDI_XTOKEN_LANES * a->k;
-    g.lanes = g.ids + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    g.block = g.slots + XDI_XTOKEN_LANES * a->k;
+    g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    memset(g.across, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
-}
-
-/* The lane of a row at work; -1 when it is not of the group. */
-static int64_t xdi_fast_lane(const xdi_fast_group *g, int64_t i) {
-    const int64_t lane = g->a->places[i] - g->first;
-    return lane >= 0 && lane < XDI_XTOKEN_LANES ? lane : -1;
-}
-
-static bool xdi_fast_group_is_empty(const xdi_fast_group *g) {
-    for (int64_t i = 0; i < g->a->count; i++)
-        if (xdi_fast_lane(g, i) >= 0) return false;
-    return true;
 }
 
 static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
@@ -10731,21 +11319,18 @@ static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
     return columns - v < block ? columns - v : block;
 }
 
-/* Probabilities of a block, summed over each chunk's rows: lanes. */
+/* Probabilities of a block, summed over each chunk's rows: across. */
 static void xdi_fast_project_block(const xdi_fast_group *g, int64_t v, int64_t n) {
-    const xd_xtoken_args *a = g->a;
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t lane = xdi_fast_lane(g, i);
-        xdi_xtoken_power p;
-        if (lane < 0 || !xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p)) continue;
-        g->loops->powers(xdi_fast_array(&a->logits, a->rows[i], v), n, p, has[lane],
-                         g->lanes + lane * XDI_XTOKEN_STRIDE);
+    for (int64_t i = g->begin; i < g->end; i++) {
+        const int64_t at = i - g->begin;
+        const int lane = g->lane[at];
+        if (!g->fits[at]) continue;
+        g->loops->powers(xdi_fast_array(&g->a->logits, g->a->rows[i], v), n, g->p[at], has[lane],
+                         g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
-    for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
-        if (!has[lane]) memset(g->lanes + lane * XDI_XTOKEN_STRIDE, 0, XDI_XTOKEN_BLOCK * sizeof(float));
 }
 
 static void xdi_fast_project_group(const xdi_fast_group *g) {
@@ -10757,82 +11342,107 @@ static void xdi_fast_project_group(const xdi_fast_group *g) {
                       count = m->begin[v + n] - from;
         if (count == 0) continue;
         xdi_fast_project_block(g, v, n);
-        g->loops->to_tables(g->lanes, g->ids);
-        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->ids);
+        g->loops->to_tables(g->across, g->block);
+        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->block);
     }
-    for (int64_t lane = 0; lane < XDI_XTOKEN_LANES && g->first + lane < a->place_count; lane++) {
-        double *cells = a->cells + (g->first + lane) * m->k;
-        for (int64_t j = 0; j < m->k; j++) cells[j] += (double)g->slots[j * XDI_XTOKEN_LANES + lane];
+    for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, m->k);
+        memcpy(g->block, g->slots + j * XDI_XTOKEN_LANES, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
+        g->loops->to_lanes(g->block, g->across);
+        for (int lane = 0; lane < g->lanes; lane++)
+            g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
+                            a->cells + g->places[lane] * m->k + j);
     }
 }
 
 static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    xdi_xtoken_power p;
     if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
-    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
-        if (!xdi_fast_group_is_empty(&g)) xdi_fast_project_group(&g);
-    }
-    for (int64_t i = 0; i < a->count; i++) {
-        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-        if (!xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p))
-            XDI_TRY(plain.project(launch, &one));
+    for (int64_t begin = 0; begin < a->count;) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_project_group(&g);
+        for (int64_t i = begin; i < g.end; i++) {
+            const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+            if (!g.fits[i - begin]) XDI_TRY(plain.project(launch, &one));
+        }
+        begin = g.end;
     }
     return XD_OK;
 }
 
 /* dy of the group's chunks: slots. */
 static void xdi_fast_load_slopes(const xdi_fast_group *g) {
-    for (int64_t lane = 0; lane < XDI_XTOKEN_LANES; lane++) {
-        const double *dy = g->a->student + (g->first + lane) * g->a->k;
-        const bool there = g->first + lane < g->a->place_count;
-        for (int64_t j = 0; j < g->a->k; j++)
-            g->slots[j * XDI_XTOKEN_LANES + lane] = there ? (float)dy[j] : 0.0f;
+    const int64_t k = g->a->k;
+    for (int64_t j = 0; j < k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, k);
+        for (int lane = 0; lane < g->lanes; lane++)
+            g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
+                             g->across + lane * XDI_XTOKEN_STRIDE);
+        g->loops->to_tables(g->across, g->block);
+        memcpy(g->slots + j * XDI_XTOKEN_LANES, g->block, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
     }
 }
 
-/* h = M dy of a block: lanes. */
+/* h = M dy of a block: across. */
 static void xdi_fast_back_block(const xdi_fast_group *g, int64_t v, int64_t n) {
     const xd_xtoken_matrix *m = &g->a->matrix;
     const int64_t from = m->begin[v], count = m->begin[v + n] - from;
-    memset(g->ids, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
-    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->ids, g->slots);
-    g->loops->to_lanes(g->ids, g->lanes);
+    memset(g->block, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
+    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->block, g->slots);
+    g->loops->to_lanes(g->block, g->across);
+}
+
+static void xdi_fast_delta_group(const xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    const xd_xtoken_matrix *m = &a->matrix;
+    xdi_fast_load_slopes(g);
+    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, m->columns);
+        if (m->begin[v] == m->begin[v + n]) continue;
+        xdi_fast_back_block(g, v, n);
+        for (int64_t i = g->begin; i < g->end; i++) {
+            const int64_t at = i - g->begin;
+            if (!g->fits[at]) continue;
+            a->cells[i] += g->loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, g->p[at],
+                                         g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
+                           a->chunks[a->places[i]].largest;
+        }
+    }
 }
 
 static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    const xd_xtoken_matrix *m = &a->matrix;
-    xdi_xtoken_power p;
     if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
-    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
-        if (xdi_fast_group_is_empty(&g)) continue;
-        xdi_fast_load_slopes(&g);
-        for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
-            const int64_t n = xdi_fast_block_at(v, m->columns);
-            if (m->begin[v] == m->begin[v + n]) continue;
-            xdi_fast_back_block(&g, v, n);
-            for (int64_t i = 0; i < a->count; i++) {
-                const int64_t lane = xdi_fast_lane(&g, i);
-                if (lane < 0 || !xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p)) continue;
-                a->cells[i] += g.loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, p,
-                                            g.lanes + lane * XDI_XTOKEN_STRIDE) /
-                               a->chunks[a->places[i]].largest;
-            }
+    for (int64_t begin = 0; begin < a->count;) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_delta_group(&g);
+        for (int64_t i = begin; i < g.end; i++) {
+            xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+            one.cells = a->cells + i;
+            if (!g.fits[i - begin]) XDI_TRY(plain.delta(launch, &one));
         }
-    }
-    for (int64_t i = 0; i < a->count; i++) {
-        xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-        one.cells = a->cells + i;
-        if (!xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p))
-            XDI_TRY(plain.delta(launch, &one));
+        begin = g.end;
     }
     return XD_OK;
 }
 
 /* ---- gradient ---- */
+
+/* A gradient of so many bytes is not in any cache when it is wanted: its lines need not be fetched. */
+#define XDI_XTOKEN_PAST ((size_t)1 << 25)
+
+static bool xdi_fast_goes_past(const xd_rows *x) {
+    const size_t size = xd_dtype_size(x->dtype), stride = (size_t)(x->stride ? x->stride : x->cols) * size;
+    return (uintptr_t)x->data % 64 == 0 && stride % 64 == 0 && (size_t)x->rows * stride >= XDI_XTOKEN_PAST;
+}
+
+/* Both parts of one power: (p1 / p) p joins what is taken off u. */
+static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
+    const xdi_tile_power *p = &w->p.power, *p1 = &w->p1.power;
+    if (!w->hard || !w->soft || p->factor != p1->factor || p->whole != p1->whole) return;
+    w->shift -= w->p1.scale / w->p.scale;
+    w->hard = false;
+}
 
 /* What of rows[i] is the same for all blocks; false where f32 does not fit. */
 static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_writer *w) {
@@ -10840,33 +11450,38 @@ static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_write
     const double delta = a->delta ? a->delta[i] : 0.0;
     memset(w, 0, sizeof *w);
     w->add = a->written[row] != 0;
+    w->past = !w->add && xdi_fast_goes_past(&a->gradient);
     w->times_p = a->matrix.begin != NULL;
     w->soft = w->times_p || delta != 0.0;
     w->hard = !w->add && a->ce_factor && a->ce_factor[row] != 0.0;
+    w->label = w->hard ? a->labels[row] - a->first : -1;
     w->u = a->u;
     w->u_scale = a->matrix.begin ? 1.0f : (float)a->scale;
     w->shift = (float)delta;
     if (w->soft && !xdi_fast_xtoken_power(a->temperature, a->lse[row],
                                           a->matrix.begin ? 1.0 / a->temperature : 1.0, &w->p))
         return false;
-    return !w->hard || xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1);
+    if (w->hard && !xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1))
+        return false;
+    xdi_fast_join_powers(w);
+    return true;
 }
 
 /* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
  * gradient and the logits held there. */
 static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
-    const int64_t row = a->rows[i], label = w->hard ? a->labels[row] - a->first : -1;
-    const bool here = label >= v && label < v + n;
+    const int64_t row = a->rows[i];
+    const bool here = w->label >= v && w->label < v + n;
     double at_label = 0.0;
     if (here) {
-        const double h = a->matrix.begin ? (double)w->u[label - v] : 0.0;
-        at_label = xdi_xtoken_gradient_at(a, i, label, h);
+        const double h = a->matrix.begin ? (double)w->u[w->label - v] : 0.0;
+        at_label = xdi_xtoken_gradient_at(a, i, w->label, h);
     }
     w->x = xdi_fast_array(&a->logits, row, v);
     w->out = xdi_fast_array(&a->gradient, row, v);
     loops->write(w, n);
-    if (here) xdi_loss_store(&a->gradient, row, label, at_label);
+    if (here) xdi_loss_store(&a->gradient, row, w->label, at_label);
 }
 
 static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
@@ -10876,19 +11491,27 @@ static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
 }
 
 /* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
-static void xdi_fast_write_group(const xdi_fast_group *g) {
+static void xdi_fast_write_group(xdi_fast_group *g) {
     const xd_xtoken_args *a = g->a;
-    xdi_xtoken_writer w;
+    xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
+    for (int64_t i = g->begin; i < g->end; i++)
+        g->fits[i - g->begin] = xdi_fast_writer(a, i, &writers[i - g->begin]);
     xdi_fast_load_slopes(g);
     for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
         const int64_t n = xdi_fast_block_at(v, a->columns);
         xdi_fast_back_block(g, v, n);
-        for (int64_t i = 0; i < a->count; i++) {
-            const int64_t lane = xdi_fast_lane(g, i);
-            if (lane < 0 || !xdi_fast_writer(a, i, &w)) continue;
-            w.u = g->lanes + lane * XDI_XTOKEN_STRIDE;
-            xdi_fast_write_block(g->loops, a, i, &w, v, n);
+        for (int64_t i = g->begin; i < g->end; i++) {
+            const int64_t at = i - g->begin;
+            if (!g->fits[at]) continue;
+            writers[at].u = g->across + g->lane[at] * XDI_XTOKEN_STRIDE;
+            xdi_fast_write_block(g->loops, a, i, &writers[at], v, n);
         }
+    }
+    for (int64_t i = g->begin; i < g->end; i++) {
+        if (g->fits[i - g->begin])
+            xdi_fast_end_row(a, a->rows[i]);
+        else
+            xdi_xtoken_gradient_row(a, i);
     }
 }
 
@@ -10906,22 +11529,15 @@ static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_ar
 }
 
 static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
-    xdi_xtoken_writer w;
-    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
-    if (!a->matrix.begin) {
-        for (int64_t i = 0; i < a->count; i++) xdi_fast_write_row(xdi_xtoken_loops_of(launch), a, i);
-        return XD_OK;
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
+    for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
+    for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_write_group(&g);
+        begin = g.end;
     }
-    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
-        if (!xdi_fast_group_is_empty(&g)) xdi_fast_write_group(&g);
-    }
-    for (int64_t i = 0; i < a->count; i++) {
-        if (xdi_fast_writer(a, i, &w))
-            xdi_fast_end_row(a, a->rows[i]);
-        else
-            xdi_xtoken_gradient_row(a, i);
-    }
+    loops->settle();
     return XD_OK;
 }
 
@@ -10935,16 +11551,29 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
+/* rows[i] at the kept columns: scratch. The next row's are asked for on the way. */
+static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
+    const int64_t k = a->k, *ids = a->ids;
+    const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
+                         next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
+    float *out = a->scratch;
+    for (int64_t j = 0; j < k && y.bf16; j++) {
+        __builtin_prefetch((const uint16_t *)next.data + ids[j]);
+        out[j] = xd_f32_from_bf16(((const uint16_t *)y.data)[ids[j]]);
+    }
+    for (int64_t j = 0; j < k && !y.bf16; j++) {
+        __builtin_prefetch((const float *)next.data + ids[j]);
+        out[j] = ((const float *)y.data)[ids[j]];
+    }
+}
+
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
     if (!xdi_fast_xtoken_takes(a)) return plain.target(launch, a);
     for (int64_t i = 0; i < a->count; i++) {
-        const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0);
-        for (int64_t j = 0; j < a->k; j++)
-            a->scratch[j] = y.bf16 ? xd_f32_from_bf16(((const uint16_t *)y.data)[a->ids[j]])
-                                   : ((const float *)y.data)[a->ids[j]];
+        xdi_fast_pick(a, i);
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
         const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
         if (isnan(lse))
@@ -10978,28 +11607,19 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
 
 /* ---- divergences ---- */
 
-/* x times scale less shift as f32; the sum of the products, and false when one is not finite. */
-static bool xdi_fast_narrow(const double *x, int64_t n, double scale, double shift, float *out, double *sum) {
-    double sums[4] = { 0.0, 0.0, 0.0, 0.0 };
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int lane = 0; lane < 4; lane++) {
-            const double product = x[i + lane] * scale;
-            sums[lane] += product;
-            out[i + lane] = (float)(product - shift);
-        }
-    for (; i < n; i++) {
-        sums[0] += x[i] * scale;
-        out[i] = (float)(x[i] * scale - shift);
+/* The first of the largest. */
+static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
+    float top = -INFINITY;
+    int64_t best = 0, tile = 0;
+    for (int64_t j = 0; j < n; j += XDI_TILE) {
+        const float max = tiles->max(xdi_xtoken_floats(x + j), xdi_fast_tile_at(j, n));
+        if (max > top) tile = j;
+        if (!(max <= top)) top = max; /* NaN stays */
     }
-    *sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    return isfinite(*sum) != 0;
-}
-
-static int64_t xdi_fast_argmax(const float *x, int64_t n) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
+    for (int64_t j = tile; j < n && !isnan(top); j++)
+        if (x[j] == top) return j;
+    for (int64_t j = 1; j < n; j++)
+        if (x[j] > x[best]) best = j;
     return best;
 }
 
@@ -11007,20 +11627,20 @@ static int64_t xdi_fast_argmax(const float *x, int64_t n) {
 static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
                            const double *target) {
     const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
     float *r = a->scratch, *t = r + k;
     const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
-    double mass, unused, lse = 0.0, dot = 0.0;
-    if (!xdi_fast_narrow(q, k, 1.0 / c->student, 0.0, r, &mass) ||
-        !xdi_fast_narrow(target, k, 1.0 / c->teacher, 0.0, t, &unused))
-        return false;
+    double dot = 0.0;
+    const double mass = loops->narrow(q, k, 1.0 / c->student, 0.0, r);
+    if (!isfinite(mass) || !isfinite(loops->narrow(target, k, 1.0 / c->teacher, 0.0, t))) return false;
     if (a->normalise) {
-        lse = xdi_fast_xtoken_lse(xdi_fast_tiles(launch), &targets, 0, k, 1.0);
+        const double lse = xdi_fast_xtoken_lse(tiles, &targets, 0, k, 1.0);
         if (isnan(lse)) return false;
-        xdi_fast_narrow(target, k, 1.0 / c->teacher, lse, t, &unused);
+        loops->narrow(target, k, 1.0 / c->teacher, lse, t);
     }
     const double z = mass + XD_XTOKEN_EPSILON;
-    c->agree = xdi_fast_argmax(r, k) == xdi_fast_argmax(t, k);
+    c->agree = xdi_fast_argmax(tiles, r, k) == xdi_fast_argmax(tiles, t, k);
     c->value = 0.0;
     for (int64_t j = 0; j < k; j += XDI_TILE) {
         double part;
@@ -11028,8 +11648,11 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
-    for (int64_t j = 0; j < k; j++) q[j] = ((double)r[j] - dot) / z;
-    xdi_xtoken_scale_slopes(c, q, k);
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->delta *= factor * c->student;
+    loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
+    if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */
+    c->largest = loops->top(q, k, true);
     return true;
 }
 
@@ -11054,50 +11677,64 @@ typedef struct xdi_fast_best {
     int64_t pair;
 } xdi_fast_best;
 
-static inline void xdi_fast_better(xdi_fast_best *best, double value, int64_t pair) {
-    if (best->pair >= 0 && !(value > best->value)) return;
-    best->value = value;
-    best->pair = pair;
-}
-
-/* Pairs [at, at + n) of this shard, gathered; returns how many there are. */
-static int64_t xdi_fast_pair_gather(const xd_xtoken_args *a, int64_t at, int64_t n, float *alpha, float *beta,
-                                    int32_t *ids, xdi_fast_best *best, xdi_fast_best *other_best) {
-    const double *means = a->means, *others = a->others;
-    const int32_t *pair = a->pair + at, *other = a->other + at;
-    const int64_t first = a->first, columns = a->columns;
-    xdi_fast_best mine = *best, teacher = *other_best;
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t v = pair[i] - first;
-        const double y = others[other[i]];
-        xdi_fast_better(&teacher, y, at + i);
-        if (v < 0 || v >= columns) continue;
-        xdi_fast_better(&mine, means[v], at + i);
-        alpha[count] = (float)means[v];
-        beta[count] = (float)y;
-        ids[count++] = (int32_t)v;
+/* Pairs [at, at + n), n > 0, have these values. */
+static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
+                            xdi_fast_best *best) {
+    const double top = loops->top(x, n, false);
+    if (best->pair < 0) {
+        best->value = x[0];
+        best->pair = at;
     }
-    *best = mine;
-    *other_best = teacher;
-    return count;
+    if (!(top > best->value)) return;
+    best->value = top;
+    best->pair = at;
+    while (*x++ != top) best->pair++;
 }
 
-static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+/* The first pair whose student id is not less. */
+static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
+    int64_t begin = 0, end = a->pairs;
+    while (begin < end) {
+        const int64_t middle = begin + (end - begin) / 2;
+        if (a->pair[middle] < id)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return begin;
+}
+
+/* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
+static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t at,
+                                 int64_t n, const double *y, xdi_fast_best *best) {
+    double x[XDI_XTOKEN_PAIRS];
+    float alpha[XDI_XTOKEN_PAIRS], beta[XDI_XTOKEN_PAIRS], slope[XDI_XTOKEN_PAIRS];
+    const int32_t *ids = a->pair + at;
+    for (int64_t i = 0; i < n; i++) x[i] = a->means[ids[i] - a->first];
+    xdi_fast_better(loops, x, at, n, best);
+    loops->narrow(x, n, 1.0, 0.0, alpha);
+    loops->narrow(y, n, 1.0, 0.0, beta);
+    const double sum = loops->pair(alpha, beta, n, a->reverse, slope);
+    for (int64_t i = 0; i < n; i++) a->slope[ids[i] - a->first] = slope[i];
+    return sum;
+}
+
+static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
     const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
-    float alpha[XDI_TILE], beta[XDI_TILE], slope[XDI_TILE];
-    int32_t ids[XDI_TILE];
-    xdi_fast_best best = { -INFINITY, -1 }, other_best = best;
+    const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
+    const int64_t tile = XDI_XTOKEN_PAIRS;
+    xdi_fast_best best = { -INFINITY, -1 }, other = best;
     if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
-    for (int64_t at = 0; at < a->pairs; at += XDI_TILE) {
-        const int64_t n =
-            xdi_fast_pair_gather(a, at, xdi_fast_tile_at(at, a->pairs), alpha, beta, ids, &best, &other_best);
-        a->cells[0] += loops->pair(alpha, beta, n, a->reverse, slope);
-        for (int64_t i = 0; i < n; i++) a->slope[ids[i]] = slope[i];
+    for (int64_t at = 0; at < a->pairs; at += tile) {
+        const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
+        const int64_t from = begin > at ? begin : at, to = end < at + n ? end : at + n;
+        double y[XDI_XTOKEN_PAIRS];
+        for (int64_t i = 0; i < n; i++) y[i] = a->others[a->other[at + i]];
+        xdi_fast_better(loops, y, at, n, &other);
+        if (from < to) a->cells[0] += xdi_fast_pair_tile(loops, a, from, to - from, y + (from - at), &best);
     }
-    a->best = best.pair;
-    a->other_best = other_best.pair;
+    xdi_xtoken_best(a, best.pair, other.pair);
     return XD_OK;
 }
 
@@ -18079,6 +18716,8 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
 
 /* >>distill/internal */
 
+/* vocab.c: the context it was made with. */
+XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -18120,8 +18759,8 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in);
 /* Fills row_scale[rows] = w scale / D, 0 for rows that do not count. args go to end, with the rows of a loss
  * and the outputs per row added. */
-XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale, int64_t *words,
-                                         xd_row_args *args);
+XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                         int64_t *words, xd_row_args *args);
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
 
@@ -18279,6 +18918,10 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     info.offsets = vocab->offsets;
     info.device_offsets = vocab->device_offsets;
     return info;
+}
+
+XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
+    return vocab->ctx;
 }
 
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
@@ -23741,6 +24384,9 @@ XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *i
                                         int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
                                         int32_t *slot, float *weight);
 
+/* project.c: may the kernels of the context read the matrix? */
+XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
+
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
 
 /* One teacher during a call. */
@@ -23767,6 +24413,44 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
+/* Widths of the blocks that teachers use in turn: the largest of each. */
+typedef struct xdi_xtoken_sizes {
+    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch, teachers;
+} xdi_xtoken_sizes;
+
+/* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
+typedef struct xdi_xtoken_lists {
+    int64_t *first, *rows,
+        *places; /* [tiles + 1] begins of a tile's rows; the student's of chunks looked at */
+    int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
+    int64_t *ids;                              /* [B, 2k] J where it is given, and its places in the rows */
+    uint8_t *mask;                             /* [teacher rows] who has a say in J */
+    int32_t *pair, *other, *rest, *other_rest; /* GOLD: the exact map */
+    xd_xtoken_chunk *chunks;                   /* [B, C]; they come back with their divergences */
+    xd_projection projection, copied;          /* in memory of the device; what to free of it */
+} xdi_xtoken_lists;
+
+/* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
+ * device, so that one copy brings them; the pointers to them are the host's. The other blocks are the device's. */
+typedef struct xdi_xtoken_device {
+    xd_kernels kernels;
+    unsigned char *here, *there;
+    size_t list_bytes, chunk_bytes; /* chunks are the last of the lists */
+    xdi_xtoken_lists *lists;        /* [teacher_count] */
+    int64_t *rest;                  /* a list: rows that no teacher looks at */
+    uint8_t *written;               /* [rows] */
+    int64_t *labels, *argmax;       /* [rows] */
+    double *log_probs;              /* [rows] */
+    float *maxima;                  /* [most V_t] of columns */
+    double *values;                 /* [most k] */
+    double *settled, *delta;        /* [2, most tile * k] cells as doubles; [held] */
+    double *merged;                 /* [2] what `merge` writes */
+    double *moments;                /* [most teacher rows, XD_XTOKEN_MOMENTS] */
+    int64_t *teacher_labels;        /* [most teacher rows] */
+    int64_t *all_rows;              /* a list: [most teacher rows] 0, 1, ... */
+    void *memory;                   /* to be released */
+} xdi_xtoken_device;
+
 /* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
  * over rows or ranks are "cells": see xdi_xtoken_add. */
 typedef struct xdi_xtoken {
@@ -23792,19 +24476,23 @@ typedef struct xdi_xtoken {
     int64_t *ids;                   /* [most k] J */
     uint8_t *mask;                  /* [most teacher rows] who has a say in J */
     double *student, *teacher;      /* cells of a tile */
-    int64_t *rows, *places;         /* [most of held, the teacher's and ranks] rows at work, and their chunks */
-    xd_xtoken_chunk *chunks;        /* [most tile] */
-    float *scratch;                 /* for the kernels */
-    xd_xtoken_matrix matrix;        /* PROJECTED: the projection in J ... */
-    int32_t *slots;                 /* ... and for making it: [V_t] */
+    int64_t *rows, *places;  /* [most of held, the teacher's and ranks] rows at work, and their chunks */
+    xd_xtoken_chunk *chunks; /* [most tile] */
+    float *scratch;          /* for the kernels */
+    xd_xtoken_matrix matrix; /* PROJECTED: the projection in J ... */
+    int32_t *slots;          /* ... and for making it: [V_t] */
     int64_t *row_begin;
     int32_t *entry_student, *entry_slot;
     float *entry_weight;
-    double *row_delta;              /* [held] cells */
+    double *row_delta;         /* [held] cells */
     double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
     double *other_tail;        /* GOLD: the teacher's */
     int64_t *tail_ids;         /* GOLD: both tails' */
+    double *moments; /* on a device: [most teacher rows, XD_XTOKEN_MOMENTS] of the teacher that is scored */
+    xdi_xtoken_device device;
+    void *memory; /* of the host, to be released */
     int selected;
+    bool on_device;
     bool fixed; /* INVARIANT: cells are xd_fixed */
     bool write; /* this pass writes the gradient */
     bool owner; /* this rank speaks for what all ranks of sequence_comm know */
@@ -23827,6 +24515,8 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
                                      xd_comm *second);
+/* Adds up cells over one group; they stay what they are. */
+XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
 
 /* A block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits);
@@ -23856,9 +24546,43 @@ XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u
  * vocabulary. */
 XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b);
 
+/* Which of the teacher's rows of sequence b count, in mask [held]; true when all of them have a say. */
+XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, uint8_t *mask);
+
+/* ---- xtoken_device.c: the same on a device, for teachers of kind PROJECTED and GOLD ---- */
+
+/* The lists from the arena of the host and everything else from the device's; false when it does not fit. */
+XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
+                                         xd_arena *device);
+/* Projections of the host are copied to the device. */
+XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x);
+XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result);
+/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, for which the host waits. */
+XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x);
+/* Moments of all rows of a teacher in moments, for which the host waits; `a` says which. */
+XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a, double *moments);
+/* All teachers and the rest of the gradient; waits for the divergences. */
+XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x);
+
+/* The device's address of something in the lists, and the arguments of the kernels with the device's memory. */
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
+XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
+                                                 const int64_t *places, int64_t count);
+/* xtoken_device_gold.c: all chunks of a teacher. */
+XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l);
+
 /* ---- the kinds: sums of a term, and the gradient when x->write ---- */
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_projected.c: a chunk before its divergence is computed, and what it then adds to the sums. */
+XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c);
+XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
 XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_gold.c: what a chunk, value its KL and delta its tail's part, adds to the sums. */
+XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t b, int64_t c);
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
@@ -23877,8 +24601,8 @@ XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
 
 /* xtoken_score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
-XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
-                                      int64_t cell);
+XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                           xd_xtoken_score score, int64_t cell);
 /* xtoken_score.c: omega of every teacher, and who takes part; scores [teacher_count][2] over comm become
  * means. */
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);
@@ -23976,6 +24700,58 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
 }
 
 /* >>distill/project.c */
+
+#include <string.h>
+
+/* ---- on a device ---- */
+
+XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    return kernels.device == XD_DEVICE_CPU || kernels.memory.owns(ctx, m->row_begin);
+}
+
+/* One block, both begins first, so that every array is aligned. */
+XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out) {
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_projection *m = projection;
+    const size_t begins = (size_t)(m->student_size + m->teacher_size + 2) * sizeof(int64_t);
+    const size_t entries = (size_t)m->entries * sizeof(int32_t);
+    const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
+                            m->student_id, m->weight,       m->column_weight };
+    const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
+                              (size_t)(m->teacher_size + 1) * sizeof(int64_t),
+                              entries,
+                              entries,
+                              entries,
+                              entries };
+    unsigned char *block = (unsigned char *)memory.allocate(ctx, begins + 4 * entries), *at = block;
+    XDI_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
+                (long long)m->entries);
+    xd_result result = XD_OK;
+    for (int i = 0; i < 6 && result == XD_OK; at += bytes[i++])
+        result = memory.copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
+    if (result == XD_OK) result = memory.synchronize(&launch);
+    if (result != XD_OK) {
+        memory.release(ctx, block);
+        return result;
+    }
+    *out = *m;
+    out->row_begin = (const int64_t *)(const void *)block;
+    out->column_begin = out->row_begin + m->student_size + 1;
+    out->teacher_id = (const int32_t *)(const void *)(block + begins);
+    out->student_id = out->teacher_id + m->entries;
+    out->weight = (const float *)(const void *)(out->student_id + m->entries);
+    out->column_weight = out->weight + m->entries;
+    return XD_OK;
+}
+
+XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection) {
+    xd_ctx_kernels(ctx).memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
+    memset(projection, 0, sizeof *projection);
+}
+
+/* ---- products ---- */
 
 static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                                    const char *name, const xd_rows *rows, const int64_t *columns, int64_t k) {
@@ -24196,8 +24972,9 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
     XDI_REQUIRE(ctx,
                 t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
                     d->mode != XD_XTOKEN_SELECT,
-                XD_ERROR_ARGUMENT, "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat",
-                index, (int)t->kind);
+                XD_ERROR_ARGUMENT,
+                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
+                (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
         const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
         XDI_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
@@ -24245,6 +25022,9 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
     const xd_xtoken_teacher *t = &d->teachers[index];
     XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
                 "teacher %d is of kind %d", index, (int)t->kind);
+    XDI_REQUIRE(ctx, (int)t->kind <= (int)XD_XTOKEN_GOLD || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU,
+                XD_ERROR_UNSUPPORTED, "teacher %d is of kind %d; on a GPU there are PROJECTED and GOLD",
+                index, (int)t->kind);
     XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
                                        : xdi_xtoken_check_known(ctx, d, index));
     XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
@@ -24314,8 +25094,6 @@ static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d)
 }
 
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "losses across tokenizers are computed on the CPU only");
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     XDI_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
                 d->teacher_count);
@@ -24356,7 +25134,7 @@ XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, do
     xdi_cells_add(x->fixed, cells, i, term);
 }
 
-static xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
+XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
     if (!comm || xd_comm_size(comm) == 1 || count == 0) return XD_OK;
     if (x->fixed) return xd_all_reduce(comm, cells, cells, 2 * count, XD_DTYPE_I64, XD_SUM);
     return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
@@ -24466,23 +25244,23 @@ XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u
 
 /* ---- columns ---- */
 
-/* Which of the teacher's rows of sequence b count; true when all of them have a say. */
-static bool xdi_xtoken_voters(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                  uint8_t *mask) {
     const xd_xtoken_teacher *t = term->teacher;
     if (x->d.compat) return true;
     for (int64_t i = 0; i < term->held; i++) {
         const int64_t row = b * term->held + i;
         if (t->kind == XD_XTOKEN_SAME)
-            x->mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
+            mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
         else
-            x->mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
-                                   xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
+            mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
+                                xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
     }
     return false;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    const bool all = xdi_xtoken_voters(x, term, b);
+    const bool all = xdi_xtoken_voters(x, term, b, x->mask);
     const xd_rows *y = &term->teacher->logits;
     const int64_t size = term->teacher->kind == XD_XTOKEN_SAME ? x->vocab.size : term->vocabulary;
     xd_vocab *columns = NULL;
@@ -24503,42 +25281,41 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* ---- workspace ---- */
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
-typedef struct xdi_xtoken_sizes {
-    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch;
-} xdi_xtoken_sizes;
-
 static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* Entries of the projection in this shard's rows. */
-static int64_t xdi_xtoken_entries(const xd_projection *m, const xd_vocab_info *info) {
-    return m && m->student_size >= info->end ? m->row_begin[info->end] - m->row_begin[info->begin] : 0;
+/* Entries of the projection in this shard's rows; nobody asks for them where the host cannot read it. */
+static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
+    const xd_vocab_info *info = &x->vocab;
+    if (!m || x->on_device || m->student_size < info->end) return 0;
+    return m->row_begin[info->end] - m->row_begin[info->begin];
 }
 
-static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
-                                    const xd_vocab_info *info, xdi_xtoken_sizes *s) {
-    const int64_t k = xdi_xtoken_columns(d, t, info->size), tile = xdi_xtoken_tile(d, k);
-    const int64_t columns = info->end - info->begin, size = xdi_xtoken_vocabulary(t);
+static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
+    const xd_xtoken_desc *d = &x->d;
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, k);
+    const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
     if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
     s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
+    s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_GOLD) {
         s->student = xdi_xtoken_most(s->student, columns);
         s->teacher = xdi_xtoken_most(s->teacher, size);
-        s->tail = xdi_xtoken_most(s->tail, 2 + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
+        s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
         s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
+        s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(0));
         return;
     }
     s->ids = xdi_xtoken_most(s->ids, t->column_ids ? 2 * k : k);
     s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
     s->student = xdi_xtoken_most(s->student, tile * k);
-    s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
-    if (t->kind != XD_XTOKEN_PROJECTED) return;
+    s->teacher = xdi_xtoken_most(s->teacher, tile * k);
     s->tile = xdi_xtoken_most(s->tile, tile);
+    if (t->kind != XD_XTOKEN_PROJECTED) return;
     s->slots = xdi_xtoken_most(s->slots, size);
     s->begin = columns + 1;
-    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(t->projection, info));
+    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(x, t->projection));
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
@@ -24548,17 +25325,28 @@ XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bo
     return *fits && arena->base ? arena->base + offset : NULL;
 }
 
-static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
-    const int64_t rows = x->d.student.rows;
-    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+/* What the host works with: rows, and terms with the sizes of their chunks. */
+static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
+    const xd_xtoken_desc *d = &x->d;
+    const int64_t rows = d->student.rows, teachers = d->teacher_count;
     x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
     x->log_probs = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
-    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
     x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
+    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
+                                        sizeof(xd_fixed), fits);
+    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, fits);
+    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
+    for (int i = 0; i < d->teacher_count; i++) {
+        const int64_t chunks =
+            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
+        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), fits);
+        if (!terms || !sizes) continue;
+        terms[i].student_sizes = sizes;
+        terms[i].teacher_sizes = sizes + chunks;
+    }
+    x->terms = terms;
 }
 
 /* Rows at work, and the matrix in J. */
@@ -24574,40 +25362,37 @@ static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_x
     x->scratch = (float *)xdi_xtoken_take(arena, s->scratch, sizeof(float), fits);
 }
 
-/* Every block from the arena; with a planning arena this is the size query. False when it does not fit. */
-static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
-    const xd_xtoken_desc *d = &x->d;
-    const int64_t teachers = d->teacher_count;
+/* What the kernels of a CPU work on. */
+static void xdi_xtoken_layout_work(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
+    const int64_t rows = x->d.student.rows;
+    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
+    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), fits);
+    x->ids = (int64_t *)xdi_xtoken_take(arena, s->ids, sizeof(int64_t), fits);
+    x->mask = (uint8_t *)xdi_xtoken_take(arena, s->mask, 1, fits);
+    x->student = (double *)xdi_xtoken_take(arena, s->student, sizeof(xd_fixed), fits);
+    x->teacher = (double *)xdi_xtoken_take(arena, s->teacher, sizeof(xd_fixed), fits);
+    x->tails = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
+                                             sizeof(double), fits);
+    x->other_tail = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s->tail, sizeof(int64_t), fits);
+    xdi_xtoken_layout_matrix(x, arena, s, fits);
+}
+
+/* Every block: from `work`, memory of the context's device, and where that is not the host's from `host` too.
+ * With planning arenas this is the size query. False when it does not fit. */
+static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *work, xd_arena *host) {
     xdi_xtoken_sizes s;
     bool fits = true;
     memset(&s, 0, sizeof s);
     s.held = xdi_xtoken_most(x->held, x->vocab.ranks);
-    xdi_xtoken_layout_rows(x, arena, &fits);
-    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), &fits);
-    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
-                                        sizeof(xd_fixed), &fits);
-    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, &fits);
-    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
-    for (int i = 0; i < d->teacher_count; i++) {
-        const int64_t chunks =
-            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
-        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), &fits);
-        xdi_xtoken_size_teacher(d, &d->teachers[i], &x->vocab, &s);
-        if (!terms || !sizes) continue;
-        terms[i].student_sizes = sizes;
-        terms[i].teacher_sizes = sizes + chunks;
-    }
-    x->terms = terms;
-    x->ids = (int64_t *)xdi_xtoken_take(arena, s.ids, sizeof(int64_t), &fits);
-    x->mask = (uint8_t *)xdi_xtoken_take(arena, s.mask, 1, &fits);
-    x->student = (double *)xdi_xtoken_take(arena, s.student, sizeof(xd_fixed), &fits);
-    x->teacher = (double *)xdi_xtoken_take(arena, s.teacher, sizeof(xd_fixed), &fits);
-    x->tails = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
-    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s.tail : 0,
-                                             sizeof(double), &fits);
-    x->other_tail = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
-    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s.tail, sizeof(int64_t), &fits);
-    xdi_xtoken_layout_matrix(x, arena, &s, &fits);
+    for (int i = 0; i < x->d.teacher_count; i++) xdi_xtoken_size_teacher(x, &x->d.teachers[i], &s);
+    xdi_xtoken_layout_host(x, x->on_device ? host : work, &fits);
+    if (x->on_device) return fits && xdi_xtoken_device_layout(x, &s, host, work);
+    xdi_xtoken_layout_work(x, work, &s, &fits);
     return fits;
 }
 
@@ -24615,15 +25400,17 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     memset(x, 0, sizeof *x);
     x->ctx = ctx;
     x->d = *d;
-    if (ctx) x->launch = xd_ctx_launch(ctx);
-    if (ctx) x->kernels = xd_ctx_kernels(ctx).xtoken;
+    x->launch = xd_ctx_launch(ctx);
+    x->device.kernels = xd_ctx_kernels(ctx);
+    x->kernels = x->device.kernels.xtoken;
+    x->on_device = x->device.kernels.device != XD_DEVICE_CPU;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
     x->selected = -1;
     x->kd_weight = d->kd_weight;
     x->ce_weight = d->ce_weight;
-    x->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    x->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     x->owner = !d->sequence_comm || xd_comm_rank(d->sequence_comm) == 0;
 }
 
@@ -24634,31 +25421,44 @@ static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
     term->held = t->logits.rows / x->d.sequences;
     term->vocabulary = xdi_xtoken_vocabulary(t);
     term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = xdi_xtoken_tile(&x->d, term->k);
+    term->tile = t->kind == XD_XTOKEN_GOLD ? 1 : xdi_xtoken_tile(&x->d, term->k);
     term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     term->weight = t->weight == 0.0 ? 1.0 : t->weight;
 }
 
-/* Everything up to the first exchange, on this rank alone. */
-static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x, void **owned) {
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    xd_arena planning = xd_arena_over(NULL, 0), arena;
+static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
+    xd_arena plan = xd_arena_over(NULL, 0), host_plan = plan, work, host = plan;
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
+    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (x->on_device) {
+        x->memory = xd_allocate(x->ctx, host_plan.peak);
+        XDI_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
+        host = xd_arena_over(x->memory, host_plan.peak);
+    }
+    if (!memory) {
+        bytes = plan.peak;
+        if (x->on_device)
+            memory = x->device.memory = x->device.kernels.memory.allocate(x->ctx, bytes);
+        else
+            memory = x->memory = xd_allocate(x->ctx, bytes);
+        XDI_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    work = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
+    return XD_OK;
+}
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
     XDI_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(x, ctx, &d);
-    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
-    if (!memory) {
-        bytes = planning.peak;
-        memory = *owned = xd_allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
-    }
-    arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XDI_TRY(xdi_xtoken_provide(x, desc));
     for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
-    return XD_OK;
+    return x->on_device ? xdi_xtoken_device_open(x) : XD_OK;
 }
 
 /* ---- rows ---- */
@@ -24699,19 +25499,28 @@ static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, 
     return XD_OK;
 }
 
-/* Statistics of the student's rows: which count, and the log-probabilities of their labels. */
-static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
+/* Statistics of the student's rows, and the log-probabilities of their labels. */
+static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     XDI_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
-    if (d->labels) {
+    if (!d->labels) return XD_OK;
+    if (d->temperature == 1.0)
+        memcpy(x->lse_one, x->lse, (size_t)d->student.rows * sizeof *x->lse);
+    else
         XDI_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
-        XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
-    }
+    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
+    for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->lse_one[row];
+    return XD_OK;
+}
+
+/* Which rows count, and by how much their cross entropy does. */
+static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
+    const xd_xtoken_desc *d = &x->d;
+    XDI_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
     for (int64_t row = 0; row < d->student.rows; row++) {
         const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
         x->ce_factor[row] = 0.0;
         if (!d->labels || weight == 0.0) continue;
-        x->log_probs[row] -= x->lse_one[row];
         if (isfinite(x->log_probs[row]))
             x->ce_factor[row] = weight;
         else
@@ -24770,7 +25579,8 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     for (int i = 0; i < n; i++) {
         XDI_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
-        if (score != XD_XTOKEN_SCORE_NONE) xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i);
+        if (score != XD_XTOKEN_SCORE_NONE)
+            XDI_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
     XDI_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
     x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
@@ -24793,6 +25603,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     memset(x->written, 0, (size_t)x->d.student.rows);
     xdi_xtoken_zero(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
     xdi_xtoken_add_rows(x);
+    if (x->on_device) return xdi_xtoken_device_pass(x);
     for (int i = 0; i < x->d.teacher_count; i++) {
         xdi_xtoken_term *term = &x->terms[i];
         if (!term->active) continue;
@@ -24897,21 +25708,22 @@ static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
 
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     xdi_xtoken x;
-    xd_arena arena = xd_arena_over(NULL, 0);
+    xd_arena work = xd_arena_over(NULL, 0), host = work;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    xdi_xtoken_open(&x, NULL, &d);
-    return xdi_xtoken_layout(&x, &arena) ? arena.peak : 0;
+    xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
+    return xdi_xtoken_layout(&x, &work, &host) ? work.peak : 0;
 }
 
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
     xdi_xtoken x;
-    void *owned = NULL;
-    xd_result result = xdi_xtoken_prepare(ctx, desc, &x, &owned);
+    memset(&x, 0, sizeof x);
+    xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
                              desc->comm ? desc->comm : desc->sequence_comm, result);
     if (result == XD_OK) result = xdi_xtoken_run(&x, out);
-    xd_release(ctx, owned);
+    if (x.on_device) xdi_xtoken_device_close(&x, result);
+    xd_release(ctx, x.memory);
     return result;
 }
 
@@ -24920,9 +25732,9 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 #include <math.h>
 #include <string.h>
 
-/* Chunks [first, end) of sequence b. */
+/* Chunks first, first + stride, ... of sequence b: so many, which are the tile's places. */
 typedef struct xdi_projected_tile {
-    int64_t b, first, end;
+    int64_t b, first, stride, places;
 } xdi_projected_tile;
 
 /* The student's (held of a sequence) or the teacher's rows of the tile whose chunks are looked at: in
@@ -24931,10 +25743,11 @@ static int64_t xdi_projected_rows(xdi_xtoken *x, const xdi_xtoken_term *term, co
                                   const int64_t *chunks, int64_t held) {
     int64_t count = 0;
     for (int64_t i = tile->b * held; i < (tile->b + 1) * held; i++) {
-        const int64_t c = chunks[i];
-        if (c < tile->first || c >= tile->end || !xdi_xtoken_looks(x, term, tile->b, c)) continue;
+        const int64_t c = chunks[i], place = (c - tile->first) / tile->stride;
+        if (c < tile->first || place >= tile->places || c != tile->first + place * tile->stride) continue;
+        if (!xdi_xtoken_looks(x, term, tile->b, c)) continue;
         x->rows[count] = i;
-        x->places[count++] = c - tile->first;
+        x->places[count++] = place;
     }
     return count;
 }
@@ -24947,42 +25760,41 @@ static int64_t xdi_projected_student_rows(xdi_xtoken *x, const xdi_xtoken_term *
 /* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
 static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
                                     const xdi_projected_tile *tile) {
-    const int64_t places = tile->end - tile->first, count = places * term->k;
+    const int64_t count = tile->places * term->k;
     xdi_xtoken_zero(x, x->student, count);
     xdi_xtoken_zero(x, x->teacher, count);
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
-    a.place_count = places;
+    a.place_count = tile->places;
     a.matrix = x->matrix;
     a.k = term->k;
     a.cells = x->student;
     XDI_TRY(x->kernels.project(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term,
                                 xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
-    a.place_count = places;
+    a.place_count = tile->places;
     XDI_TRY(x->kernels.target(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
     return xdi_xtoken_join(x, x->teacher, count, x->d.sequence_comm, NULL);
 }
 
-static void xdi_projected_open_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                     const xdi_projected_tile *tile, int64_t c) {
-    const int64_t at = tile->b * term->teacher->chunks + c;
-    xd_xtoken_chunk *chunk = &x->chunks[c - tile->first];
-    memset(chunk, 0, sizeof *chunk);
-    chunk->compared = xdi_xtoken_looks(x, term, tile->b, c);
-    chunk->student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk->teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk->factor = xdi_xtoken_weight(x, term, tile->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
+XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c) {
+    const int64_t at = b * term->teacher->chunks + c;
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = xdi_xtoken_looks(x, term, b, c);
+    chunk.student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
+    chunk.teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
+    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    return chunk;
 }
 
-/* What a chunk adds to the sums. */
-static void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                    const xdi_projected_tile *tile, int64_t c) {
-    const xd_xtoken_chunk *chunk = &x->chunks[c - tile->first];
-    const double weight = xdi_xtoken_weight(x, term, tile->b, c);
+XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = isfinite(chunk->value) != 0;
     if (!chunk->compared || !x->owner) return;
-    if (!good && weight != 0.0) xdi_xtoken_found(x, tile->b * term->teacher->chunks + c, chunk->value);
+    if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
@@ -25008,7 +25820,7 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
     int64_t next = 0;
     xd_xtoken_args a =
         xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
-    a.place_count = tile->end - tile->first;
+    a.place_count = tile->places;
     a.matrix = x->matrix;
     a.k = term->k;
     a.student = x->student;
@@ -25029,9 +25841,10 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
 static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
                                    const xdi_projected_tile *tile) {
     XDI_TRY(xdi_projected_sums(x, term, tile));
-    for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_open_chunk(x, term, tile, c);
+    for (int64_t i = 0; i < tile->places; i++)
+        x->chunks[i] = xdi_projected_chunk(x, term, tile->b, tile->first + i * tile->stride);
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.place_count = tile->end - tile->first;
+    a.place_count = tile->places;
     a.k = term->k;
     a.student = x->student;
     a.teacher = x->teacher;
@@ -25039,7 +25852,8 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.normalise = !x->d.compat;
     a.reverse = x->d.reverse;
     XDI_TRY(x->kernels.divergence(&x->launch, &a));
-    for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_add_chunk(x, term, tile, c);
+    for (int64_t i = 0; i < tile->places; i++)
+        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, tile->first + i * tile->stride);
     return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
 }
 
@@ -25066,15 +25880,598 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
+/* Neighbours are a tile where one rank holds the sequence. Where several do, a tile is spread over all of it,
+ * so that every rank has a share of each: a tile ends with an exchange. */
+static xdi_projected_tile xdi_projected_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                                int64_t index, int64_t tiles) {
     const int64_t chunks = term->teacher->chunks;
+    const bool spread = x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1;
+    xdi_projected_tile tile = { b, spread ? index : index * term->tile, spread ? tiles : 1, 0 };
+    tile.places = (chunks - tile.first + tile.stride - 1) / tile.stride;
+    if (tile.places > term->tile) tile.places = term->tile;
+    return tile;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const int64_t tiles = (term->teacher->chunks + term->tile - 1) / term->tile;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
-        for (int64_t first = 0; first < chunks; first += term->tile) {
-            const xdi_projected_tile tile = { b, first,
-                                              first + term->tile < chunks ? first + term->tile : chunks };
+        for (int64_t i = 0; i < tiles; i++) {
+            const xdi_projected_tile tile = xdi_projected_tile_at(x, term, b, i, tiles);
             XDI_TRY(xdi_projected_run(x, term, &tile));
         }
+    }
+    return XD_OK;
+}
+
+/* >>distill/xtoken_device.c */
+
+#include <string.h>
+
+/* A call on a device, and PROJECTED there. What lists decide is settled on the host first: the rows of every
+ * tile, the chunks' sizes and weights, who has a say in J. One copy brings all of it; then the device runs tile
+ * after tile without the host; then the chunks come back with their divergences. The host waits for that, and
+ * before it, where there are labels, for the statistics of rows. */
+
+/* ---- memory ---- */
+
+static int64_t xdi_staged_tiles(int64_t chunks, int64_t tile) {
+    return (chunks + tile - 1) / tile; /* of a sequence */
+}
+
+/* The lists of one teacher but for its chunks. */
+static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fits) {
+    const xd_xtoken_desc *d = &x->d;
+    const xd_xtoken_teacher *t = &d->teachers[index];
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size);
+    const bool gold = t->kind == XD_XTOKEN_GOLD;
+    const int64_t firsts = d->sequences * xdi_staged_tiles(t->chunks, gold ? 1 : xdi_xtoken_tile(d, k)) + 1;
+    xdi_xtoken_lists l;
+    memset(&l, 0, sizeof l);
+    l.first = (int64_t *)xdi_xtoken_take(arena, firsts, sizeof(int64_t), fits);
+    l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+    l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+    l.teacher_first = (int64_t *)xdi_xtoken_take(arena, firsts, sizeof(int64_t), fits);
+    l.teacher_rows = (int64_t *)xdi_xtoken_take(arena, t->logits.rows, sizeof(int64_t), fits);
+    l.teacher_places = (int64_t *)xdi_xtoken_take(arena, t->logits.rows, sizeof(int64_t), fits);
+    l.ids =
+        (int64_t *)xdi_xtoken_take(arena, t->column_ids ? d->sequences * 2 * k : 0, sizeof(int64_t), fits);
+    l.mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : t->logits.rows, 1, fits);
+    if (gold && t->map) {
+        l.pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
+        l.other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
+        l.rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
+        l.other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+    }
+    if (x->device.lists) x->device.lists[index] = l;
+}
+
+static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *arena, bool *fits) {
+    const xd_xtoken_desc *d = &x->d;
+    xdi_xtoken_device *v = &x->device;
+    size_t first = 0, chunks = 0, end = 0;
+    v->lists = (xdi_xtoken_lists *)xdi_xtoken_take(arena, d->teacher_count, sizeof *v->lists, fits);
+    *fits = *fits && xd_arena_take(arena, 0, &first);
+    x->ce_factor = (double *)xdi_xtoken_take(arena, d->student.rows, sizeof(double), fits);
+    v->rest = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+    v->all_rows = (int64_t *)xdi_xtoken_take(arena, s->teachers, sizeof(int64_t), fits);
+    for (int i = 0; i < d->teacher_count; i++) xdi_staged_lists(x, i, arena, fits);
+    *fits = *fits && xd_arena_take(arena, 0, &chunks);
+    for (int i = 0; i < d->teacher_count; i++) {
+        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(arena, d->sequences * d->teachers[i].chunks,
+                                                                  sizeof *all, fits);
+        if (v->lists) v->lists[i].chunks = all;
+    }
+    *fits = *fits && xd_arena_take(arena, 0, &end);
+    v->here = arena->base ? arena->base + first : NULL;
+    v->list_bytes = end - first;
+    v->chunk_bytes = end - chunks;
+}
+
+static void xdi_staged_layout_gold(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *device, bool *fits) {
+    const int64_t all = x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0;
+    x->u = (float *)xdi_xtoken_take(device, s->tail > 0 ? x->columns : 0, sizeof(float), fits);
+    x->tails = (double *)xdi_xtoken_take(device, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_xtoken_take(device, all, sizeof(double), fits);
+    x->other_tail = (double *)xdi_xtoken_take(device, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_xtoken_take(device, 2 * s->tail, sizeof(int64_t), fits);
+    x->scratch = (float *)xdi_xtoken_take(device, s->tail > 0 ? s->scratch : 0, sizeof(float), fits);
+    x->device.merged = (double *)xdi_xtoken_take(device, 2, sizeof(double), fits);
+}
+
+/* Cells of the student, of the teacher and of rows lie behind each other, to be zeroed at once. */
+XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
+                                         xd_arena *device) {
+    const int64_t rows = x->d.student.rows;
+    xdi_xtoken_device *v = &x->device;
+    bool fits = true;
+    xdi_staged_layout_host(x, s, host, &fits);
+    v->there = (unsigned char *)xdi_xtoken_take(device, (int64_t)v->list_bytes, 1, &fits);
+    v->written = (uint8_t *)xdi_xtoken_take(device, rows, 1, &fits);
+    v->labels = (int64_t *)xdi_xtoken_take(device, rows, sizeof(int64_t), &fits);
+    v->argmax = (int64_t *)xdi_xtoken_take(device, rows, sizeof(int64_t), &fits);
+    v->log_probs = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
+    v->maxima = (float *)xdi_xtoken_take(device, s->slots, sizeof(float), &fits);
+    v->values = (double *)xdi_xtoken_take(device, s->ids, sizeof(double), &fits);
+    v->settled =
+        (double *)xdi_xtoken_take(device, x->fixed ? s->student + s->teacher : 0, sizeof(double), &fits);
+    v->delta = (double *)xdi_xtoken_take(device, x->held, sizeof(double), &fits);
+    v->moments = (double *)xdi_xtoken_take(device, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
+    v->teacher_labels = (int64_t *)xdi_xtoken_take(device, s->teachers, sizeof(int64_t), &fits);
+    x->moments = (double *)xdi_xtoken_take(host, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
+    x->lse = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
+    x->lse_one = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
+    x->ids = (int64_t *)xdi_xtoken_take(device, s->ids, sizeof(int64_t), &fits);
+    x->slots = (int32_t *)xdi_xtoken_take(device, s->slots, sizeof(int32_t), &fits);
+    xdi_staged_layout_gold(x, s, device, &fits);
+    const int64_t cells = s->student + s->teacher + x->held + 2;
+    x->student = (double *)xdi_xtoken_take(device, cells > rows ? cells : rows,
+                                           x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
+    return fits;
+}
+
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list) {
+    return x->device.there + ((const unsigned char *)list - x->device.here);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        xdi_xtoken_lists *l = &x->device.lists[i];
+        if (x->d.teachers[i].kind != XD_XTOKEN_PROJECTED) continue;
+        l->projection = *x->d.teachers[i].projection;
+        if (xdi_projection_is_near(x->ctx, &l->projection)) continue;
+        XDI_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
+        l->projection = l->copied;
+    }
+    return XD_OK;
+}
+
+/* Behind a failure the device may still read what was launched. */
+XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
+    const xd_device_ops memory = x->device.kernels.memory;
+    if (result != XD_OK) memory.synchronize(&x->launch);
+    for (int i = 0; i < x->d.teacher_count && x->device.lists; i++)
+        xd_projection_drop(x->ctx, &x->device.lists[i].copied);
+    memory.release(x->ctx, x->device.memory);
+}
+
+static xd_result xdi_staged_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
+                                 xd_copy_kind kind) {
+    return x->device.kernels.memory.copy(&x->launch, to, from, bytes, kind);
+}
+
+/* ---- statistics of rows ---- */
+
+XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
+                                                 const int64_t *places, int64_t count) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+    a.rows = (const int64_t *)xdi_xtoken_there(x, rows);
+    a.places = (const int64_t *)xdi_xtoken_there(x, places);
+    if (a.ce_factor) a.ce_factor = (const double *)xdi_xtoken_there(x, x->ce_factor);
+    if (a.labels) a.labels = x->device.labels;
+    a.written = x->device.written;
+    return a;
+}
+
+/* In INVARIANT mode relative to the whole row's maximum, as on a CPU. */
+static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) {
+    const xd_rows *z = &x->d.student;
+    XDI_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->device.argmax));
+    if (!x->fixed) return XD_OK;
+    XDI_TRY(xd_gather_columns(x->ctx, x->d.vocab, *z, x->device.argmax, 1, 1, lse));
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+    a.temperature = temperature;
+    a.row_lse = lse;
+    a.cells = x->student;
+    XDI_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));
+    XDI_TRY(x->kernels.row_sums(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, z->rows));
+    return x->kernels.row_logs(&x->launch, &a);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
+    const xd_xtoken_desc *d = &x->d;
+    const size_t bytes = (size_t)d->student.rows * 8;
+    xdi_xtoken_device *v = &x->device;
+    XDI_TRY(xdi_staged_lse(x, d->temperature, x->lse));
+    if (!d->labels) return XD_OK;
+    XDI_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
+    XDI_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
+    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
+    XDI_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
+    XDI_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
+    XDI_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
+    for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->row_sums[row];
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a,
+                                               double *moments) {
+    const xdi_xtoken_device *v = &x->device;
+    const size_t rows = (size_t)a->logits.rows;
+    xd_xtoken_args all = *a;
+    for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
+    all.count = a->logits.rows;
+    all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
+    all.moments = v->moments;
+    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
+                            XD_COPY_TO_DEVICE));
+    if (a->labels) {
+        all.labels = v->teacher_labels;
+        XDI_TRY(
+            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
+    }
+    XDI_TRY(x->kernels.moments(&x->launch, &all));
+    return xd_read(x->ctx, moments, v->moments, rows * XD_XTOKEN_MOMENTS * sizeof *moments);
+}
+
+/* ---- lists ---- */
+
+/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
+ * of the tiles begins. */
+static void xdi_staged_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *chunks,
+                            int64_t held, int64_t *first, int64_t *rows, int64_t *places) {
+    const int64_t each = xdi_staged_tiles(term->teacher->chunks, term->tile), tiles = x->d.sequences * each;
+    memset(first, 0, (size_t)(tiles + 1) * sizeof *first);
+    for (int64_t i = 0; i < x->d.sequences * held; i++)
+        if (chunks[i] >= 0 && xdi_xtoken_looks(x, term, i / held, chunks[i]))
+            first[i / held * each + chunks[i] / term->tile + 1]++;
+    for (int64_t i = 0; i < tiles; i++) first[i + 1] += first[i];
+    for (int64_t i = 0; i < x->d.sequences * held; i++) {
+        if (chunks[i] < 0 || !xdi_xtoken_looks(x, term, i / held, chunks[i])) continue;
+        const int64_t at = first[i / held * each + chunks[i] / term->tile]++; /* begins move to ends ... */
+        rows[at] = i;
+        places[at] = chunks[i] % term->tile;
+    }
+    for (int64_t i = tiles; i > 0; i--) first[i] = first[i - 1]; /* ... and back */
+    first[0] = 0;
+}
+
+static void xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t *ids = t->column_ids;
+    xdi_staged_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
+    xdi_staged_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
+                    l->teacher_places);
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        for (int64_t j = 0; j < term->k && ids; j++) {
+            l->ids[2 * b * term->k + j] = ids[b * term->k + j];
+            l->ids[(2 * b + 1) * term->k + j] = j;
+        }
+        for (int64_t c = 0; c < t->chunks; c++)
+            l->chunks[b * t->chunks + c] = xdi_projected_chunk(x, term, b, c);
+        if (t->kind == XD_XTOKEN_PROJECTED) xdi_xtoken_voters(x, term, b, l->mask + b * term->held);
+    }
+    if (t->kind == XD_XTOKEN_GOLD) {
+        memcpy(l->pair, t->map->student, (size_t)t->map->pairs * sizeof *l->pair);
+        memcpy(l->other, t->map->teacher, (size_t)t->map->pairs * sizeof *l->other);
+        memcpy(l->rest, t->map->student_rest, (size_t)t->map->student_rest_count * sizeof *l->rest);
+        memcpy(l->other_rest, t->map->teacher_rest,
+               (size_t)t->map->teacher_rest_count * sizeof *l->other_rest);
+    }
+    const int64_t last = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
+    for (int64_t i = 0; i < l->first[last]; i++) x->written[l->rows[i]] = 1;
+}
+
+/* ---- tiles ---- */
+
+/* J of sequence b: the places of its columns in the teacher's rows. */
+static xd_result xdi_staged_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                   const xdi_xtoken_lists *l, int64_t b) {
+    const xd_kernels *kernels = &x->device.kernels;
+    const xd_rows *y = &term->teacher->logits;
+    const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
+    xd_rows rows = *y;
+    xd_select_args a;
+    if (!x->d.compat) rows.rows = term->held;
+    if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
+    const uint8_t *mask = (const uint8_t *)xdi_xtoken_there(x, l->mask + b * term->held);
+    XDI_TRY(kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, term->vocabulary,
+                                        x->device.maxima));
+    if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
+        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, term->vocabulary,
+                              XD_DTYPE_F32, XD_MAX));
+    memset(&a, 0, sizeof a);
+    a.logits.data = x->device.maxima;
+    a.logits.dtype = XD_DTYPE_F32;
+    a.logits.rows = 1;
+    a.logits.cols = a.columns = term->vocabulary;
+    a.k = term->k;
+    a.values = x->device.values;
+    a.ids = x->ids;
+    XDI_TRY(kernels->loss.select(&x->launch, &a));
+    return kernels->rows.sort_ids(&x->launch, x->ids, term->k);
+}
+
+/* J, and where every teacher id is in it. */
+static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                    int64_t b, const int64_t **ids, const int64_t **in_rows) {
+    const xd_projection *m = &l->projection;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+    if (term->teacher->column_ids) {
+        *ids = (const int64_t *)xdi_xtoken_there(x, l->ids + 2 * b * term->k);
+        *in_rows = *ids + term->k;
+    } else {
+        XDI_TRY(xdi_staged_choose(x, term, l, b));
+        *ids = *in_rows = x->ids;
+    }
+    a.ids = *ids;
+    a.k = term->k;
+    a.columns = m->teacher_size;
+    a.slots = x->slots;
+    x->matrix.columns = x->columns;
+    x->matrix.k = term->k;
+    x->matrix.begin = m->row_begin + x->vocab.begin;
+    x->matrix.slot = m->teacher_id;
+    x->matrix.weight = m->weight;
+    x->matrix.places = x->slots;
+    x->matrix.column_begin = m->column_begin;
+    x->matrix.column_student = m->student_id;
+    x->matrix.column_weight = m->column_weight;
+    return x->kernels.slots(&x->launch, &a);
+}
+
+/* A tile of a term: its rows on both sides, its chunks, and its cells. */
+typedef struct xdi_staged_tile {
+    xd_xtoken_args student, teacher;
+    double *row_cells;
+} xdi_staged_tile;
+
+/* Tile `index` of all, `first` its first chunk of sequence b. */
+static xdi_staged_tile xdi_staged_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          const xdi_xtoken_lists *l, int64_t b, int64_t first,
+                                          int64_t index) {
+    const int64_t left = term->teacher->chunks - first, places = left < term->tile ? left : term->tile;
+    const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
+    xdi_staged_tile w;
+    w.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
+    w.student.place_count = places;
+    w.student.matrix = x->matrix;
+    w.student.k = term->k;
+    w.student.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + b * term->teacher->chunks + first);
+    w.student.cells = x->student;
+    w.student.normalise = !x->d.compat;
+    w.student.reverse = x->d.reverse;
+    w.teacher = xdi_xtoken_device_args(x, l->teacher_rows + teacher_at, l->teacher_places + teacher_at,
+                                       l->teacher_first[index + 1] - teacher_at);
+    w.teacher.place_count = places;
+    w.teacher.logits = term->teacher->logits;
+    w.teacher.columns = term->vocabulary;
+    w.teacher.lse = NULL;
+    w.teacher.k = term->k;
+    w.teacher.cells = x->student + wide * places * term->k;
+    w.row_cells = w.teacher.cells + wide * places * term->k;
+    return w;
+}
+
+/* Sums of the tile over all ranks, as doubles. */
+static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
+    const int64_t count = w->student.place_count * w->student.k;
+    const size_t bytes = (size_t)((const char *)(w->row_cells + (x->fixed ? 2 : 1) * w->student.count) -
+                                  (const char *)x->student);
+    XDI_TRY(x->device.kernels.memory.fill(&x->launch, x->student, 0, bytes));
+    XDI_TRY(x->kernels.project(&x->launch, &w->student));
+    XDI_TRY(x->kernels.target(&x->launch, &w->teacher));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
+    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, w->student.cells, 2 * count));
+    w->student.student = x->fixed ? x->device.settled : w->student.cells;
+    w->student.teacher = w->student.student + count;
+    if (!x->fixed) return XD_OK;
+    xd_xtoken_args a = w->student;
+    a.count = 2 * count;
+    a.out = x->device.settled;
+    return x->kernels.settle(&x->launch, &a);
+}
+
+static xd_result xdi_staged_gradient(const xdi_xtoken *x, const xdi_staged_tile *w) {
+    xd_xtoken_args a = w->student;
+    a.cells = w->row_cells;
+    XDI_TRY(x->kernels.delta(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
+    a.out = x->device.delta;
+    XDI_TRY(x->kernels.row_deltas(&x->launch, &a));
+    a.delta = a.out;
+    return x->kernels.gradient(&x->launch, &a);
+}
+
+static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l) {
+    const int64_t *ids = NULL, *in_rows = NULL;
+    int64_t index = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        if (b == 0 || !x->d.compat) XDI_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
+        for (int64_t first = 0; first < term->teacher->chunks; first += term->tile, index++) {
+            xdi_staged_tile w = xdi_staged_tile_of(x, term, l, b, first, index);
+            w.student.ids = ids;
+            w.teacher.ids = in_rows;
+            XDI_TRY(xdi_staged_sums(x, &w));
+            XDI_TRY(x->kernels.divergence(&x->launch, &w.student));
+            if (x->write) XDI_TRY(xdi_staged_gradient(x, &w));
+        }
+    }
+    return XD_OK;
+}
+
+/* ---- a pass ---- */
+
+/* The divergences of all chunks, and what they add to the sums. */
+static xd_result xdi_staged_take_home(xdi_xtoken *x) {
+    const size_t skip = x->device.list_bytes - x->device.chunk_bytes;
+    XDI_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        const xdi_xtoken_term *term = &x->terms[i];
+        const int64_t chunks = term->teacher->chunks;
+        for (int64_t c = 0; c < x->d.sequences * chunks && term->active; c++) {
+            const xd_xtoken_chunk *chunk = &x->device.lists[i].chunks[c];
+            if (term->teacher->kind == XD_XTOKEN_GOLD)
+                xdi_gold_add_chunk(x, term, chunk, c / chunks, c % chunks);
+            else
+                xdi_projected_add_chunk(x, term, chunk, c / chunks, c % chunks);
+        }
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
+    xdi_xtoken_device *v = &x->device;
+    int64_t rest = 0;
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active) xdi_staged_fill(x, &x->terms[i], &v->lists[i]);
+    for (int64_t row = 0; row < x->d.student.rows; row++)
+        if (!x->written[row]) v->rest[rest++] = row;
+    XDI_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
+    XDI_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        const xdi_xtoken_term *term = &x->terms[i];
+        if (!term->active) continue;
+        XDI_TRY(term->teacher->kind == XD_XTOKEN_GOLD ? xdi_xtoken_device_gold(x, term, &v->lists[i])
+                                                      : xdi_staged_term(x, term, &v->lists[i]));
+    }
+    if (x->write) {
+        const xd_xtoken_args a = xdi_xtoken_device_args(x, v->rest, v->rest, rest);
+        XDI_TRY(x->kernels.gradient(&x->launch, &a));
+    }
+    return xdi_staged_take_home(x);
+}
+
+/* >>distill/xtoken_device_gold.c */
+
+#include <string.h>
+
+/* GOLD on a device: chunk after chunk, each in some twenty launches, without the host. */
+
+/* One chunk: its rows on both sides, and where its sums are. */
+typedef struct xdi_staged_gold {
+    xd_xtoken_args student, teacher;
+    const double *means, *others;
+    double *sums; /* cells [2]: the KL of the pairs, and the sum of its derivatives */
+    int64_t tail;
+} xdi_staged_gold;
+
+static xdi_staged_gold xdi_staged_gold_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          const xdi_xtoken_lists *l, int64_t index) {
+    const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
+    const xd_xtoken_chunk *chunk = &l->chunks[index];
+    xdi_staged_gold g;
+    g.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
+    g.student.cells = x->student;
+    g.student.scale = 1.0 / chunk->student;
+    g.teacher = xdi_xtoken_device_args(x, l->teacher_rows + teacher_at, l->teacher_places + teacher_at,
+                                       l->teacher_first[index + 1] - teacher_at);
+    g.teacher.logits = term->teacher->logits;
+    g.teacher.columns = term->vocabulary;
+    g.teacher.lse = NULL;
+    g.teacher.cells = x->student + wide * x->columns;
+    g.teacher.scale = 1.0 / chunk->teacher;
+    g.sums = g.teacher.cells + wide * term->vocabulary;
+    g.means = x->fixed ? x->device.settled : g.student.cells;
+    g.others = g.means + x->columns;
+    g.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
+    return g;
+}
+
+static xd_result xdi_staged_gold_means(const xdi_xtoken *x, const xdi_staged_gold *g) {
+    const int64_t count = g->student.columns + g->teacher.columns;
+    xd_xtoken_args a = g->student;
+    XDI_TRY(x->kernels.log_probs(&x->launch, &g->student));
+    XDI_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
+    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, g->student.cells, count));
+    if (!x->fixed) return XD_OK;
+    a.count = count;
+    a.out = x->device.settled;
+    return x->kernels.settle(&x->launch, &a);
+}
+
+/* The KL of the pairs, by x->u its derivative, and this shard's likeliest in x->tails. */
+static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
+    xd_xtoken_args a = g->student;
+    a.cells = g->sums;
+    a.means = g->means;
+    a.others = g->others;
+    a.pair = (const int32_t *)xdi_xtoken_there(x, l->pair);
+    a.other = (const int32_t *)xdi_xtoken_there(x, l->other);
+    a.pairs = term->teacher->map->pairs;
+    a.reverse = x->d.reverse;
+    a.slope = x->u;
+    a.best = x->tails;
+    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
+    XDI_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
+    return x->kernels.pair(&x->launch, &a);
+}
+
+static xd_result xdi_staged_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
+    const xd_exact_map *map = term->teacher->map;
+    xd_xtoken_tail t = { g->means,
+                         (const int32_t *)xdi_xtoken_there(x, l->rest),
+                         map->student_rest_count,
+                         x->vocab.begin,
+                         x->vocab.end,
+                         g->tail,
+                         x->tails + XD_XTOKEN_BEST_WORDS,
+                         x->tail_ids,
+                         x->scratch,
+                         x->fixed };
+    XDI_TRY(x->kernels.tail(&x->launch, &t));
+    t.means = g->others;
+    t.ids = (const int32_t *)xdi_xtoken_there(x, l->other_rest);
+    t.count = map->teacher_rest_count;
+    t.begin = 0;
+    t.end = term->vocabulary;
+    t.values = x->other_tail;
+    t.found = x->tail_ids + g->tail;
+    return x->kernels.tail(&x->launch, &t);
+}
+
+/* The tails of all shards against the teacher's; x->u is whole then. */
+static xd_result xdi_staged_gold_merge(const xdi_xtoken *x, const xdi_staged_gold *g) {
+    xd_xtoken_merge m;
+    memset(&m, 0, sizeof m);
+    m.all = x->tails;
+    m.stride = XD_XTOKEN_BEST_WORDS + g->tail;
+    m.k = g->tail;
+    m.shard = x->vocab.rank;
+    m.shards = x->vocab.ranks;
+    m.others = x->other_tail;
+    m.found = x->tail_ids;
+    m.slope = x->u;
+    m.out = x->device.merged;
+    if (x->vocab.tp) {
+        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
+        m.all = x->all_tails;
+    }
+    return x->kernels.merge(&x->launch, &m);
+}
+
+/* The chunk's results, and its gradient. */
+static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_xtoken_lists *l,
+                                        const xdi_staged_gold *g, int64_t index) {
+    const xd_xtoken_chunk *chunk = &l->chunks[index];
+    xd_xtoken_args a = g->student;
+    a.cells = g->sums + (x->fixed ? 2 : 1);
+    a.u = x->u;
+    a.scale = chunk->factor / x->d.temperature;
+    XDI_TRY(x->kernels.total(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
+    a.cells = g->sums;
+    a.delta = x->device.merged;
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, chunk);
+    a.out = x->device.delta;
+    XDI_TRY(x->kernels.close(&x->launch, &a));
+    a.delta = a.out;
+    return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l) {
+    for (int64_t index = 0; index < x->d.sequences * term->teacher->chunks; index++) {
+        if (!l->chunks[index].compared) continue;
+        const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, index);
+        XDI_TRY(xdi_staged_gold_means(x, &g));
+        XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
+        if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
+        XDI_TRY(xdi_staged_gold_merge(x, &g));
+        XDI_TRY(xdi_staged_gold_finish(x, l, &g, index));
     }
     return XD_OK;
 }
@@ -25084,16 +26481,12 @@ XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) 
 #include <math.h>
 #include <string.h>
 
-/* What a shard tells the others of a chunk: its likeliest pair, and behind that its sorted tail. */
-enum { XDI_GOLD_BEST, XDI_GOLD_PAIR, XDI_GOLD_TAIL };
-
 /* ---- one chunk ---- */
 
 /* Chunk c of sequence b. */
 typedef struct xdi_gold_chunk {
     int64_t b, c;
-    int64_t tail;       /* how long the tails are */
-    int64_t other_best; /* the teacher's likeliest pair */
+    int64_t tail; /* how long the tails are */
     double kl, l1;
     bool agree;
 } xdi_gold_chunk;
@@ -25123,7 +26516,7 @@ static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, cons
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
-static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl, xdi_gold_chunk *chunk) {
+static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl) {
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     xdi_xtoken_zero(x, kl, 1);
     a.cells = kl;
@@ -25134,19 +26527,16 @@ static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *
     a.pairs = map->pairs;
     a.reverse = x->d.reverse;
     a.slope = x->u;
-    XDI_TRY(x->kernels.pair(&x->launch, &a));
-    x->tails[XDI_GOLD_PAIR] = (double)a.best;
-    x->tails[XDI_GOLD_BEST] = a.best < 0 ? -INFINITY : x->student[map->student[a.best] - x->vocab.begin];
-    chunk->other_best = a.other_best;
-    return XD_OK;
+    a.best = x->tails;
+    return x->kernels.pair(&x->launch, &a);
 }
 
 /* The tails: the largest probabilities of this shard's ids and of the teacher's without a partner; a shorter
  * list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,  x->vocab.begin,
-                         x->vocab.end, chunk->tail,       x->tails + XDI_GOLD_TAIL, x->tail_ids,
+    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,         x->vocab.begin,
+                         x->vocab.end, chunk->tail,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
                          x->scratch,   x->fixed };
     XDI_TRY(x->kernels.tail(&x->launch, &t));
     t.means = x->teacher;
@@ -25159,43 +26549,30 @@ static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     return x->kernels.tail(&x->launch, &t);
 }
 
-/* Finds the likeliest pair of all shards, and whether the teacher has the same. */
-static void xdi_gold_merge_pairs(const xdi_xtoken *x, const double *all, int64_t stride,
-                                 xdi_gold_chunk *chunk) {
-    double best = -INFINITY, pair = -1.0;
-    for (int r = 0; r < x->vocab.ranks; r++) {
-        const double *one = all + r * stride;
-        if (one[XDI_GOLD_PAIR] < 0.0 || (pair >= 0.0 && one[XDI_GOLD_BEST] < best)) continue;
-        if (one[XDI_GOLD_BEST] == best && pair >= 0.0 && one[XDI_GOLD_PAIR] > pair) continue;
-        best = one[XDI_GOLD_BEST];
-        pair = one[XDI_GOLD_PAIR];
+/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an
+ * entry is ours. */
+static xd_result xdi_gold_merge(xdi_xtoken *x, xdi_gold_chunk *chunk) {
+    double out[2];
+    xd_xtoken_merge m;
+    memset(&m, 0, sizeof m);
+    m.all = x->tails;
+    m.stride = XD_XTOKEN_BEST_WORDS + chunk->tail;
+    m.k = chunk->tail;
+    m.shard = x->vocab.rank;
+    m.shards = x->vocab.ranks;
+    m.others = x->other_tail;
+    m.found = x->tail_ids;
+    m.slope = x->u;
+    m.out = out;
+    m.places = x->rows;
+    if (x->vocab.tp) {
+        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
+        m.all = x->all_tails;
     }
-    chunk->agree = chunk->other_best >= 0 && pair == (double)chunk->other_best;
-}
-
-/* Walks the sorted tails of all shards as one list; u gets the derivative by alpha where an entry is ours.
- * Of equal entries the lowest shard's is first. x->rows holds the place in each shard's list. */
-static void xdi_gold_merge_tails(xdi_xtoken *x, const double *all, int64_t stride, xdi_gold_chunk *chunk) {
-    int64_t *place = x->rows;
-    memset(place, 0, (size_t)x->vocab.ranks * sizeof *place);
-    chunk->l1 = 0.0;
-    for (int64_t i = 0; i < chunk->tail; i++) {
-        int owner = 0;
-        double largest = -2.0;
-        for (int r = 0; r < x->vocab.ranks; r++) {
-            const double value = place[r] < chunk->tail ? all[r * stride + XDI_GOLD_TAIL + place[r]] : -2.0;
-            if (!(value <= largest)) {
-                largest = value;
-                owner = r;
-            }
-        }
-        const double y = x->other_tail[i];
-        const int64_t mine = place[owner]++;
-        chunk->l1 += fabs(largest - y);
-        if (owner != x->vocab.rank || x->tail_ids[mine] < 0) continue;
-        const double sign = largest > y ? 1.0 : largest < y ? -1.0 : 0.0;
-        x->u[x->tail_ids[mine]] = (float)(sign * largest);
-    }
+    XDI_TRY(x->kernels.merge(&x->launch, &m));
+    chunk->l1 = out[0];
+    chunk->agree = out[1] != 0.0;
+    return XD_OK;
 }
 
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
@@ -25216,17 +26593,28 @@ static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, c
     return x->kernels.gradient(&x->launch, &a);
 }
 
+XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
+    const bool good = isfinite(value) != 0;
+    if (!chunk->compared || !x->owner) return;
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
+}
+
 static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const int64_t at = chunk->b * term->teacher->chunks + chunk->c;
     const double weight = xdi_xtoken_weight(x, term, chunk->b, chunk->c), value = chunk->kl + chunk->l1;
-    if (x->owner) {
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       isfinite(value) ? weight * chunk->kl : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, isfinite(value) ? weight * chunk->l1 : 0.0);
-        if (!isfinite(value)) xdi_xtoken_found(x, at, value);
-    }
+    xd_xtoken_chunk sums;
+    memset(&sums, 0, sizeof sums);
+    sums.compared = true;
+    sums.value = chunk->kl;
+    sums.delta = chunk->l1;
+    sums.agree = chunk->agree;
+    xdi_gold_add_chunk(x, term, &sums, chunk->b, chunk->c);
     if (!x->write || !isfinite(value)) return XD_OK;
     return xdi_gold_gradient(x, term, chunk,
                              weight * xdi_xtoken_factor(x, term) /
@@ -25234,20 +26622,13 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    const int64_t stride = XDI_GOLD_TAIL + chunk->tail;
-    const double *all = x->tails;
     double *kl = x->row_sums; /* one cell */
     XDI_TRY(xdi_gold_means(x, term, chunk));
-    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl, chunk));
+    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl));
     XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
     if (chunk->tail > 0) XDI_TRY(xdi_gold_tails(x, term, chunk));
-    if (x->vocab.tp) {
-        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, stride, XD_DTYPE_F64));
-        all = x->all_tails;
-    }
-    xdi_gold_merge_pairs(x, all, stride, chunk);
-    xdi_gold_merge_tails(x, all, stride, chunk);
+    XDI_TRY(xdi_gold_merge(x, chunk));
     return xdi_gold_finish(x, term, chunk);
 }
 
@@ -25275,97 +26656,89 @@ XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
 #include <math.h>
 #include <string.h>
 
-/* The teacher's logit, or the weighted mean of all teachers' where their logits are averaged. */
-static double xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row, int64_t id) {
-    if (x->d.mode != XD_XTOKEN_AVERAGED_LOGITS) return xdi_loss_load(&term->teacher->logits, row, id);
-    double sum = 0.0, weights = 0.0;
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        sum += x->terms[i].weight * xdi_loss_load(&x->terms[i].teacher->logits, row, id);
-        weights += x->terms[i].weight;
+/* Rows [first, first + count) are at work. */
+static xd_xtoken_args xdi_same_args(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first,
+                                    int64_t count) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+    for (int64_t i = 0; i < count; i++) x->rows[i] = first + i;
+    a.ids = x->ids;
+    a.k = term->k;
+    a.student = x->student;
+    a.teacher = x->teacher;
+    a.divisor = 1.0;
+    a.chunks = x->chunks;
+    a.reverse = x->d.reverse;
+    return a;
+}
+
+/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged. */
+static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
+    const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
+    const xdi_xtoken_term *terms = all ? x->terms : term;
+    xd_xtoken_args t = *a;
+    t.cells = x->teacher;
+    t.first = 0;
+    if (all) a->divisor = 0.0;
+    for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
+        t.logits = terms[i].teacher->logits;
+        t.columns = t.logits.cols;
+        t.scale = all ? terms[i].weight : 1.0;
+        t.add = i > 0;
+        XDI_TRY(x->kernels.pick(&x->launch, &t));
+        if (all) a->divisor += terms[i].weight;
     }
-    return sum / weights;
+    return XD_OK;
 }
 
-static int64_t xdi_same_id(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t j) {
-    return term->k == x->vocab.size ? j : x->ids[j];
-}
-
-/* Log-softmax in place. */
-static void xdi_same_log_softmax(double *x, int64_t k) {
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t j = 0; j < k; j++)
-        if (!(x[j] <= max)) max = x[j];
-    for (int64_t j = 0; j < k; j++) sum += exp(x[j] - max);
-    const double lse = max + log(sum);
-    for (int64_t j = 0; j < k; j++) x[j] -= lse;
-}
-
-/* The student's columns J of rows [first, end), from the ranks that own them. */
-static xd_result xdi_same_gather(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t end) {
-    const int64_t count = (end - first) * term->k;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t id = xdi_same_id(x, term, i % term->k);
-        const bool mine = id >= x->vocab.begin && id < x->vocab.end;
-        x->student[i] =
-            mine ? xdi_loss_load(&x->d.student, first + i / term->k, id - x->vocab.begin) / x->d.temperature
-                 : -INFINITY;
-    }
+/* The student's, from the ranks that own them. */
+static xd_result xdi_same_student(xdi_xtoken *x, const xd_xtoken_args *a) {
+    xd_xtoken_args s = *a;
+    s.cells = x->student;
+    XDI_TRY(x->kernels.pick(&x->launch, &s));
     if (!x->vocab.tp) return XD_OK;
-    return xd_all_reduce(x->vocab.tp, x->student, x->student, count, XD_DTYPE_F64, XD_MAX);
+    return xd_all_reduce(x->vocab.tp, x->student, x->student, a->count * a->k, XD_DTYPE_F64, XD_MAX);
 }
 
-/* One position: KL over J, and in s its derivative by the logits over tau. */
-static double xdi_same_divergence(double *s, const double *t, int64_t k, bool reverse) {
-    double value = 0.0;
-    for (int64_t j = 0; j < k; j++) {
-        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
-        if (p != 0.0) value += p * difference;
-    }
-    for (int64_t j = 0; j < k; j++) {
-        const double p = exp(s[j]);
-        if (!reverse)
-            s[j] = p - exp(t[j]);
-        else
-            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
-    }
-    return value;
-}
-
-static xd_result xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
-    const double weight = x->row_weight[row], factor = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
-    int64_t best[2] = { 0, 0 };
-    for (int64_t j = 0; j < term->k; j++) {
-        x->teacher[j] = xdi_same_teacher(x, term, row, xdi_same_id(x, term, j)) / x->d.temperature;
-        if (s[j] > s[best[0]]) best[0] = j;
-        if (x->teacher[j] > x->teacher[best[1]]) best[1] = j;
-    }
-    xdi_same_log_softmax(s, term->k);
-    xdi_same_log_softmax(x->teacher, term->k);
-    const double value = xdi_same_divergence(s, x->teacher, term->k, x->d.reverse);
-    const bool good = isfinite(value) != 0;
-    if (!good) xdi_xtoken_found(x, row, value);
+/* What row i of those at work adds to the sums, and its gradient. */
+static xd_result xdi_same_row(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_args *a,
+                              int64_t i) {
+    const int64_t row = a->rows[i];
+    const xd_xtoken_chunk *chunk = &x->chunks[i];
+    const double weight = x->row_weight[row];
+    const bool good = isfinite(chunk->value) != 0;
+    if (!good) xdi_xtoken_found(x, row, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, best[0] == best[1] ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     if (!good || !x->write) return XD_OK;
-    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
-    for (int64_t j = 0; j < term->k; j++) {
-        const int64_t id = xdi_same_id(x, term, j);
-        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = (float)(factor * s[j]);
-    }
+    xd_xtoken_args one = *a;
+    one.student = x->student + i * a->k;
+    one.scale = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
+    one.slope = x->u;
+    XDI_TRY(x->kernels.spread(&x->launch, &one));
     return xdi_xtoken_write(x, row, x->u, 0.0);
 }
 
+static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t count) {
+    xd_xtoken_args a = xdi_same_args(x, term, first, count);
+    memset(x->chunks, 0, (size_t)count * sizeof *x->chunks);
+    for (int64_t i = 0; i < count; i++) x->chunks[i].compared = x->row_weight[first + i] != 0.0;
+    XDI_TRY(xdi_same_student(x, &a));
+    XDI_TRY(xdi_same_teacher(x, term, &a));
+    XDI_TRY(x->kernels.compare(&x->launch, &a));
+    for (int64_t i = 0; i < count; i++)
+        if (x->chunks[i].compared) XDI_TRY(xdi_same_row(x, term, &a, i));
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
+    for (int64_t j = 0; j < term->k; j++) x->ids[j] = j; /* where nothing is chosen */
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XDI_TRY(xdi_xtoken_choose(x, term, b));
         const int64_t last = (b + 1) * x->held;
         for (int64_t first = b * x->held; first < last; first += term->tile) {
-            const int64_t end = first + term->tile < last ? first + term->tile : last;
-            XDI_TRY(xdi_same_gather(x, term, first, end));
-            for (int64_t row = first; row < end; row++)
-                if (x->row_weight[row] != 0.0)
-                    XDI_TRY(xdi_same_row(x, term, row, x->student + (row - first) * term->k));
+            const int64_t count = last - first < term->tile ? last - first : term->tile;
+            XDI_TRY(xdi_same_tile(x, term, first, count));
         }
     }
     return XD_OK;
@@ -25379,11 +26752,6 @@ XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
 /* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
 enum { XDI_XCACHED_ROOM = 16384 };
 
-/* A range of entries, of the tile or of a matrix. */
-typedef struct xdi_xcached_span {
-    int64_t begin, end;
-} xdi_xcached_span;
-
 /* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
 typedef struct xdi_xcached {
     int64_t k, most, total,
@@ -25392,16 +26760,18 @@ typedef struct xdi_xcached {
     int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
     int64_t *places;         /* [total] ascending within a chunk */
     double *mass;            /* [V_t] zero between uses */
-    double *slopes;          /* [columns] zero between uses: h, the student's side of dy */
+    double *slopes;          /* [columns] zero between uses: scratch of the kernels */
     int32_t *ids;            /* [k] of one position, and their probabilities */
     double *probabilities;
     int64_t b, first, end, row_count;
-    int64_t *rows;    /* [held] student rows of the tile */
-    double *deltas;   /* [held] cells */
-    int64_t *offset;  /* [C + 1] where the entries of the tile's chunks begin */
-    int32_t *columns; /* [room] J of one chunk after the other */
-    double *target;   /* [room] a */
-    double *q;        /* [room] cells; after the chunk: d loss / d y, y = p M */
+    int64_t *rows; /* [held] student rows of the tile, and their chunks in it */
+    int64_t *chunk;
+    xd_xtoken_chunk *chunks; /* [C] of the tile */
+    double *deltas;          /* [held] cells */
+    int64_t *offset;         /* [C + 1] where the entries of the tile's chunks begin */
+    int32_t *columns;        /* [room] J of one chunk after the other */
+    double *target;          /* [room] a */
+    double *q;               /* [room] cells; after the chunk: d loss / d y, y = p M */
 } xdi_xcached;
 
 /* ---- teachers without logits ---- */
@@ -25500,6 +26870,8 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
     h->ids = (int32_t *)xdi_xtoken_take(arena, h->k, sizeof(int32_t), &fits);
     h->probabilities = (double *)xdi_xtoken_take(arena, h->k, sizeof(double), &fits);
     h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
+    h->chunk = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
+    h->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
     h->deltas = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), &fits);
     h->offset = (int64_t *)xdi_xtoken_take(arena, chunks + 1, sizeof(int64_t), &fits);
     h->columns = (int32_t *)xdi_xtoken_take(arena, h->room, sizeof(int32_t), &fits);
@@ -25576,166 +26948,103 @@ static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *te
     }
 }
 
-/* Entries of the row's chunk when it is in the tile and looked at. */
-static xdi_xcached_span xdi_xcached_entries(const xdi_xtoken_term *term, const xdi_xcached *h, int64_t row) {
-    const int64_t c = term->teacher->student_chunks[row];
-    xdi_xcached_span span = { 0, 0 };
-    if (c < h->first || c >= h->end) return span;
-    span.begin = h->offset[c - h->first];
-    span.end = h->offset[c - h->first + 1];
-    return span;
-}
-
-/* Student ids of this shard that one teacher id comes from, as entries of the transposed matrix. */
-static xdi_xcached_span xdi_xcached_sources(const xdi_xtoken *x, const xd_projection *m, int32_t id) {
-    xdi_xcached_span span = { m->column_begin[id], m->column_begin[id + 1] };
-    while (span.begin < span.end && m->student_id[span.begin] < x->vocab.begin) span.begin++;
-    while (span.begin < span.end && m->student_id[span.end - 1] >= x->vocab.end) span.end--;
-    return span;
-}
-
-/* The probability of an id of this shard. */
-static double xdi_xcached_p(const xdi_xtoken *x, int64_t row, int64_t id) {
-    const double z = xdi_loss_load(&x->d.student, row, id - x->vocab.begin);
-    return exp(z / x->d.temperature - x->lse[row]);
-}
-
-/* Cell i += scale (p M) of one teacher id, of this shard's columns. */
-static void xdi_xcached_add(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row, int32_t id,
-                            double scale, double *cells, int64_t i) {
+/* What the kernels are told of the tile's rows. */
+static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xcached *h) {
     const xd_projection *m = term->teacher->projection;
-    if (!m) {
-        if (id >= x->vocab.begin && id < x->vocab.end)
-            xdi_xtoken_add(x, cells, i, scale * xdi_xcached_p(x, row, id));
-        return;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, h->row_count);
+    a.rows = h->rows;
+    a.places = h->chunk;
+    a.place_count = h->end - h->first;
+    a.offset = h->offset;
+    a.list = h->columns;
+    a.k = h->offset[a.place_count];
+    a.student = h->q;
+    a.teacher = h->target;
+    a.chunks = h->chunks;
+    a.vocabulary = term->vocabulary;
+    a.reverse = x->d.reverse;
+    if (!m) return a;
+    a.matrix.column_begin = m->column_begin;
+    a.matrix.column_student = m->student_id;
+    a.matrix.column_weight = m->column_weight;
+    return a;
+}
+
+/* The rows whose chunk has entries in the tile. */
+static void xdi_xcached_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    h->row_count = 0;
+    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
+        const int64_t c = term->teacher->student_chunks[row];
+        if (c < h->first || c >= h->end || h->offset[c - h->first] == h->offset[c - h->first + 1]) continue;
+        h->chunk[h->row_count] = c - h->first;
+        h->rows[h->row_count++] = row;
     }
-    const xdi_xcached_span span = xdi_xcached_sources(x, m, id);
-    for (int64_t e = span.begin; e < span.end; e++)
-        xdi_xtoken_add(x, cells, i,
-                       (double)m->column_weight[e] * scale * xdi_xcached_p(x, row, m->student_id[e]));
 }
 
 static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     const int64_t count = h->offset[h->end - h->first];
     xdi_xtoken_zero(x, h->q, count);
-    h->row_count = 0;
-    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
-        const xdi_xcached_span span = xdi_xcached_entries(term, h, row);
-        if (span.begin == span.end) continue;
-        h->rows[h->row_count++] = row;
-        for (int64_t i = span.begin; i < span.end; i++)
-            xdi_xcached_add(x, term, row, h->columns[i], 1.0, h->q, i);
-    }
+    xdi_xcached_rows(x, term, h);
+    xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    a.cells = h->q;
+    XDI_TRY(x->kernels.list_project(&x->launch, &a));
     return xdi_xtoken_join(x, h->q, count, x->vocab.tp, x->d.sequence_comm);
 }
 
 /* ---- chunks ---- */
 
-/* One term of d, and its derivative by q; the logarithms have a floor. */
-static double xdi_xcached_term(double q, double a, bool reverse, double *slope) {
-    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
-    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
-    return reverse ? q * difference : -a * difference;
+static void xdi_xcached_open_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
+                                   int64_t c) {
+    xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
+    memset(chunk, 0, sizeof *chunk);
+    chunk->compared = h->offset[c - h->first] != h->offset[c - h->first + 1];
+    chunk->student = (double)term->student_sizes[h->b * term->teacher->chunks + c];
+    if (chunk->compared)
+        chunk->factor = xdi_xtoken_weight(x, term, h->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
 }
 
-/* d(c), and in q its derivative. What is outside J is 1 minus the sum: each q has its slope the other way round
- * there, but for sums above 1, which rows of M above 1 can make. */
-static double xdi_xcached_divergence(double *q, const double *a, int64_t n, bool reverse) {
-    double inside = 0.0, target = 0.0, value = 0.0, slope;
-    for (int64_t i = 0; i < n; i++) {
-        inside += q[i];
-        target += a[i];
-        value += xdi_xcached_term(q[i], a[i], reverse, &q[i]);
-    }
-    const double outside = 1.0 - inside;
-    value +=
-        xdi_xcached_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0, reverse, &slope);
-    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
-    return value;
+/* What a chunk adds to the sums. */
+static void xdi_xcached_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
+                                  int64_t c) {
+    const xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
+    const double weight = xdi_xtoken_weight(x, term, h->b, c);
+    const bool good = isfinite(chunk->value) != 0;
+    if (!chunk->compared || !x->owner) return;
+    if (!good && weight != 0.0) xdi_xtoken_found(x, h->b * term->teacher->chunks + c, chunk->value);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
-/* The chunk's loss is added, and its q become d loss / d y of each of its positions. */
-static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h, int64_t c) {
-    const int64_t slot = h->b * term->teacher->chunks + c, begin = h->offset[c - h->first];
-    const int64_t n = h->offset[c - h->first + 1] - begin;
-    const double size = (double)term->student_sizes[slot], weight = xdi_xtoken_weight(x, term, h->b, c);
-    double *q = h->q + begin;
-    const double *a = h->target + begin;
-    if (n == 0) return;
-    for (int64_t i = 0; i < n; i++) q[i] /= size;
-    const bool agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(a, n);
-    const double value = xdi_xcached_divergence(q, a, n, x->d.reverse);
-    const bool good = isfinite(value) != 0;
-    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
-    if (x->owner) {
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    }
-    const double factor = good ? weight * xdi_xtoken_factor(x, term) / size : 0.0;
-    for (int64_t i = 0; i < n; i++) q[i] = factor != 0.0 ? q[i] * factor : 0.0;
+static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
+    const xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_open_chunk(x, term, h, c);
+    XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_add_chunk(x, term, h, c);
+    return XD_OK;
 }
 
 /* ---- gradient ---- */
 
-/* The largest |dy|: delta is summed in units of it, for fixed point. 0 where nothing counts. */
-static double xdi_xcached_unit(const xdi_xcached *h, xdi_xcached_span span) {
-    double most = 0.0;
-    for (int64_t i = span.begin; i < span.end; i++)
-        if (fabs(h->q[i]) > most) most = fabs(h->q[i]);
-    return most;
-}
-
-/* What is done to the ids of this shard that a chunk's entries come from. */
-typedef enum xdi_xcached_visit { XDI_XCACHED_ADD, XDI_XCACHED_USE, XDI_XCACHED_CLEAR } xdi_xcached_visit;
-
-/* One id: h += weight dy, then u = p h / tau, then both zero again. */
-static void xdi_xcached_visit_id(xdi_xtoken *x, xdi_xcached *h, int64_t row, int64_t id, double term,
-                                 xdi_xcached_visit visit) {
-    const int64_t v = id - x->vocab.begin;
-    if (visit == XDI_XCACHED_ADD) h->slopes[v] += term;
-    if (visit == XDI_XCACHED_USE)
-        x->u[v] = (float)(xdi_xcached_p(x, row, id) * h->slopes[v] / x->d.temperature);
-    if (visit == XDI_XCACHED_CLEAR) h->slopes[v] = 0.0;
-    if (visit == XDI_XCACHED_CLEAR) x->u[v] = 0.0f;
-}
-
-static void xdi_xcached_scatter(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t row,
-                                xdi_xcached_visit visit) {
-    const xdi_xcached_span span = xdi_xcached_entries(term, h, row);
-    const xd_projection *m = term->teacher->projection;
-    for (int64_t i = span.begin; i < span.end; i++) {
-        const int32_t id = h->columns[i];
-        if (!m) {
-            if (id >= x->vocab.begin && id < x->vocab.end)
-                xdi_xcached_visit_id(x, h, row, id, h->q[i], visit);
-            continue;
-        }
-        const xdi_xcached_span ids = xdi_xcached_sources(x, m, id);
-        for (int64_t e = ids.begin; e < ids.end; e++)
-            xdi_xcached_visit_id(x, h, row, m->student_id[e], (double)m->column_weight[e] * h->q[i], visit);
-    }
-}
-
-/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v. */
-static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v; delta is summed in units of
+ * the largest |dy|, for fixed point. */
+static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
+    xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    a.cells = h->deltas;
     xdi_xtoken_zero(x, h->deltas, h->row_count);
-    for (int64_t r = 0; r < h->row_count; r++) {
-        const xdi_xcached_span span = xdi_xcached_entries(term, h, h->rows[r]);
-        const double unit = xdi_xcached_unit(h, span);
-        for (int64_t i = span.begin; i < span.end; i++)
-            if (h->q[i] != 0.0)
-                xdi_xcached_add(x, term, h->rows[r], h->columns[i], h->q[i] / unit, h->deltas, r);
-    }
+    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
+    a.cells = h->slopes;
+    a.slope = x->u;
+    a.count = 1;
     for (int64_t r = 0; r < h->row_count; r++) {
-        const int64_t row = h->rows[r];
-        const double unit = xdi_xcached_unit(h, xdi_xcached_entries(term, h, row));
+        const double unit = h->chunks[h->chunk[r]].largest;
         if (unit == 0.0) continue;
-        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_ADD);
-        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_USE);
-        XDI_TRY(xdi_xtoken_write(x, row, x->u, h->deltas[r] * unit / x->d.temperature));
-        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_CLEAR);
+        a.rows = h->rows + r;
+        a.places = h->chunk + r;
+        XDI_TRY(x->kernels.list_slopes(&x->launch, &a));
+        XDI_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
     }
     return XD_OK;
 }
@@ -25745,13 +27054,12 @@ static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
     int64_t count;
     XDI_TRY(xdi_xcached_exchange(x, term, h, &all, &count));
     xdi_xcached_sort(x, term, h, all, count);
-    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
     for (h->b = 0; h->b < x->d.sequences; h->b++)
         for (h->end = 0; h->end < term->teacher->chunks;) {
             xdi_xcached_next_tile(x, term, h);
             if (h->offset[h->end - h->first] == 0) continue; /* no chunk of it is looked at, on any rank */
             XDI_TRY(xdi_xcached_sums(x, term, h));
-            for (int64_t c = h->first; c < h->end; c++) xdi_xcached_chunk(x, term, h, c);
+            XDI_TRY(xdi_xcached_divergence(x, term, h));
             if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));
         }
     return XD_OK;
@@ -25789,6 +27097,9 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
 typedef struct xdi_likelihood {
     double *sums;      /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
     double *log_probs; /* [rows] of the student's next tokens */
+    double *moments;   /* [teacher rows, XD_XTOKEN_MOMENTS] */
+    int64_t *rows;     /* [rows of both sides] at work */
+    double *slopes;    /* [rows] d loss / d log-probability of those */
 } xdi_likelihood;
 
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
@@ -25809,24 +27120,33 @@ XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_de
 
 /* ---- the two sums of every chunk ---- */
 
-/* log softmax, at temperature 1, of a row of the teacher at its label. NaN for a label it does not have. */
-static double xdi_likelihood_teacher(const xdi_xtoken_term *term, int64_t row) {
-    const xd_xtoken_teacher *t = term->teacher;
-    double max = -INFINITY, sum = 0.0;
-    if (!xdi_xtoken_reads_logits(t)) return xdi_xtoken_known(t, row);
-    const int64_t label = t->labels[row];
-    if (label < 0 || label >= term->vocabulary) return (double)NAN;
-    for (int64_t u = 0; u < term->vocabulary; u++) {
-        const double z = xdi_loss_load(&t->logits, row, u);
-        if (!(z <= max)) max = z; /* a NaN stays */
-    }
-    for (int64_t u = 0; u < term->vocabulary; u++) sum += exp(xdi_loss_load(&t->logits, row, u) - max);
-    return xdi_loss_load(&t->logits, row, label) - max - log(sum);
-}
-
 /* The slot of a row's chunk when it is looked at, else -1. */
 static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
+}
+
+/* The teacher's part: log softmax, at temperature 1, of its rows at their labels. */
+static xd_result xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slots = x->d.sequences * t->chunks;
+    const bool reads = xdi_xtoken_reads_logits(t);
+    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 0);
+    for (int64_t row = 0; row < t->logits.rows; row++)
+        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) >= 0)
+            h->rows[a.count++] = row;
+    a.rows = h->rows;
+    a.labels = t->labels;
+    a.moments = h->moments;
+    if (reads && a.count > 0) XDI_TRY(x->kernels.moments(&x->launch, &a));
+    for (int64_t i = 0; i < a.count; i++) {
+        const int64_t row = a.rows[i];
+        const double *m = h->moments + i * XD_XTOKEN_MOMENTS;
+        const double l = reads ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
+                               : xdi_xtoken_known(t, row);
+        xdi_xtoken_add(x, h->sums,
+                       slots + xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]), l);
+    }
+    return XD_OK;
 }
 
 static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
@@ -25838,10 +27158,7 @@ static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
         if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, h->log_probs[row] - x->lse_one[row]);
     }
-    for (int64_t row = 0; row < t->logits.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
-        if (slot >= 0) xdi_xtoken_add(x, h->sums, slots + slot, xdi_likelihood_teacher(term, row));
-    }
+    XDI_TRY(xdi_likelihood_teacher(x, term, h));
     return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
 }
 
@@ -25888,20 +27205,20 @@ static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, dou
 
 /* ---- gradient ---- */
 
-/* dz += slope (onehot(label) - p), p at temperature 1; the row's first visit brings the cross entropy's part,
- * which is the same vector. */
-static void xdi_likelihood_write(xdi_xtoken *x, int64_t row, double slope) {
-    const bool first = x->written[row] == 0;
-    const int64_t label = x->d.labels[row] - x->vocab.begin;
-    const double factor = slope - (first ? x->ce_factor[row] * x->ce_weight : 0.0);
-    x->written[row] = 1;
-    for (int64_t v = 0; v < x->columns; v++) {
-        const double p = exp(xdi_loss_load(&x->d.student, row, v) - x->lse_one[row]);
-        const double before = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
-        xdi_loss_store(&x->d.gradient, row, v, before + factor * ((v == label ? 1.0 : 0.0) - p));
+/* dz += slope (onehot(label) - p), p at temperature 1. */
+static xd_result xdi_likelihood_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                         const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        if (slot < 0 || h->sums[slot] == 0.0) continue;
+        h->rows[a.count] = row;
+        h->slopes[a.count++] = h->sums[slot];
     }
-    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
-        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+    a.rows = h->rows;
+    a.slopes = h->slopes;
+    return x->kernels.gradient(&x->launch, &a);
 }
 
 static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
@@ -25913,19 +27230,18 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, 
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
             xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
     }
-    for (int64_t row = 0; row < x->d.student.rows && x->write; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
-        if (slot >= 0 && h->sums[slot] != 0.0) xdi_likelihood_write(x, row, h->sums[slot]);
-    }
-    return XD_OK;
+    return x->write ? xdi_likelihood_gradient(x, term, h) : XD_OK;
 }
 
 static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
                                   xd_arena *arena) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    const int64_t slots = x->d.sequences * term->teacher->chunks, teacher_rows = term->teacher->logits.rows;
     bool fits = true;
     h->sums = (double *)xdi_xtoken_take(arena, 2 * slots, sizeof(xd_fixed), &fits);
     h->log_probs = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
+    h->moments = (double *)xdi_xtoken_take(arena, XD_XTOKEN_MOMENTS * teacher_rows, sizeof(double), &fits);
+    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows + teacher_rows, sizeof(int64_t), &fits);
+    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
     return fits;
 }
 
@@ -25949,25 +27265,6 @@ XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term)
 
 #include <math.h>
 
-/* Moments of one row at temperature 1, over the whole width of the model as the reference has it. */
-typedef struct xdi_score_row {
-    double lse, largest, entropy;
-} xdi_score_row;
-
-static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
-    xdi_score_row out = { 0.0, -INFINITY, 0.0 };
-    double sum = 0.0;
-    for (int64_t u = 0; u < y->cols; u++)
-        if (!(xdi_loss_load(y, row, u) <= out.largest)) out.largest = xdi_loss_load(y, row, u);
-    for (int64_t u = 0; u < y->cols; u++) sum += exp(xdi_loss_load(y, row, u) - out.largest);
-    out.lse = out.largest + log(sum);
-    for (int64_t u = 0; u < y->cols; u++) {
-        const double p = exp(xdi_loss_load(y, row, u) - out.lse);
-        out.entropy -= p * log(p + XD_XTOKEN_EPSILON);
-    }
-    return out;
-}
-
 /* The weight of a row for this score, 0 where it has no say. */
 static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
                                int64_t row) {
@@ -25982,25 +27279,37 @@ static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, 
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
-XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
-                                      int64_t cell) {
+/* What a row's moments say, over the whole width of the model as the reference has it. */
+static double xdi_score_of(const double *m, xd_xtoken_score score) {
+    const double lse = m[XD_XTOKEN_LARGEST] + m[XD_XTOKEN_LOG_SUM];
+    if (score == XD_XTOKEN_SCORE_CE) return m[XD_XTOKEN_LABEL] - lse;
+    return score == XD_XTOKEN_SCORE_MAX_PROB ? exp(m[XD_XTOKEN_LARGEST] - lse) : -m[XD_XTOKEN_ENTROPY];
+}
+
+XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                           xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const int64_t *labels = t->labels ? t->labels : x->d.labels;
+    const bool reads = xdi_xtoken_reads_logits(t);
+    double one[XD_XTOKEN_MOMENTS], *moments = x->on_device ? x->moments : one;
+    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
+    a.columns = t->logits.cols;
+    a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    a.moments = moments;
+    a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
+    if (x->on_device && reads) XDI_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
     for (int64_t row = 0; row < t->logits.rows; row++) {
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
-        if (!xdi_xtoken_reads_logits(t)) {
-            xdi_xtoken_add(x, x->sums, cell, weight * xdi_xtoken_known(t, row));
-            xdi_xtoken_add(x, x->sums, cell + 1, weight);
-            continue;
-        }
-        const xdi_score_row moments = xdi_score_of(&t->logits, row);
-        double value = -moments.entropy;
-        if (score == XD_XTOKEN_SCORE_CE) value = xdi_loss_load(&t->logits, row, labels[row]) - moments.lse;
-        if (score == XD_XTOKEN_SCORE_MAX_PROB) value = exp(moments.largest - moments.lse);
+        a.rows = &row;
+        if (x->on_device)
+            moments = x->moments + row * XD_XTOKEN_MOMENTS;
+        else if (reads)
+            XDI_TRY(x->kernels.moments(&x->launch, &a));
+        const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         xdi_xtoken_add(x, x->sums, cell, weight * value);
         xdi_xtoken_add(x, x->sums, cell + 1, weight);
     }
+    return XD_OK;
 }
 
 /* ln V_i / ln min_j V_j. */
@@ -34304,4 +35613,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9e3ccfa21cb9321282ddcfa0359b04d171a4ad16dccc77421a18cfaaf6fad20e */
+/* xdistill sha256 caebf6c52b6b34b4c3410cd3099418fb08d0adfde954e3139251e18c1e44dfc3 */

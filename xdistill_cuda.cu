@@ -5024,7 +5024,7 @@ static __device__ inline uint32_t xdi_cuda_select_key(float value) {
 
 /* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256
  * travel in one value. */
-static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
+template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
     XD_SHARED(uint64_t, warps, [XDI_CUDA_MAX_WARPS]);
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
     uint64_t sum = mine, before = 0;
@@ -5036,7 +5036,7 @@ static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *
     if (lane == XDI_CUDA_WARP - 1) warps[warp] = sum;
     __syncthreads();
     *total = 0;
-    for (int i = 0; i < XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP; i++) {
+    for (int i = 0; i < TEAM / XDI_CUDA_WARP; i++) {
         if (i < warp) before += warps[i];
         *total += warps[i];
     }
@@ -5044,23 +5044,29 @@ static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *
     return before + sum - mine;
 }
 
-/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first `need`. */
-template <typename T>
+/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first
+ * `need`. TEAM: the threads of the block, here and below; at least one a digit. */
+template <int TEAM, typename T>
 static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_t columns, int64_t *need) {
     XD_SHARED(unsigned, counts, [XDI_CUDA_SELECT_DIGITS]);
     uint32_t prefix = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        counts[threadIdx.x] = 0;
+        if (threadIdx.x < XDI_CUDA_SELECT_DIGITS) counts[threadIdx.x] = 0;
         __syncthreads();
-        for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns;
-             c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_EIGHT * TEAM) {
             const xdi_cuda_eight x = xdi_cuda_read(row, c, columns);
+            uint32_t last = 0;
+            unsigned same = 0; /* neighbours often share a digit: one addition for a run of them */
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-                const uint32_t key = xdi_cuda_select_key(x.at[i]);
+                const uint32_t key = xdi_cuda_select_key(x.at[i]), digit = (key >> shift) & 255u;
                 const bool known = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
-                if (c + i < columns && known) atomicAdd(&counts[(key >> shift) & 255u], 1u);
+                if (c + i >= columns || !known) continue;
+                if (same > 0 && digit != last) atomicAdd(&counts[last], same);
+                same = digit == last ? same + 1 : 1;
+                last = digit;
             }
+            if (same > 0) atomicAdd(&counts[last], same);
         }
         __syncthreads();
         int64_t above = 0; /* every thread looks for the digit by itself */
@@ -5073,33 +5079,29 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     return prefix;
 }
 
-/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns. */
-template <typename T>
-static __device__ inline void xdi_cuda_select_collect(const xd_select_args &a, const T *row,
-                                                      uint32_t threshold, int64_t need, double *values,
-                                                      int64_t *ids) {
+/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns:
+ * put(at, value, column). */
+template <int TEAM, typename T, typename Put>
+static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t columns, uint32_t threshold,
+                                                      int64_t need, Put put) {
     int64_t above = 0, equal = 0; /* of the columns before */
-    const int64_t tile = XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK;
-    for (int64_t begin = 0; begin < a.columns; begin += tile) {
+    const int64_t tile = XDI_CUDA_EIGHT * TEAM;
+    for (int64_t begin = 0; begin < columns; begin += tile) {
         const int64_t c = begin + XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
         xdi_cuda_eight x = {};
         uint64_t mine = 0, total;
-        if (c < a.columns) x = xdi_cuda_read(row, c, a.columns);
+        if (c < columns) x = xdi_cuda_read(row, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const uint32_t key = xdi_cuda_select_key(x.at[i]);
-            if (c + i < a.columns) mine += key > threshold ? (uint64_t)1 << 32 : key == threshold ? 1u : 0u;
+            if (c + i < columns) mine += key > threshold ? (uint64_t)1 << 32 : key == threshold ? 1u : 0u;
         }
-        const uint64_t before = xdi_cuda_select_scan(mine, &total);
+        const uint64_t before = xdi_cuda_select_scan<TEAM>(mine, &total);
         int64_t larger = above + (int64_t)(before >> 32), same = equal + (int64_t)(before & 0xffffffffu);
         for (int i = 0; mine != 0 && i < XDI_CUDA_EIGHT; i++) {
             const uint32_t key = xdi_cuda_select_key(x.at[i]);
-            if (c + i >= a.columns || key < threshold) continue;
-            const int64_t at = larger + (same < need ? same : need);
-            if (key > threshold || same < need) {
-                values[at] = isnan(x.at[i]) ? -(double)INFINITY : (double)x.at[i];
-                ids[at] = a.first + c + i;
-            }
+            if (c + i >= columns || key < threshold) continue;
+            if (key > threshold || same < need) put(larger + (same < need ? same : need), x.at[i], c + i);
             if (key > threshold)
                 larger++;
             else
@@ -5119,8 +5121,12 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
     int64_t *ids = a.ids + r * a.k;
     if (n > 0) {
         int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold(row, a.columns, &need);
-        xdi_cuda_select_collect(a, row, threshold, need, values, ids);
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK>(row, a.columns, &need);
+        xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(
+            row, a.columns, threshold, need, [=, &a](int64_t at, float value, int64_t column) {
+                values[at] = isnan(value) ? -(double)INFINITY : (double)value;
+                ids[at] = a.first + column;
+            });
     }
     for (int64_t j = n + (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
         values[j] = -(double)INFINITY;
@@ -5475,8 +5481,10 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_matrix &m, int64_t v, const double *dy) {
     double sum = 0.0;
-    for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++)
-        sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[m.slot[e]]));
+    for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
+        const int32_t slot = m.places ? m.places[m.slot[e]] : m.slot[e];
+        if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
+    }
     return sum;
 }
 
@@ -5508,10 +5516,10 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 
 /* What the elements of a row share. */
 struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL without a matrix */
+    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
     double delta, ce, lse_one;
     int64_t row, label;
-    bool add, soft;
+    bool add, soft, none;
 };
 
 static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_xtoken_args &a, int64_t i) {
@@ -5519,9 +5527,11 @@ static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_x
     w.row = a.rows[i];
     w.add = a.written[w.row] != 0;
     w.delta = a.delta ? a.delta[i] : 0.0;
-    w.soft = a.matrix.begin || w.delta != 0.0;
-    if (a.matrix.begin) w.dy = a.student + a.places[i] * a.k;
+    w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
+    if (a.matrix.begin && !w.none) w.dy = a.student + a.places[i] * a.k;
+    w.soft = !w.none && (w.dy || w.delta != 0.0);
     if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
+    if (a.slopes) w.ce -= a.slopes[i];
     if (w.ce != 0.0) w.lse_one = a.lse_one[w.row];
     w.label = w.ce != 0.0 ? a.labels[w.row] - a.first : -1;
     return w;
@@ -5533,7 +5543,7 @@ static __device__ inline float xdi_cuda_xtoken_element(const xd_xtoken_args &a, 
     if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
     const double p = w.soft ? (double)expf((float)((double)z / a.temperature - a.lse[w.row])) : 0.0;
     if (w.dy) return (float)(g + p * (xdi_cuda_xtoken_back(a.matrix, v, w.dy) - w.delta) / a.temperature);
-    return (float)(a.u ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
+    return (float)(a.u && !w.none ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
 }
 
 static __global__ void XDI_CUDA_KERNEL
@@ -5562,6 +5572,115 @@ static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtok
                            xdi_cuda_xtoken_gradient_kernel, *a);
 }
 
+/* ---- what the driver of a CPU does itself ---- */
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t j = xdi_cuda_flat_index();
+    if (j < a.k) a.slots[a.ids[j]] = (int32_t)j;
+}
+
+static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_args *a) {
+    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
+}
+
+/* xdi_cells_settle of one cell; what is not fixed is a value. */
+static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
+    if (!fixed) return cells[i];
+    const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
+                            reinterpret_cast<const int64_t *>(cells)[2 * i + 1] };
+    const double value = xdi_cuda_fixed_value(cell);
+    if (cell.high >= XDI_CUDA_CELL_NAN / 2) return (double)NAN;
+    return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_settle_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i < a.count) a.out[i] = xdi_cuda_cell_value(true, a.cells, i);
+}
+
+static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_settle_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.count) return;
+    const xd_xtoken_chunk *c = a.chunks + a.places[i];
+    const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
+    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 ? c->delta : delta;
+}
+
+static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_row_deltas_kernel, *a);
+}
+
+/* One block a row. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t row = (int64_t)blockIdx.x;
+    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
+    xdi_cuda_sums<1, true> mine;
+    for (int64_t v = (int64_t)threadIdx.x; v < a.columns; v += XDI_CUDA_TEAM_BLOCK) {
+        const double z = (double)xdi_cuda_element(a.logits, row, v);
+        mine.add_wide(0, exp(__dsub_rn(__ddiv_rn(z, a.temperature), largest)));
+    }
+    const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, row, totals);
+}
+
+static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->logits.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_row_sums_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
+    if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
+    if (i > 0) return;
+    a.chunks->value = kl;
+    a.chunks->delta = a.delta[0];
+    a.chunks->agree = a.delta[1] != 0.0;
+    a.chunks->largest = isfinite(kl + a.delta[0]) ? 1.0 : 0.0;
+}
+
+static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_close_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t row = xdi_cuda_flat_index();
+    if (row >= a.logits.rows) return;
+    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
+    a.row_lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
+}
+
+static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->logits.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
+}
+
 /* ---- table ---- */
 
 static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
@@ -5572,10 +5691,16 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
-    return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 
-/* The entries of GOLD have no form here, and xd_xtoken_loss calls none of these yet. */
+/* The entries of projected losses; xtoken_gold.cu and xtoken_rows.cu add theirs. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
@@ -5584,7 +5709,710 @@ static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     kernels.divergence = xdi_cuda_xtoken_divergence;
     kernels.delta = xdi_cuda_xtoken_delta;
     kernels.gradient = xdi_cuda_xtoken_gradient;
+    kernels.slots = xdi_cuda_xtoken_slots;
+    kernels.settle = xdi_cuda_xtoken_settle;
+    kernels.row_deltas = xdi_cuda_xtoken_row_deltas;
+    kernels.row_sums = xdi_cuda_xtoken_row_sums;
+    kernels.close = xdi_cuda_xtoken_close;
+    kernels.row_logs = xdi_cuda_xtoken_row_logs;
     return kernels;
+}
+
+/* >>cuda/xtoken_gold.cu */
+
+/* Losses over common and uncommon ids of two tokenizers: kernel/xtoken_cpu.c is the reference. What needs no
+ * exponential has its bits; where sums go over many blocks, these leave their parts in the caller's scratch and
+ * one block adds them in order, so that a sum does not depend on the GPU. */
+
+/* Blocks of a sum over a list, and rows whose log-sum-exps the scratch holds at once. */
+enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
+
+/* ---- log_probs: one block a row for its log-sum-exp, two reads; then one thread a column, a read and a write ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t row = a.rows[blockIdx.x];
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+    const bool counts = !best.broken && best.max > -INFINITY;
+    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    xdi_cuda_sums<1, false> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.columns;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < a.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
+        mine.end_eight();
+    }
+    const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine).sum[0];
+    if (threadIdx.x == 0)
+        reinterpret_cast<double *>(a.scratch)[blockIdx.x] =
+            counts ? (double)best.max / a.temperature + log(sum) : (double)NAN;
+}
+
+/* `lse` holds those of a.rows in their order; NULL: a.lse those of all rows. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_args a, const double *lse, bool first) {
+    const int64_t v = xdi_cuda_flat_index();
+    if (v >= a.columns) return;
+    if (first) {
+        if (FIXED)
+            xdi_cuda_fixed_put(reinterpret_cast<xd_fixed *>(a.cells) + v, xd_fixed());
+        else
+            a.cells[v] = 0.0;
+    }
+    for (int64_t i = 0; i < a.count; i++) {
+        const int64_t row = a.rows[i];
+        const double z = __ddiv_rn((double)xdi_cuda_element(a.logits, row, v), a.temperature);
+        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.lse[row]), a.scale);
+        xdi_cuda_cell_add<FIXED>(a.cells, v, term);
+    }
+}
+
+static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->columns);
+    int64_t first = 0;
+    do {
+        xd_xtoken_args part = *a;
+        part.rows = a->rows + first;
+        if (!a->lse && a->count - first > XDI_CUDA_GOLD_ROWS)
+            part.count = XDI_CUDA_GOLD_ROWS;
+        else
+            part.count = a->count - first;
+        const double *lse = a->lse ? NULL : reinterpret_cast<const double *>(a->scratch);
+        if (lse && part.count > 0)
+            XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
+                                    xdi_cuda_xtoken_lse_kernel, part));
+        XDI_CUDA_CELLS(a->fixed, FIXED, {
+            XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
+                                    first == 0));
+        })
+        first += part.count;
+    } while (first < a->count);
+    return XD_OK;
+}
+
+/* ---- pair and total: a part for each block, then one block over the parts ---- */
+
+/* The parts in the scratch. */
+template <bool FIXED> struct xdi_cuda_gold_parts {
+    xdi_cuda_top *best, *other; /* [XDI_CUDA_GOLD_BLOCKS] by the number of the pair */
+    typename xdi_cuda_sums<1, FIXED>::totals *sum;
+
+    __device__ explicit xdi_cuda_gold_parts(float *scratch) {
+        best = reinterpret_cast<xdi_cuda_top *>(scratch);
+        other = best + XDI_CUDA_GOLD_BLOCKS;
+        sum = reinterpret_cast<typename xdi_cuda_sums<1, FIXED>::totals *>(other + XDI_CUDA_GOLD_BLOCKS);
+    }
+};
+
+/* The first of an ascending list that is not below `value`. */
+static __device__ inline int64_t xdi_cuda_lower_bound(const int32_t *list, int64_t count, int64_t value) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (list[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* A NaN is no more than -infinity here; the first of a list that is one is looked at again at the end. */
+static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) {
+    const xdi_cuda_top top = { isnan(value) ? -(double)INFINITY : value, at };
+    return top;
+}
+
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_put(const xd_xtoken_args &a, const xdi_cuda_sums<1, FIXED> &mine,
+                                                xdi_cuda_top best, xdi_cuda_top other) {
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    const auto totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    best = xdi_cuda_block_reduce(best, none, xdi_cuda_top_join());
+    other = xdi_cuda_block_reduce(other, none, xdi_cuda_top_join());
+    if (threadIdx.x != 0) return;
+    const xdi_cuda_gold_parts<FIXED> parts(a.scratch);
+    parts.sum[blockIdx.x] = totals;
+    parts.best[blockIdx.x] = best;
+    parts.other[blockIdx.x] = other;
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_constant__ xd_xtoken_args a) {
+    xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t i = xdi_cuda_flat_index(); i < a.pairs; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
+        const int64_t v = a.pair[i] - a.first;
+        const double beta = a.others[a.other[i]];
+        other = xdi_cuda_top_join()(other, xdi_cuda_top_of(beta, i));
+        if (v < 0 || v >= a.columns) continue;
+        const double alpha = a.means[v], p = exp(a.reverse ? alpha : beta);
+        best = xdi_cuda_top_join()(best, xdi_cuda_top_of(alpha, i));
+        if (p == 0.0) continue;
+        mine.add_wide(0, __dmul_rn(p, a.reverse ? __dsub_rn(alpha, beta) : __dsub_rn(beta, alpha)));
+        a.slope[v] = (float)(a.reverse ? __dmul_rn(p, __dadd_rn(__dsub_rn(alpha, beta), 1.0)) : -p);
+    }
+    xdi_cuda_gold_put<FIXED>(a, mine, best, other);
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t v = xdi_cuda_flat_index(); v < a.columns; v += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        mine.add_wide(0, (double)a.u[v]);
+    xdi_cuda_gold_put<FIXED>(a, mine, none, none);
+}
+
+/* The pair that a list names when it is read in order: a NaN in front is never passed. */
+static __device__ inline double xdi_cuda_gold_number(xdi_cuda_top top, bool front_is_nan, int64_t front) {
+    return front_is_nan ? (double)front : top.at == INT64_MAX ? -1.0 : (double)top.at;
+}
+
+/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `a.best` the likeliest pairs. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_args a,
+                                                                     int64_t blocks) {
+    xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
+    const xdi_cuda_top none = best;
+    const xdi_cuda_gold_parts<FIXED> parts(a.scratch);
+    xdi_cuda_sums<1, FIXED> mine;
+    if ((int64_t)threadIdx.x < blocks) {
+        mine.whole = parts.sum[threadIdx.x];
+        best = parts.best[threadIdx.x];
+        other = parts.other[threadIdx.x];
+    }
+    const auto totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    best = xdi_cuda_block_reduce(best, none, xdi_cuda_top_join());
+    other = xdi_cuda_block_reduce(other, none, xdi_cuda_top_join());
+    if (threadIdx.x != 0) return;
+    xdi_cuda_cell_join(a.cells, 0, totals);
+    if (!a.best) return;
+    const int64_t front = xdi_cuda_lower_bound(a.pair, a.pairs, a.first);
+    const bool mine_is_nan = best.at != INT64_MAX && isnan(a.means[a.pair[front] - a.first]);
+    const double number = xdi_cuda_gold_number(best, mine_is_nan, front);
+    a.best[XD_XTOKEN_BEST_MEAN] =
+        number < 0.0 ? -(double)INFINITY : a.means[a.pair[(int64_t)number] - a.first];
+    a.best[XD_XTOKEN_BEST_PAIR] = number;
+    a.best[XD_XTOKEN_BEST_OTHER] = xdi_cuda_gold_number(other, a.pairs > 0 && isnan(a.others[a.other[0]]), 0);
+}
+
+/* Blocks for a list; the scratch has room for their parts. */
+static int64_t xdi_cuda_gold_blocks(int64_t count) {
+    static_assert(XDI_CUDA_GOLD_BLOCKS *
+                          (2 * sizeof(xdi_cuda_top) + sizeof(xdi_cuda_sums<1, true>::totals)) <=
+                      XD_XTOKEN_SCRATCH(0) * sizeof(float),
+                  "parts fit");
+    static_assert(XDI_CUDA_GOLD_ROWS * sizeof(double) <= XD_XTOKEN_SCRATCH(0) * sizeof(float), "rows fit");
+    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    return blocks < 1 ? 1 : blocks < XDI_CUDA_GOLD_BLOCKS ? blocks : (int64_t)XDI_CUDA_GOLD_BLOCKS;
+}
+
+static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+    const int64_t blocks = xdi_cuda_gold_blocks(a->pairs);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
+    const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->columns > 0) XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_pair_kernel<FIXED>, *a));
+        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, *a, blocks);
+    })
+}
+
+static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    const int64_t blocks = xdi_cuda_gold_blocks(a->columns);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
+    const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
+    xd_xtoken_args total = *a;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    total.best = NULL;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
+        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, total, blocks);
+    })
+}
+
+/* ---- tail: the list's keys, then one block of 1024 that selects, sorts and looks up ----
+ *
+ * A radix select of the k largest keys, then a bitonic network over them in shared memory, as 64-bit words of key and
+ * place, so that no two are equal; a longer tail is sorted where it will be. Only what is kept is exponentiated. */
+
+enum { XDI_CUDA_TAIL_TEAM = 1024, XDI_CUDA_TAIL_SHARED = 8192 };
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_keys_kernel(const __grid_constant__ xd_xtoken_tail t) {
+    const int64_t i = xdi_cuda_flat_index(), first = xdi_cuda_lower_bound(t.ids, t.count, t.begin);
+    if (first + i >= t.count || t.ids[first + i] >= t.end) return;
+    t.scratch[i] = (float)t.means[t.ids[first + i] - t.begin];
+}
+
+/* Ascending words are descending values, the lowest place first among equals. */
+static __device__ inline void xdi_cuda_tail_sort(uint64_t *words, int64_t n) {
+    __syncthreads();
+    xdi_cuda_bitonic<XDI_CUDA_TAIL_TEAM>(n, [=](int64_t low, int64_t high) {
+        const uint64_t x = words[low], y = words[high];
+        if (x <= y) return;
+        words[low] = y;
+        words[high] = x;
+    });
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_TAIL_TEAM)
+    xdi_cuda_xtoken_tail_kernel(const __grid_constant__ xd_xtoken_tail t) {
+    XD_DYN_SHARED(uint64_t, shared);
+    const int64_t first = xdi_cuda_lower_bound(t.ids, t.count, t.begin);
+    const int64_t columns = xdi_cuda_lower_bound(t.ids, t.count, t.end) - first;
+    const int64_t n = t.k < columns ? t.k : columns;
+    uint64_t *words =
+        t.k <= XDI_CUDA_TAIL_SHARED ? shared : reinterpret_cast<uint64_t *>(static_cast<void *>(t.found));
+    if (n > 0) {
+        int64_t need = n;
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TAIL_TEAM>(t.scratch, columns, &need);
+        xdi_cuda_select_collect<XDI_CUDA_TAIL_TEAM>(
+            t.scratch, columns, threshold, need, [=](int64_t at, float value, int64_t column) {
+                words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
+            });
+    }
+    xdi_cuda_tail_sort(words, n);
+    for (int64_t j = (int64_t)threadIdx.x; j < t.k; j += XDI_CUDA_TAIL_TEAM) {
+        const int64_t id = j < n ? t.ids[first + (int64_t)(words[j] & 0xffffffffu)] - t.begin : -1;
+        t.values[j] = id >= 0 ? exp(t.means[id]) : -1.0;
+        t.found[j] = id;
+    }
+}
+
+static xd_result xdi_cuda_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    const size_t shared = t->k <= XDI_CUDA_TAIL_SHARED ? (size_t)t->k * sizeof(uint64_t) : 0;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (t->k == 0) return XD_OK;
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(t->count), xdi_cuda_xtoken_keys_kernel, *t));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TAIL_TEAM, shared),
+                           xdi_cuda_xtoken_tail_kernel, *t);
+}
+
+/* ---- merge: one block; every entry finds its rank among all shards' ---- */
+
+/* How many of a descending list are larger than value; with `equal` also those that equal it. */
+static __device__ inline int64_t xdi_cuda_tail_before(const double *list, int64_t n, double value,
+                                                      bool equal) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (list[middle] > value || (equal && list[middle] == value))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* xdi_cpu_xtoken_agree, for one thread */
+static __device__ inline bool xdi_cuda_xtoken_agree(const xd_xtoken_merge &m) {
+    double best = -(double)INFINITY, pair = -1.0;
+    for (int r = 0; r < m.shards; r++) {
+        const double *one = m.all + r * m.stride;
+        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
+        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
+        best = mean;
+        pair = at;
+    }
+    return pair >= 0.0 && pair == m.all[XD_XTOKEN_BEST_OTHER];
+}
+
+/* The sum is formed in fixed point: probabilities fit, and it is the same for every cut. A NaN has no rank; it
+ * makes the sum one. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
+    xdi_cuda_sums<1, true> mine;
+    for (int64_t i = (int64_t)threadIdx.x; i < m.shards * m.k; i += XDI_CUDA_TEAM_BLOCK) {
+        const int64_t shard = i / m.k, place = i % m.k;
+        const double value = m.all[shard * m.stride + XD_XTOKEN_BEST_WORDS + place];
+        int64_t rank = place;
+        for (int64_t r = 0; r < m.shards; r++)
+            if (r != shard)
+                rank +=
+                    xdi_cuda_tail_before(m.all + r * m.stride + XD_XTOKEN_BEST_WORDS, m.k, value, r < shard);
+        if (isnan(value)) mine.add_wide(0, value);
+        if (rank >= m.k) continue;
+        const double y = m.others[rank];
+        mine.add_wide(0, fabs(value - y));
+        if (shard == m.shard && m.found[place] >= 0)
+            m.slope[m.found[place]] = (float)((value > y ? 1.0 : value < y ? -1.0 : 0.0) * value);
+    }
+    const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x != 0) return;
+    const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
+    m.out[0] = fits ? xdi_cuda_fixed_value(totals.sum[0]) : (double)NAN;
+    m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
+}
+
+static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_xtoken_merge_kernel,
+                           *m);
+}
+
+static xd_result xdi_cuda_gold_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_keys_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_tail_kernel));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_xtoken_tail_kernel,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)(XDI_CUDA_TAIL_SHARED * sizeof(uint64_t))));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_merge_kernel);
+}
+
+static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
+    kernels->log_probs = xdi_cuda_xtoken_log_probs;
+    kernels->pair = xdi_cuda_xtoken_pair;
+    kernels->tail = xdi_cuda_xtoken_tail;
+    kernels->merge = xdi_cuda_xtoken_merge;
+    kernels->total = xdi_cuda_xtoken_total;
+}
+
+/* >>cuda/xtoken_rows.cu */
+
+/* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer.
+ * kernel/xtoken_cpu.c is the reference. */
+
+/* ---- moments: one block a row; two or three reads, all but the first mostly from the cache ---- */
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], first = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+    const bool counts = !best.broken && best.max > -INFINITY;
+    xdi_cuda_sums<1, false> sums, entropies;
+    for (int64_t c = first; counts && c < a.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++)
+            if (c + j < a.columns) sums.add(0, expf(__fsub_rn(x.at[j], best.max)));
+        sums.end_eight();
+    }
+    const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums).sum[0];
+    const double log_sum = counts ? log(sum) : (double)NAN;
+    for (int64_t c = first; a.entropy && c < a.columns; c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const double p =
+                exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1 f32 has no logarithm */
+            if (c + j < a.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
+        }
+    }
+    const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
+    if (threadIdx.x != 0) return;
+    const int64_t label = a.labels ? a.labels[row] : -1;
+    double *out = a.moments + i * XD_XTOKEN_MOMENTS;
+    out[XD_XTOKEN_LARGEST] = best.broken ? (double)NAN : (double)best.max;
+    out[XD_XTOKEN_LOG_SUM] = log_sum;
+    out[XD_XTOKEN_ENTROPY] = a.entropy && !counts ? (double)NAN : entropy;
+    out[XD_XTOKEN_LABEL] =
+        label >= 0 && label < a.columns ? (double)xdi_cuda_element(a.logits, row, label) : (double)NAN;
+}
+
+static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_moments_kernel, *a);
+}
+
+/* ---- pick and spread: one thread an entry ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.count * a.k) return;
+    const int64_t v = a.ids[i % a.k] - a.first;
+    double value = -(double)INFINITY;
+    if (v >= 0 && v < a.columns)
+        value = __dadd_rn(a.add ? a.cells[i] : 0.0,
+                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.logits, a.rows[i / a.k], v)));
+    a.cells[i] = value;
+}
+
+static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count * a->k == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_spread_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t j = xdi_cuda_flat_index();
+    if (j >= a.k) return;
+    const int64_t v = a.ids[j] - a.first;
+    if (v >= 0 && v < a.columns) a.slope[v] = (float)__dmul_rn(a.scale, a.student[j]);
+}
+
+static xd_result xdi_cuda_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_spread_kernel, *a);
+}
+
+/* ---- compare: one block a row, whose two lists stay in the cache ---- */
+
+/* Log-softmax in place. */
+static __device__ inline void xdi_cuda_xtoken_log_softmax(double *x, int64_t k) {
+    const double lse = xdi_cuda_block_lse(k, [=](int64_t j) { return x[j]; });
+    for (int64_t j = (int64_t)threadIdx.x; j < k; j += XDI_CUDA_TEAM_BLOCK) x[j] = __dsub_rn(x[j], lse);
+}
+
+/* A thread reads and writes its own entries alone, but for the likeliest ones. */
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
+    xd_xtoken_chunk *chunk = a.chunks + blockIdx.x;
+    double *s = a.student + (int64_t)blockIdx.x * a.k, *t = a.teacher + (int64_t)blockIdx.x * a.k;
+    const int64_t first = (int64_t)threadIdx.x;
+    double value = 0.0;
+    if (!chunk->compared) return;
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
+        s[j] = __ddiv_rn(s[j], a.temperature);
+        t[j] = __ddiv_rn(__ddiv_rn(t[j], a.divisor), a.temperature);
+    }
+    const bool agree = xdi_cuda_block_argmax(s, a.k) == xdi_cuda_block_argmax(t, a.k);
+    xdi_cuda_xtoken_log_softmax(s, a.k);
+    xdi_cuda_xtoken_log_softmax(t, a.k);
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
+        const double p = exp(a.reverse ? s[j] : t[j]);
+        if (p != 0.0) value += p * (a.reverse ? s[j] - t[j] : t[j] - s[j]);
+    }
+    value = xdi_cuda_block_sum(value);
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
+        const double p = exp(s[j]);
+        if (!a.reverse)
+            s[j] = p - exp(t[j]);
+        else
+            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
+    }
+    if (threadIdx.x != 0) return;
+    chunk->value = value;
+    chunk->agree = agree;
+}
+
+static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_compare_kernel, *a);
+}
+
+static xd_result xdi_cuda_xtoken_rows_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_spread_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_compare_kernel);
+}
+
+static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
+    kernels->moments = xdi_cuda_xtoken_moments;
+    kernels->pick = xdi_cuda_xtoken_pick;
+    kernels->compare = xdi_cuda_xtoken_compare;
+    kernels->spread = xdi_cuda_xtoken_spread;
+}
+
+/* >>cuda/xtoken_lists.cu */
+
+/* Losses across tokenizers whose chunks have lists of columns of their own: kernel/xtoken_cpu.c is the reference. */
+
+/* The chunk that an entry of the lists belongs to. */
+static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_args &a, int64_t entry) {
+    int64_t low = 0, high = a.place_count - 1;
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (a.offset[middle] <= entry)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Adds scale (p M) of one teacher id, of this shard's columns: the terms first, first + step, ... of the id's. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_list_add(const xd_xtoken_args &a, int64_t row, int32_t id,
+                                                double scale, int64_t first, int64_t step,
+                                                xdi_cuda_sums<1, FIXED> *sum) {
+    const xd_xtoken_matrix &m = a.matrix;
+    if (!m.column_begin) {
+        const int64_t v = id - a.first;
+        if (first == 0 && v >= 0 && v < a.columns)
+            sum->add_wide(0, __dmul_rn(scale, (double)xdi_cuda_xtoken_p(a, row, v)));
+        return;
+    }
+    for (int64_t e = m.column_begin[id] + first; e < m.column_begin[id + 1]; e += step) {
+        const int64_t v = m.column_student[e] - a.first;
+        if (v < 0 || v >= a.columns) continue;
+        const double weight = __dmul_rn((double)m.column_weight[e], scale);
+        sum->add_wide(0, __dmul_rn(weight, (double)xdi_cuda_xtoken_p(a, row, v)));
+    }
+}
+
+/* ---- list_project: one warp an entry, which walks the entry's column of the matrix once a row ---- */
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_list_project_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t entry = xdi_cuda_team_row<XDI_CUDA_WARP>(), lane = xdi_cuda_team_thread<XDI_CUDA_WARP>();
+    if (entry >= a.k) return;
+    const int64_t place = xdi_cuda_list_place(a, entry);
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t r = 0; r < a.count; r++)
+        if (a.places[r] == place)
+            xdi_cuda_list_add<FIXED>(a, a.rows[r], a.list[entry], 1.0, lane, XDI_CUDA_WARP, &mine);
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
+    if (lane == 0) xdi_cuda_cell_join(a.cells, entry, totals);
+}
+
+static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0 || a->k == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->k, XDI_CUDA_WARP),
+                               xdi_cuda_list_project_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- list_divergence: one block a chunk; three reads of its lists, which stay in the cache ---- */
+
+static __device__ inline double xdi_cuda_list_term(double q, double a, bool reverse, double *slope) {
+    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
+    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
+    return reverse ? q * difference : -a * difference;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_args a) {
+    xd_xtoken_chunk *c = a.chunks + blockIdx.x;
+    const int64_t begin = a.offset[blockIdx.x], n = a.offset[blockIdx.x + 1] - begin;
+    const int64_t first = (int64_t)threadIdx.x;
+    double *q = a.student + begin, inside = 0.0, target = 0.0, value = 0.0, largest = 0.0, slope = 0.0;
+    const double *t = a.teacher + begin;
+    if (n == 0) return;
+    for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) q[i] = __ddiv_rn(q[i], c->student);
+    const bool agree = xdi_cuda_block_argmax(q, n) == xdi_cuda_block_argmax(t, n);
+    for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
+        inside += q[i];
+        target += t[i];
+        value += xdi_cuda_list_term(q[i], t[i], a.reverse, &q[i]);
+    }
+    const double outside = 1.0 - xdi_cuda_block_sum(inside), rest = 1.0 - xdi_cuda_block_sum(target);
+    value = xdi_cuda_block_sum(value) +
+            xdi_cuda_list_term(outside < 0.0 ? 0.0 : outside, rest > 0.0 ? rest : 0.0, a.reverse, &slope);
+    const double factor = isfinite(value) ? c->factor : 0.0;
+    for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
+        q[i] = factor != 0.0 ? (outside < 0.0 ? q[i] : q[i] - slope) * factor : 0.0;
+        if (fabs(q[i]) > largest) largest = fabs(q[i]);
+    }
+    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
+    if (threadIdx.x != 0) return;
+    c->value = value;
+    c->agree = agree;
+    c->largest = largest;
+}
+
+static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->place_count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_list_divergence_kernel, *a);
+}
+
+/* ---- list_delta: one block a row ---- */
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_list_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t r = (int64_t)blockIdx.x, place = a.places[r], end = a.offset[place + 1];
+    const double largest = a.chunks[place].largest;
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t i = a.offset[place] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK)
+        if (a.student[i] != 0.0)
+            xdi_cuda_list_add<FIXED>(a, a.rows[r], a.list[i], __ddiv_rn(a.student[i], largest), 0, 1, &mine);
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, r, totals);
+}
+
+static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+                               xdi_cuda_list_delta_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- list_slopes: the places of the list's ids, then one thread a column, so that nothing is added to twice ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_places_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = a.offset[a.places[0]] + xdi_cuda_flat_index();
+    if (i < a.offset[a.places[0] + 1]) a.slots[a.list[i]] = (int32_t)i;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slopes_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t v = xdi_cuda_flat_index();
+    const xd_xtoken_matrix &m = a.matrix;
+    double h = 0.0;
+    if (v >= a.columns) return;
+    if (!m.begin && v + a.first < a.vocabulary && a.slots[v + a.first] >= 0)
+        h = a.student[a.slots[v + a.first]];
+    for (int64_t e = m.begin ? m.begin[v] : 0; m.begin && e < m.begin[v + 1]; e++) {
+        const int32_t at = a.slots[m.slot[e]];
+        if (at >= 0) h = __dadd_rn(h, __dmul_rn((double)m.weight[e], a.student[at]));
+    }
+    a.slope[v] = h != 0.0 ? (float)((double)xdi_cuda_xtoken_p(a, a.rows[0], v) * h / a.temperature) : 0.0f;
+}
+
+static xd_result xdi_cuda_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->columns == 0) return XD_OK;
+    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->vocabulary * sizeof *a->slots));
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_places_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->columns), xdi_cuda_list_slopes_kernel, *a);
+}
+
+static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_places_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_list_slopes_kernel);
+}
+
+static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
+    kernels->list_project = xdi_cuda_list_project;
+    kernels->list_divergence = xdi_cuda_list_divergence;
+    kernels->list_delta = xdi_cuda_list_delta;
+    kernels->list_slopes = xdi_cuda_list_slopes;
 }
 
 /* >>cuda/table.cu */
@@ -5612,6 +6440,9 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_rows_load(ctx));
     XDI_TRY(xdi_cuda_softmax_load(ctx));
     XDI_TRY(xdi_cuda_xtoken_load(ctx));
+    XDI_TRY(xdi_cuda_gold_load(ctx));
+    XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
+    XDI_TRY(xdi_cuda_list_kernels_load(ctx));
     XDI_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -5626,6 +6457,9 @@ static xd_kernels xdi_cuda_table() {
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
     kernels.xtoken = xdi_cuda_xtoken_table();
+    xdi_cuda_gold_fill(&kernels.xtoken);
+    xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
+    xdi_cuda_list_kernels_fill(&kernels.xtoken);
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;
@@ -5727,4 +6561,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 9fc7f80af5106fc666c6a0eff47fcb7e5dd7b6f2d08d168a2878d8e5a29d9656 */
+/* xdistill sha256 4770381ee06c25f61e716112dfdb3d7a9ad54ad19cb65369f002660ceead41b0 */

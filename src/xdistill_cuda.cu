@@ -31,4 +31,7 @@
 #include "cuda/topk.cu"
 #include "cuda/topk_select.cu"
 #include "cuda/xtoken.cu"
+#include "cuda/xtoken_gold.cu"
+#include "cuda/xtoken_rows.cu"
+#include "cuda/xtoken_lists.cu"
 #include "cuda/table.cu"

@@ -112,7 +112,7 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     desc.teachers = teachers;
     desc.teacher_count = p->teacher_count;
     desc.teacher_values = job->teacher_values[rank];
-    if (result == XD_OK) result = xd_xtoken_loss(xd_comm_ctx(world), &desc, &job->values[rank]);
+    if (result == XD_OK) result = XTOKEN_LOSS(xd_comm_ctx(world), &desc, &job->values[rank]);
     job->results[rank] = result;
     if (job->spoilt > 0) result = xd_barrier(world); /* an error would end the others' calls early */
     for (int64_t i = 0; i < m->students; i++)

@@ -16,7 +16,8 @@ typedef struct xtoken_inputs {
     const int32_t *ids; /* [student_size, entries] */
     const float *weights;
     int64_t entries;
-    double temperature;
+    const int64_t *labels; /* [rows] or NULL */
+    double temperature, kd_weight, ce_weight;
     int bf16;
 } xtoken_inputs;
 
@@ -31,7 +32,7 @@ typedef struct xtoken_shim {
     int threads;
     void *workspace[SHIM_THREADS]; /* of each rank, made by its first run */
     size_t workspace_bytes[SHIM_THREADS];
-    double kd;
+    double loss;
 } xtoken_shim;
 
 static void shim_require(xd_ctx *ctx, xd_result result) {
@@ -91,6 +92,9 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     d.teachers = &teacher;
     d.teacher_count = 1;
     d.temperature = in->temperature;
+    d.kd_weight = in->kd_weight;
+    d.ce_weight = in->ce_weight;
+    if (in->labels) d.labels = in->labels + begin;
     d.compat = true;
     if (!s->workspace[rank]) {
         s->workspace_bytes[rank] = xd_xtoken_workspace_bytes(&d);
@@ -99,14 +103,14 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     d.workspace = s->workspace[rank];
     d.workspace_bytes = s->workspace_bytes[rank];
     shim_require(ctx, xd_xtoken_loss(ctx, &d, &values));
-    if (rank == 0) s->kd = values.kd;
+    if (rank == 0) s->loss = values.loss;
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
 
 XD_API double xtoken_shim_run(xtoken_shim *s) {
     if (xd_run_threads(s->threads, NULL, shim_run_rank, s, NULL) != XD_OK) exit(2);
-    return s->kd;
+    return s->loss;
 }
 
 XD_API void xtoken_shim_close(xtoken_shim *s) {

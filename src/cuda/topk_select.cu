@@ -14,7 +14,7 @@ static __device__ inline uint32_t xdi_cuda_select_key(float value) {
 
 /* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256
  * travel in one value. */
-static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
+template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
     XD_SHARED(uint64_t, warps, [XDI_CUDA_MAX_WARPS]);
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
     uint64_t sum = mine, before = 0;
@@ -26,7 +26,7 @@ static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *
     if (lane == XDI_CUDA_WARP - 1) warps[warp] = sum;
     __syncthreads();
     *total = 0;
-    for (int i = 0; i < XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP; i++) {
+    for (int i = 0; i < TEAM / XDI_CUDA_WARP; i++) {
         if (i < warp) before += warps[i];
         *total += warps[i];
     }
@@ -34,23 +34,29 @@ static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *
     return before + sum - mine;
 }
 
-/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first `need`. */
-template <typename T>
+/* The value of rank `need` (1: the largest) among the row's, and how many of its equals belong to the first
+ * `need`. TEAM: the threads of the block, here and below; at least one a digit. */
+template <int TEAM, typename T>
 static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_t columns, int64_t *need) {
     XD_SHARED(unsigned, counts, [XDI_CUDA_SELECT_DIGITS]);
     uint32_t prefix = 0;
     for (int shift = 24; shift >= 0; shift -= 8) {
-        counts[threadIdx.x] = 0;
+        if (threadIdx.x < XDI_CUDA_SELECT_DIGITS) counts[threadIdx.x] = 0;
         __syncthreads();
-        for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns;
-             c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_EIGHT * TEAM) {
             const xdi_cuda_eight x = xdi_cuda_read(row, c, columns);
+            uint32_t last = 0;
+            unsigned same = 0; /* neighbours often share a digit: one addition for a run of them */
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-                const uint32_t key = xdi_cuda_select_key(x.at[i]);
+                const uint32_t key = xdi_cuda_select_key(x.at[i]), digit = (key >> shift) & 255u;
                 const bool known = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
-                if (c + i < columns && known) atomicAdd(&counts[(key >> shift) & 255u], 1u);
+                if (c + i >= columns || !known) continue;
+                if (same > 0 && digit != last) atomicAdd(&counts[last], same);
+                same = digit == last ? same + 1 : 1;
+                last = digit;
             }
+            if (same > 0) atomicAdd(&counts[last], same);
         }
         __syncthreads();
         int64_t above = 0; /* every thread looks for the digit by itself */
@@ -63,33 +69,29 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     return prefix;
 }
 
-/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns. */
-template <typename T>
-static __device__ inline void xdi_cuda_select_collect(const xd_select_args &a, const T *row,
-                                                      uint32_t threshold, int64_t need, double *values,
-                                                      int64_t *ids) {
+/* Takes the values above the threshold and the first `need` equal to it, in the order of their columns:
+ * put(at, value, column). */
+template <int TEAM, typename T, typename Put>
+static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t columns, uint32_t threshold,
+                                                      int64_t need, Put put) {
     int64_t above = 0, equal = 0; /* of the columns before */
-    const int64_t tile = XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK;
-    for (int64_t begin = 0; begin < a.columns; begin += tile) {
+    const int64_t tile = XDI_CUDA_EIGHT * TEAM;
+    for (int64_t begin = 0; begin < columns; begin += tile) {
         const int64_t c = begin + XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
         xdi_cuda_eight x = {};
         uint64_t mine = 0, total;
-        if (c < a.columns) x = xdi_cuda_read(row, c, a.columns);
+        if (c < columns) x = xdi_cuda_read(row, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const uint32_t key = xdi_cuda_select_key(x.at[i]);
-            if (c + i < a.columns) mine += key > threshold ? (uint64_t)1 << 32 : key == threshold ? 1u : 0u;
+            if (c + i < columns) mine += key > threshold ? (uint64_t)1 << 32 : key == threshold ? 1u : 0u;
         }
-        const uint64_t before = xdi_cuda_select_scan(mine, &total);
+        const uint64_t before = xdi_cuda_select_scan<TEAM>(mine, &total);
         int64_t larger = above + (int64_t)(before >> 32), same = equal + (int64_t)(before & 0xffffffffu);
         for (int i = 0; mine != 0 && i < XDI_CUDA_EIGHT; i++) {
             const uint32_t key = xdi_cuda_select_key(x.at[i]);
-            if (c + i >= a.columns || key < threshold) continue;
-            const int64_t at = larger + (same < need ? same : need);
-            if (key > threshold || same < need) {
-                values[at] = isnan(x.at[i]) ? -(double)INFINITY : (double)x.at[i];
-                ids[at] = a.first + c + i;
-            }
+            if (c + i >= columns || key < threshold) continue;
+            if (key > threshold || same < need) put(larger + (same < need ? same : need), x.at[i], c + i);
             if (key > threshold)
                 larger++;
             else
@@ -109,8 +111,12 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
     int64_t *ids = a.ids + r * a.k;
     if (n > 0) {
         int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold(row, a.columns, &need);
-        xdi_cuda_select_collect(a, row, threshold, need, values, ids);
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK>(row, a.columns, &need);
+        xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(
+            row, a.columns, threshold, need, [=, &a](int64_t at, float value, int64_t column) {
+                values[at] = isnan(value) ? -(double)INFINITY : (double)value;
+                ids[at] = a.first + column;
+            });
     }
     for (int64_t j = n + (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
         values[j] = -(double)INFINITY;

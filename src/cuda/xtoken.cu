@@ -230,8 +230,10 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_matrix &m, int64_t v, const double *dy) {
     double sum = 0.0;
-    for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++)
-        sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[m.slot[e]]));
+    for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
+        const int32_t slot = m.places ? m.places[m.slot[e]] : m.slot[e];
+        if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
+    }
     return sum;
 }
 
@@ -263,10 +265,10 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 
 /* What the elements of a row share. */
 struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL without a matrix */
+    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
     double delta, ce, lse_one;
     int64_t row, label;
-    bool add, soft;
+    bool add, soft, none;
 };
 
 static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_xtoken_args &a, int64_t i) {
@@ -274,9 +276,11 @@ static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_x
     w.row = a.rows[i];
     w.add = a.written[w.row] != 0;
     w.delta = a.delta ? a.delta[i] : 0.0;
-    w.soft = a.matrix.begin || w.delta != 0.0;
-    if (a.matrix.begin) w.dy = a.student + a.places[i] * a.k;
+    w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
+    if (a.matrix.begin && !w.none) w.dy = a.student + a.places[i] * a.k;
+    w.soft = !w.none && (w.dy || w.delta != 0.0);
     if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
+    if (a.slopes) w.ce -= a.slopes[i];
     if (w.ce != 0.0) w.lse_one = a.lse_one[w.row];
     w.label = w.ce != 0.0 ? a.labels[w.row] - a.first : -1;
     return w;
@@ -288,7 +292,7 @@ static __device__ inline float xdi_cuda_xtoken_element(const xd_xtoken_args &a, 
     if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
     const double p = w.soft ? (double)expf((float)((double)z / a.temperature - a.lse[w.row])) : 0.0;
     if (w.dy) return (float)(g + p * (xdi_cuda_xtoken_back(a.matrix, v, w.dy) - w.delta) / a.temperature);
-    return (float)(a.u ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
+    return (float)(a.u && !w.none ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
 }
 
 static __global__ void XDI_CUDA_KERNEL
@@ -317,6 +321,115 @@ static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtok
                            xdi_cuda_xtoken_gradient_kernel, *a);
 }
 
+/* ---- what the driver of a CPU does itself ---- */
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t j = xdi_cuda_flat_index();
+    if (j < a.k) a.slots[a.ids[j]] = (int32_t)j;
+}
+
+static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_args *a) {
+    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->columns * sizeof *a->slots));
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
+}
+
+/* xdi_cells_settle of one cell; what is not fixed is a value. */
+static __device__ inline double xdi_cuda_cell_value(bool fixed, const double *cells, int64_t i) {
+    if (!fixed) return cells[i];
+    const xd_fixed cell = { reinterpret_cast<const int64_t *>(cells)[2 * i],
+                            reinterpret_cast<const int64_t *>(cells)[2 * i + 1] };
+    const double value = xdi_cuda_fixed_value(cell);
+    if (cell.high >= XDI_CUDA_CELL_NAN / 2) return (double)NAN;
+    return value < XDI_CUDA_CELL_MINUS_INFINITY / 2.0 ? -(double)INFINITY : value;
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_settle_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i < a.count) a.out[i] = xdi_cuda_cell_value(true, a.cells, i);
+}
+
+static xd_result xdi_cuda_xtoken_settle(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_settle_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.count) return;
+    const xd_xtoken_chunk *c = a.chunks + a.places[i];
+    const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
+    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 ? c->delta : delta;
+}
+
+static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_row_deltas_kernel, *a);
+}
+
+/* One block a row. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_row_sums_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t row = (int64_t)blockIdx.x;
+    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
+    xdi_cuda_sums<1, true> mine;
+    for (int64_t v = (int64_t)threadIdx.x; v < a.columns; v += XDI_CUDA_TEAM_BLOCK) {
+        const double z = (double)xdi_cuda_element(a.logits, row, v);
+        mine.add_wide(0, exp(__dsub_rn(__ddiv_rn(z, a.temperature), largest)));
+    }
+    const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, row, totals);
+}
+
+static xd_result xdi_cuda_xtoken_row_sums(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->logits.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_row_sums_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
+    if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
+    if (i > 0) return;
+    a.chunks->value = kl;
+    a.chunks->delta = a.delta[0];
+    a.chunks->agree = a.delta[1] != 0.0;
+    a.chunks->largest = isfinite(kl + a.delta[0]) ? 1.0 : 0.0;
+}
+
+static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_xtoken_close_kernel, *a);
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t row = xdi_cuda_flat_index();
+    if (row >= a.logits.rows) return;
+    const double largest = __ddiv_rn(a.row_lse[row], a.temperature);
+    a.row_lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
+}
+
+static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->logits.rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->logits.rows), xdi_cuda_xtoken_row_logs_kernel, *a);
+}
+
 /* ---- table ---- */
 
 static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
@@ -327,10 +440,16 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
-    return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_sums_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_close_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 
-/* The entries of GOLD have no form here, and xd_xtoken_loss calls none of these yet. */
+/* The entries of projected losses; xtoken_gold.cu and xtoken_rows.cu add theirs. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
@@ -339,5 +458,11 @@ static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     kernels.divergence = xdi_cuda_xtoken_divergence;
     kernels.delta = xdi_cuda_xtoken_delta;
     kernels.gradient = xdi_cuda_xtoken_gradient;
+    kernels.slots = xdi_cuda_xtoken_slots;
+    kernels.settle = xdi_cuda_xtoken_settle;
+    kernels.row_deltas = xdi_cuda_xtoken_row_deltas;
+    kernels.row_sums = xdi_cuda_xtoken_row_sums;
+    kernels.close = xdi_cuda_xtoken_close;
+    kernels.row_logs = xdi_cuda_xtoken_row_logs;
     return kernels;
 }

@@ -9,6 +9,8 @@
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
+/* vocab.c: the context it was made with. */
+XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
 XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
                                           const xd_rows *rows, int64_t count);
@@ -50,8 +52,8 @@ XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
 XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in);
 /* Fills row_scale[rows] = w scale / D, 0 for rows that do not count. args go to end, with the rows of a loss
  * and the outputs per row added. */
-XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale, int64_t *words,
-                                         xd_row_args *args);
+XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                         int64_t *words, xd_row_args *args);
 XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
                                        xd_loss_values *out);
 

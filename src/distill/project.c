@@ -1,3 +1,55 @@
+#include <string.h>
+
+/* ---- on a device ---- */
+
+XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    return kernels.device == XD_DEVICE_CPU || kernels.memory.owns(ctx, m->row_begin);
+}
+
+/* One block, both begins first, so that every array is aligned. */
+XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out) {
+    const xd_device_ops memory = xd_ctx_kernels(ctx).memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_projection *m = projection;
+    const size_t begins = (size_t)(m->student_size + m->teacher_size + 2) * sizeof(int64_t);
+    const size_t entries = (size_t)m->entries * sizeof(int32_t);
+    const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
+                            m->student_id, m->weight,       m->column_weight };
+    const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
+                              (size_t)(m->teacher_size + 1) * sizeof(int64_t),
+                              entries,
+                              entries,
+                              entries,
+                              entries };
+    unsigned char *block = (unsigned char *)memory.allocate(ctx, begins + 4 * entries), *at = block;
+    XDI_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a projection of %lld entries",
+                (long long)m->entries);
+    xd_result result = XD_OK;
+    for (int i = 0; i < 6 && result == XD_OK; at += bytes[i++])
+        result = memory.copy(&launch, at, from[i], bytes[i], XD_COPY_TO_DEVICE);
+    if (result == XD_OK) result = memory.synchronize(&launch);
+    if (result != XD_OK) {
+        memory.release(ctx, block);
+        return result;
+    }
+    *out = *m;
+    out->row_begin = (const int64_t *)(const void *)block;
+    out->column_begin = out->row_begin + m->student_size + 1;
+    out->teacher_id = (const int32_t *)(const void *)(block + begins);
+    out->student_id = out->teacher_id + m->entries;
+    out->weight = (const float *)(const void *)(out->student_id + m->entries);
+    out->column_weight = out->weight + m->entries;
+    return XD_OK;
+}
+
+XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection) {
+    xd_ctx_kernels(ctx).memory.release(ctx, (void *)(uintptr_t)projection->row_begin);
+    memset(projection, 0, sizeof *projection);
+}
+
+/* ---- products ---- */
+
 static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                                    const char *name, const xd_rows *rows, const int64_t *columns, int64_t k) {
     const xd_vocab_info info = xd_vocab_describe(vocab);

@@ -27,4 +27,11 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient);
 
+/* A copy of a projection in memory of the context's device, where losses find it without a copy in each
+ * call. Waits for the device. Free with xd_projection_drop. Local. Errors: MEMORY, DEVICE. */
+XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
+
+/* Frees such a copy; an empty one is fine. */
+XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection);
+
 #endif

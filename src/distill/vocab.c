@@ -121,6 +121,10 @@ XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
     return info;
 }
 
+XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
+    return vocab->ctx;
+}
+
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XDI_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                 (long long)status->nothing_counted);

@@ -22,7 +22,7 @@ XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, do
     xdi_cells_add(x->fixed, cells, i, term);
 }
 
-static xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
+XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count) {
     if (!comm || xd_comm_size(comm) == 1 || count == 0) return XD_OK;
     if (x->fixed) return xd_all_reduce(comm, cells, cells, 2 * count, XD_DTYPE_I64, XD_SUM);
     return xd_all_reduce(comm, cells, cells, count, XD_DTYPE_F64, XD_SUM);
@@ -132,23 +132,23 @@ XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u
 
 /* ---- columns ---- */
 
-/* Which of the teacher's rows of sequence b count; true when all of them have a say. */
-static bool xdi_xtoken_voters(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
+XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                  uint8_t *mask) {
     const xd_xtoken_teacher *t = term->teacher;
     if (x->d.compat) return true;
     for (int64_t i = 0; i < term->held; i++) {
         const int64_t row = b * term->held + i;
         if (t->kind == XD_XTOKEN_SAME)
-            x->mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
+            mask[i] = (uint8_t)(x->row_weight[row] != 0.0);
         else
-            x->mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
-                                   xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
+            mask[i] = (uint8_t)(t->teacher_chunks[row] >= 0 &&
+                                xdi_xtoken_counts(x, term, b, t->teacher_chunks[row]));
     }
     return false;
 }
 
 XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b) {
-    const bool all = xdi_xtoken_voters(x, term, b);
+    const bool all = xdi_xtoken_voters(x, term, b, x->mask);
     const xd_rows *y = &term->teacher->logits;
     const int64_t size = term->teacher->kind == XD_XTOKEN_SAME ? x->vocab.size : term->vocabulary;
     xd_vocab *columns = NULL;
@@ -169,42 +169,41 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
 
 /* ---- workspace ---- */
 
-/* Widths of the blocks that teachers use in turn: the largest of each. */
-typedef struct xdi_xtoken_sizes {
-    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch;
-} xdi_xtoken_sizes;
-
 static int64_t xdi_xtoken_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* Entries of the projection in this shard's rows. */
-static int64_t xdi_xtoken_entries(const xd_projection *m, const xd_vocab_info *info) {
-    return m && m->student_size >= info->end ? m->row_begin[info->end] - m->row_begin[info->begin] : 0;
+/* Entries of the projection in this shard's rows; nobody asks for them where the host cannot read it. */
+static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
+    const xd_vocab_info *info = &x->vocab;
+    if (!m || x->on_device || m->student_size < info->end) return 0;
+    return m->row_begin[info->end] - m->row_begin[info->begin];
 }
 
-static void xdi_xtoken_size_teacher(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
-                                    const xd_vocab_info *info, xdi_xtoken_sizes *s) {
-    const int64_t k = xdi_xtoken_columns(d, t, info->size), tile = xdi_xtoken_tile(d, k);
-    const int64_t columns = info->end - info->begin, size = xdi_xtoken_vocabulary(t);
+static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
+    const xd_xtoken_desc *d = &x->d;
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, k);
+    const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
     if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
     s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
+    s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_GOLD) {
         s->student = xdi_xtoken_most(s->student, columns);
         s->teacher = xdi_xtoken_most(s->teacher, size);
-        s->tail = xdi_xtoken_most(s->tail, 2 + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
+        s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + (t->map ? xdi_xtoken_tail(d, t->map) : 0));
         s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(columns, size));
+        s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(0));
         return;
     }
     s->ids = xdi_xtoken_most(s->ids, t->column_ids ? 2 * k : k);
     s->mask = xdi_xtoken_most(s->mask, t->logits.rows / d->sequences);
     s->student = xdi_xtoken_most(s->student, tile * k);
-    s->teacher = xdi_xtoken_most(s->teacher, t->kind == XD_XTOKEN_SAME ? k : tile * k);
-    if (t->kind != XD_XTOKEN_PROJECTED) return;
+    s->teacher = xdi_xtoken_most(s->teacher, tile * k);
     s->tile = xdi_xtoken_most(s->tile, tile);
+    if (t->kind != XD_XTOKEN_PROJECTED) return;
     s->slots = xdi_xtoken_most(s->slots, size);
     s->begin = columns + 1;
-    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(t->projection, info));
+    s->entries = xdi_xtoken_most(s->entries, xdi_xtoken_entries(x, t->projection));
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
@@ -214,17 +213,28 @@ XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bo
     return *fits && arena->base ? arena->base + offset : NULL;
 }
 
-static void xdi_xtoken_layout_rows(xdi_xtoken *x, xd_arena *arena, bool *fits) {
-    const int64_t rows = x->d.student.rows;
-    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+/* What the host works with: rows, and terms with the sizes of their chunks. */
+static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
+    const xd_xtoken_desc *d = &x->d;
+    const int64_t rows = d->student.rows, teachers = d->teacher_count;
     x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
     x->log_probs = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
     x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
-    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
     x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
+    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
+                                        sizeof(xd_fixed), fits);
+    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, fits);
+    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
+    for (int i = 0; i < d->teacher_count; i++) {
+        const int64_t chunks =
+            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
+        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), fits);
+        if (!terms || !sizes) continue;
+        terms[i].student_sizes = sizes;
+        terms[i].teacher_sizes = sizes + chunks;
+    }
+    x->terms = terms;
 }
 
 /* Rows at work, and the matrix in J. */
@@ -240,40 +250,37 @@ static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_x
     x->scratch = (float *)xdi_xtoken_take(arena, s->scratch, sizeof(float), fits);
 }
 
-/* Every block from the arena; with a planning arena this is the size query. False when it does not fit. */
-static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *arena) {
-    const xd_xtoken_desc *d = &x->d;
-    const int64_t teachers = d->teacher_count;
+/* What the kernels of a CPU work on. */
+static void xdi_xtoken_layout_work(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
+    const int64_t rows = x->d.student.rows;
+    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
+    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
+    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), fits);
+    x->ids = (int64_t *)xdi_xtoken_take(arena, s->ids, sizeof(int64_t), fits);
+    x->mask = (uint8_t *)xdi_xtoken_take(arena, s->mask, 1, fits);
+    x->student = (double *)xdi_xtoken_take(arena, s->student, sizeof(xd_fixed), fits);
+    x->teacher = (double *)xdi_xtoken_take(arena, s->teacher, sizeof(xd_fixed), fits);
+    x->tails = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
+                                             sizeof(double), fits);
+    x->other_tail = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s->tail, sizeof(int64_t), fits);
+    xdi_xtoken_layout_matrix(x, arena, s, fits);
+}
+
+/* Every block: from `work`, memory of the context's device, and where that is not the host's from `host` too.
+ * With planning arenas this is the size query. False when it does not fit. */
+static bool xdi_xtoken_layout(xdi_xtoken *x, xd_arena *work, xd_arena *host) {
     xdi_xtoken_sizes s;
     bool fits = true;
     memset(&s, 0, sizeof s);
     s.held = xdi_xtoken_most(x->held, x->vocab.ranks);
-    xdi_xtoken_layout_rows(x, arena, &fits);
-    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), &fits);
-    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
-                                        sizeof(xd_fixed), &fits);
-    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, &fits);
-    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
-    for (int i = 0; i < d->teacher_count; i++) {
-        const int64_t chunks =
-            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
-        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), &fits);
-        xdi_xtoken_size_teacher(d, &d->teachers[i], &x->vocab, &s);
-        if (!terms || !sizes) continue;
-        terms[i].student_sizes = sizes;
-        terms[i].teacher_sizes = sizes + chunks;
-    }
-    x->terms = terms;
-    x->ids = (int64_t *)xdi_xtoken_take(arena, s.ids, sizeof(int64_t), &fits);
-    x->mask = (uint8_t *)xdi_xtoken_take(arena, s.mask, 1, &fits);
-    x->student = (double *)xdi_xtoken_take(arena, s.student, sizeof(xd_fixed), &fits);
-    x->teacher = (double *)xdi_xtoken_take(arena, s.teacher, sizeof(xd_fixed), &fits);
-    x->tails = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
-    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s.tail : 0,
-                                             sizeof(double), &fits);
-    x->other_tail = (double *)xdi_xtoken_take(arena, s.tail, sizeof(double), &fits);
-    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s.tail, sizeof(int64_t), &fits);
-    xdi_xtoken_layout_matrix(x, arena, &s, &fits);
+    for (int i = 0; i < x->d.teacher_count; i++) xdi_xtoken_size_teacher(x, &x->d.teachers[i], &s);
+    xdi_xtoken_layout_host(x, x->on_device ? host : work, &fits);
+    if (x->on_device) return fits && xdi_xtoken_device_layout(x, &s, host, work);
+    xdi_xtoken_layout_work(x, work, &s, &fits);
     return fits;
 }
 
@@ -281,15 +288,17 @@ static void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d)
     memset(x, 0, sizeof *x);
     x->ctx = ctx;
     x->d = *d;
-    if (ctx) x->launch = xd_ctx_launch(ctx);
-    if (ctx) x->kernels = xd_ctx_kernels(ctx).xtoken;
+    x->launch = xd_ctx_launch(ctx);
+    x->device.kernels = xd_ctx_kernels(ctx);
+    x->kernels = x->device.kernels.xtoken;
+    x->on_device = x->device.kernels.device != XD_DEVICE_CPU;
     x->vocab = xd_vocab_describe(d->vocab);
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
     x->selected = -1;
     x->kd_weight = d->kd_weight;
     x->ce_weight = d->ce_weight;
-    x->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    x->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     x->owner = !d->sequence_comm || xd_comm_rank(d->sequence_comm) == 0;
 }
 
@@ -300,31 +309,44 @@ static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
     term->held = t->logits.rows / x->d.sequences;
     term->vocabulary = xdi_xtoken_vocabulary(t);
     term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = xdi_xtoken_tile(&x->d, term->k);
+    term->tile = t->kind == XD_XTOKEN_GOLD ? 1 : xdi_xtoken_tile(&x->d, term->k);
     term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     term->weight = t->weight == 0.0 ? 1.0 : t->weight;
 }
 
-/* Everything up to the first exchange, on this rank alone. */
-static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x, void **owned) {
-    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    xd_arena planning = xd_arena_over(NULL, 0), arena;
+static xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc) {
+    xd_arena plan = xd_arena_over(NULL, 0), host_plan = plan, work, host = plan;
     void *memory = desc->workspace;
     size_t bytes = desc->workspace_bytes;
+    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &plan, &host_plan), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (x->on_device) {
+        x->memory = xd_allocate(x->ctx, host_plan.peak);
+        XDI_REQUIRE(x->ctx, x->memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", host_plan.peak);
+        host = xd_arena_over(x->memory, host_plan.peak);
+    }
+    if (!memory) {
+        bytes = plan.peak;
+        if (x->on_device)
+            memory = x->device.memory = x->device.kernels.memory.allocate(x->ctx, bytes);
+        else
+            memory = x->memory = xd_allocate(x->ctx, bytes);
+        XDI_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    work = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(x->ctx, xdi_xtoken_layout(x, &work, &host), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, plan.peak);
+    return XD_OK;
+}
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_xtoken_prepare(xd_ctx *ctx, const xd_xtoken_desc *desc, xdi_xtoken *x) {
+    const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
     XDI_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(x, ctx, &d);
-    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
-    if (!memory) {
-        bytes = planning.peak;
-        memory = *owned = xd_allocate(ctx, bytes);
-        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
-    }
-    arena = xd_arena_over(memory, bytes);
-    XDI_REQUIRE(ctx, xdi_xtoken_layout(x, &arena), XD_ERROR_ARGUMENT,
-                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    XDI_TRY(xdi_xtoken_provide(x, desc));
     for (int i = 0; i < d.teacher_count; i++) xdi_xtoken_open_term(x, i);
-    return XD_OK;
+    return x->on_device ? xdi_xtoken_device_open(x) : XD_OK;
 }
 
 /* ---- rows ---- */
@@ -365,19 +387,28 @@ static xd_result xdi_xtoken_lse(xdi_xtoken *x, double temperature, double *lse, 
     return XD_OK;
 }
 
-/* Statistics of the student's rows: which count, and the log-probabilities of their labels. */
-static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
+/* Statistics of the student's rows, and the log-probabilities of their labels. */
+static xd_result xdi_xtoken_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     XDI_TRY(xdi_xtoken_lse(x, d->temperature, x->lse, x->argmax));
-    if (d->labels) {
+    if (!d->labels) return XD_OK;
+    if (d->temperature == 1.0)
+        memcpy(x->lse_one, x->lse, (size_t)d->student.rows * sizeof *x->lse);
+    else
         XDI_TRY(xdi_xtoken_lse(x, 1.0, x->lse_one, x->argmax));
-        XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
-    }
+    XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, d->labels, 1, 1, x->log_probs));
+    for (int64_t row = 0; row < d->student.rows; row++) x->log_probs[row] -= x->lse_one[row];
+    return XD_OK;
+}
+
+/* Which rows count, and by how much their cross entropy does. */
+static xd_result xdi_xtoken_rows(xdi_xtoken *x) {
+    const xd_xtoken_desc *d = &x->d;
+    XDI_TRY(x->on_device ? xdi_xtoken_device_stats(x) : xdi_xtoken_stats(x));
     for (int64_t row = 0; row < d->student.rows; row++) {
         const double weight = x->row_weight[row] = xdi_xtoken_row_weight(x, row);
         x->ce_factor[row] = 0.0;
         if (!d->labels || weight == 0.0) continue;
-        x->log_probs[row] -= x->lse_one[row];
         if (isfinite(x->log_probs[row]))
             x->ce_factor[row] = weight;
         else
@@ -436,7 +467,8 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
     for (int i = 0; i < n; i++) {
         XDI_TRY(xdi_xtoken_count_chunks(x, &x->terms[i]));
         xdi_xtoken_count(x, &x->terms[i], 1 + i);
-        if (score != XD_XTOKEN_SCORE_NONE) xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i);
+        if (score != XD_XTOKEN_SCORE_NONE)
+            XDI_TRY(xdi_xtoken_score_sums(x, &x->terms[i], score, 1 + n + 2 * i));
     }
     XDI_TRY(xdi_xtoken_join(x, x->sums, 1 + 3 * n, x->d.comm, NULL));
     x->token_denominator = x->d.token_denominator > 0.0 ? x->d.token_denominator : x->sums[0];
@@ -459,6 +491,7 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     memset(x->written, 0, (size_t)x->d.student.rows);
     xdi_xtoken_zero(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count);
     xdi_xtoken_add_rows(x);
+    if (x->on_device) return xdi_xtoken_device_pass(x);
     for (int i = 0; i < x->d.teacher_count; i++) {
         xdi_xtoken_term *term = &x->terms[i];
         if (!term->active) continue;
@@ -563,20 +596,21 @@ static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
 
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
     xdi_xtoken x;
-    xd_arena arena = xd_arena_over(NULL, 0);
+    xd_arena work = xd_arena_over(NULL, 0), host = work;
     if (!xdi_xtoken_is_sized(desc)) return 0;
     const xd_xtoken_desc d = xdi_xtoken_defaults(desc);
-    xdi_xtoken_open(&x, NULL, &d);
-    return xdi_xtoken_layout(&x, &arena) ? arena.peak : 0;
+    xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
+    return xdi_xtoken_layout(&x, &work, &host) ? work.peak : 0;
 }
 
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
     xdi_xtoken x;
-    void *owned = NULL;
-    xd_result result = xdi_xtoken_prepare(ctx, desc, &x, &owned);
+    memset(&x, 0, sizeof x);
+    xd_result result = xdi_xtoken_prepare(ctx, desc, &x);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL,
                              desc->comm ? desc->comm : desc->sequence_comm, result);
     if (result == XD_OK) result = xdi_xtoken_run(&x, out);
-    xd_release(ctx, owned);
+    if (x.on_device) xdi_xtoken_device_close(&x, result);
+    xd_release(ctx, x.memory);
     return result;
 }

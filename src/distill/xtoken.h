@@ -75,15 +75,16 @@ typedef struct xd_xtoken_teacher {
     int64_t chunks;                  /* C */
     const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist. The same on all ranks */
     const uint8_t *chunk_exact;      /* [B, C] 0: the sides differ; for exact_only */
-    const xd_projection *projection; /* PROJECTED */
+    const xd_projection *projection; /* PROJECTED; with a GPU one from xd_projection_upload: another is copied
+                                        there in every call */
     const xd_exact_map *map;         /* GOLD */
     /* PROJECTED: [B, k], k the smaller of the desc's columns and V_t, ascending, the same on all ranks that share
      * the sequence: J was chosen where the teacher ran (xd_teacher_columns), and rows of logits hold those k
      * columns alone. Not with scores, SELECT or compat. NULL -> rows hold all, and J is chosen here. */
     const int64_t *column_ids;
-    double denominator_value;        /* D_i of the whole step; 0 -> the chunks of this call over comm.
+    double denominator_value;  /* D_i of the whole step; 0 -> the chunks of this call over comm.
                                         SAME: not used, D is token_denominator */
-    double weight;                   /* 0 -> 1 */
+    double weight;             /* 0 -> 1 */
     const int64_t *labels;     /* [rows of logits] its next tokens, for scores; SAME: NULL -> the student's */
     const float *label_weight; /* [rows of logits]; NULL -> 1 where the label counts */
     const float *position_weight; /* [rows of logits] for ENTROPY and MAX_PROB; NULL -> 1 */
@@ -124,7 +125,9 @@ typedef struct xd_xtoken_values {
     int selected; /* SELECT: the teacher; else -1 */
 } xd_xtoken_values;
 
-/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. */
+/* What xd_xtoken_loss computes on. Rows are sequence by sequence: row b * held + i. With a GPU the elements of
+ * logits and gradient and the workspace are its memory; everything else, lists, weights, labels, maps and
+ * results, is the host's. Projections may be there or here. */
 typedef struct xd_xtoken_desc {
     xd_rows student;            /* required; [B * held, V/tp] f32 or bf16 */
     const xd_vocab *vocab;      /* required; a projection has its size */
@@ -169,7 +172,9 @@ typedef struct xd_xtoken_desc {
  * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
  * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
  * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
- * 0 for an invalid desc. Local. */
+ * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
+ * 48), [J] and [V_t] times 16; for GOLD [V/tp + V_t] times 8 (INVARIANT: 24), the map and the tails. 0 for an
+ * invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
@@ -179,11 +184,20 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
  * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
- * and sequences. Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY;
- * UNSUPPORTED on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is
- * not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything
- * is zero and status says so. */
+ * and sequences.
+ *
+ * On a GPU there are PROJECTED and GOLD. The work is ordered on the context's stream, and the host waits for
+ * it: with labels once for statistics of rows, with scores once for each teacher, and at the end of each pass
+ * for the divergences, so that the results are on the host when the call returns. Tiles run without it; a
+ * larger `tile` means fewer and larger launches, GOLD takes some twenty a chunk. Besides the workspace, row
+ * statistics take memory of the GPU for the call, and lists memory of the host. The bits are the GPU's own: in
+ * INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ *
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for other
+ * kinds on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is not
+ * finite: they count with loss and gradient zero, and status counts them, over all of comm; the first finding
+ * it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero and
+ * status says so. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #endif

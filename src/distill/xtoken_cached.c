@@ -4,11 +4,6 @@
 /* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
 enum { XDI_XCACHED_ROOM = 16384 };
 
-/* A range of entries, of the tile or of a matrix. */
-typedef struct xdi_xcached_span {
-    int64_t begin, end;
-} xdi_xcached_span;
-
 /* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
 typedef struct xdi_xcached {
     int64_t k, most, total,
@@ -17,16 +12,18 @@ typedef struct xdi_xcached {
     int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
     int64_t *places;         /* [total] ascending within a chunk */
     double *mass;            /* [V_t] zero between uses */
-    double *slopes;          /* [columns] zero between uses: h, the student's side of dy */
+    double *slopes;          /* [columns] zero between uses: scratch of the kernels */
     int32_t *ids;            /* [k] of one position, and their probabilities */
     double *probabilities;
     int64_t b, first, end, row_count;
-    int64_t *rows;    /* [held] student rows of the tile */
-    double *deltas;   /* [held] cells */
-    int64_t *offset;  /* [C + 1] where the entries of the tile's chunks begin */
-    int32_t *columns; /* [room] J of one chunk after the other */
-    double *target;   /* [room] a */
-    double *q;        /* [room] cells; after the chunk: d loss / d y, y = p M */
+    int64_t *rows; /* [held] student rows of the tile, and their chunks in it */
+    int64_t *chunk;
+    xd_xtoken_chunk *chunks; /* [C] of the tile */
+    double *deltas;          /* [held] cells */
+    int64_t *offset;         /* [C + 1] where the entries of the tile's chunks begin */
+    int32_t *columns;        /* [room] J of one chunk after the other */
+    double *target;          /* [room] a */
+    double *q;               /* [room] cells; after the chunk: d loss / d y, y = p M */
 } xdi_xcached;
 
 /* ---- teachers without logits ---- */
@@ -125,6 +122,8 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
     h->ids = (int32_t *)xdi_xtoken_take(arena, h->k, sizeof(int32_t), &fits);
     h->probabilities = (double *)xdi_xtoken_take(arena, h->k, sizeof(double), &fits);
     h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
+    h->chunk = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
+    h->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
     h->deltas = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), &fits);
     h->offset = (int64_t *)xdi_xtoken_take(arena, chunks + 1, sizeof(int64_t), &fits);
     h->columns = (int32_t *)xdi_xtoken_take(arena, h->room, sizeof(int32_t), &fits);
@@ -201,166 +200,103 @@ static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *te
     }
 }
 
-/* Entries of the row's chunk when it is in the tile and looked at. */
-static xdi_xcached_span xdi_xcached_entries(const xdi_xtoken_term *term, const xdi_xcached *h, int64_t row) {
-    const int64_t c = term->teacher->student_chunks[row];
-    xdi_xcached_span span = { 0, 0 };
-    if (c < h->first || c >= h->end) return span;
-    span.begin = h->offset[c - h->first];
-    span.end = h->offset[c - h->first + 1];
-    return span;
-}
-
-/* Student ids of this shard that one teacher id comes from, as entries of the transposed matrix. */
-static xdi_xcached_span xdi_xcached_sources(const xdi_xtoken *x, const xd_projection *m, int32_t id) {
-    xdi_xcached_span span = { m->column_begin[id], m->column_begin[id + 1] };
-    while (span.begin < span.end && m->student_id[span.begin] < x->vocab.begin) span.begin++;
-    while (span.begin < span.end && m->student_id[span.end - 1] >= x->vocab.end) span.end--;
-    return span;
-}
-
-/* The probability of an id of this shard. */
-static double xdi_xcached_p(const xdi_xtoken *x, int64_t row, int64_t id) {
-    const double z = xdi_loss_load(&x->d.student, row, id - x->vocab.begin);
-    return exp(z / x->d.temperature - x->lse[row]);
-}
-
-/* Cell i += scale (p M) of one teacher id, of this shard's columns. */
-static void xdi_xcached_add(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row, int32_t id,
-                            double scale, double *cells, int64_t i) {
+/* What the kernels are told of the tile's rows. */
+static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xcached *h) {
     const xd_projection *m = term->teacher->projection;
-    if (!m) {
-        if (id >= x->vocab.begin && id < x->vocab.end)
-            xdi_xtoken_add(x, cells, i, scale * xdi_xcached_p(x, row, id));
-        return;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, h->row_count);
+    a.rows = h->rows;
+    a.places = h->chunk;
+    a.place_count = h->end - h->first;
+    a.offset = h->offset;
+    a.list = h->columns;
+    a.k = h->offset[a.place_count];
+    a.student = h->q;
+    a.teacher = h->target;
+    a.chunks = h->chunks;
+    a.vocabulary = term->vocabulary;
+    a.reverse = x->d.reverse;
+    if (!m) return a;
+    a.matrix.column_begin = m->column_begin;
+    a.matrix.column_student = m->student_id;
+    a.matrix.column_weight = m->column_weight;
+    return a;
+}
+
+/* The rows whose chunk has entries in the tile. */
+static void xdi_xcached_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+    h->row_count = 0;
+    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
+        const int64_t c = term->teacher->student_chunks[row];
+        if (c < h->first || c >= h->end || h->offset[c - h->first] == h->offset[c - h->first + 1]) continue;
+        h->chunk[h->row_count] = c - h->first;
+        h->rows[h->row_count++] = row;
     }
-    const xdi_xcached_span span = xdi_xcached_sources(x, m, id);
-    for (int64_t e = span.begin; e < span.end; e++)
-        xdi_xtoken_add(x, cells, i,
-                       (double)m->column_weight[e] * scale * xdi_xcached_p(x, row, m->student_id[e]));
 }
 
 static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     const int64_t count = h->offset[h->end - h->first];
     xdi_xtoken_zero(x, h->q, count);
-    h->row_count = 0;
-    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
-        const xdi_xcached_span span = xdi_xcached_entries(term, h, row);
-        if (span.begin == span.end) continue;
-        h->rows[h->row_count++] = row;
-        for (int64_t i = span.begin; i < span.end; i++)
-            xdi_xcached_add(x, term, row, h->columns[i], 1.0, h->q, i);
-    }
+    xdi_xcached_rows(x, term, h);
+    xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    a.cells = h->q;
+    XDI_TRY(x->kernels.list_project(&x->launch, &a));
     return xdi_xtoken_join(x, h->q, count, x->vocab.tp, x->d.sequence_comm);
 }
 
 /* ---- chunks ---- */
 
-/* One term of d, and its derivative by q; the logarithms have a floor. */
-static double xdi_xcached_term(double q, double a, bool reverse, double *slope) {
-    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
-    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
-    return reverse ? q * difference : -a * difference;
+static void xdi_xcached_open_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
+                                   int64_t c) {
+    xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
+    memset(chunk, 0, sizeof *chunk);
+    chunk->compared = h->offset[c - h->first] != h->offset[c - h->first + 1];
+    chunk->student = (double)term->student_sizes[h->b * term->teacher->chunks + c];
+    if (chunk->compared)
+        chunk->factor = xdi_xtoken_weight(x, term, h->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
 }
 
-/* d(c), and in q its derivative. What is outside J is 1 minus the sum: each q has its slope the other way round
- * there, but for sums above 1, which rows of M above 1 can make. */
-static double xdi_xcached_divergence(double *q, const double *a, int64_t n, bool reverse) {
-    double inside = 0.0, target = 0.0, value = 0.0, slope;
-    for (int64_t i = 0; i < n; i++) {
-        inside += q[i];
-        target += a[i];
-        value += xdi_xcached_term(q[i], a[i], reverse, &q[i]);
-    }
-    const double outside = 1.0 - inside;
-    value +=
-        xdi_xcached_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0, reverse, &slope);
-    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
-    return value;
+/* What a chunk adds to the sums. */
+static void xdi_xcached_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
+                                  int64_t c) {
+    const xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
+    const double weight = xdi_xtoken_weight(x, term, h->b, c);
+    const bool good = isfinite(chunk->value) != 0;
+    if (!chunk->compared || !x->owner) return;
+    if (!good && weight != 0.0) xdi_xtoken_found(x, h->b * term->teacher->chunks + c, chunk->value);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
-/* The chunk's loss is added, and its q become d loss / d y of each of its positions. */
-static void xdi_xcached_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h, int64_t c) {
-    const int64_t slot = h->b * term->teacher->chunks + c, begin = h->offset[c - h->first];
-    const int64_t n = h->offset[c - h->first + 1] - begin;
-    const double size = (double)term->student_sizes[slot], weight = xdi_xtoken_weight(x, term, h->b, c);
-    double *q = h->q + begin;
-    const double *a = h->target + begin;
-    if (n == 0) return;
-    for (int64_t i = 0; i < n; i++) q[i] /= size;
-    const bool agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(a, n);
-    const double value = xdi_xcached_divergence(q, a, n, x->d.reverse);
-    const bool good = isfinite(value) != 0;
-    if (!good && weight != 0.0 && x->owner) xdi_xtoken_found(x, slot, value);
-    if (x->owner) {
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    }
-    const double factor = good ? weight * xdi_xtoken_factor(x, term) / size : 0.0;
-    for (int64_t i = 0; i < n; i++) q[i] = factor != 0.0 ? q[i] * factor : 0.0;
+static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
+    const xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_open_chunk(x, term, h, c);
+    XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_add_chunk(x, term, h, c);
+    return XD_OK;
 }
 
 /* ---- gradient ---- */
 
-/* The largest |dy|: delta is summed in units of it, for fixed point. 0 where nothing counts. */
-static double xdi_xcached_unit(const xdi_xcached *h, xdi_xcached_span span) {
-    double most = 0.0;
-    for (int64_t i = span.begin; i < span.end; i++)
-        if (fabs(h->q[i]) > most) most = fabs(h->q[i]);
-    return most;
-}
-
-/* What is done to the ids of this shard that a chunk's entries come from. */
-typedef enum xdi_xcached_visit { XDI_XCACHED_ADD, XDI_XCACHED_USE, XDI_XCACHED_CLEAR } xdi_xcached_visit;
-
-/* One id: h += weight dy, then u = p h / tau, then both zero again. */
-static void xdi_xcached_visit_id(xdi_xtoken *x, xdi_xcached *h, int64_t row, int64_t id, double term,
-                                 xdi_xcached_visit visit) {
-    const int64_t v = id - x->vocab.begin;
-    if (visit == XDI_XCACHED_ADD) h->slopes[v] += term;
-    if (visit == XDI_XCACHED_USE)
-        x->u[v] = (float)(xdi_xcached_p(x, row, id) * h->slopes[v] / x->d.temperature);
-    if (visit == XDI_XCACHED_CLEAR) h->slopes[v] = 0.0;
-    if (visit == XDI_XCACHED_CLEAR) x->u[v] = 0.0f;
-}
-
-static void xdi_xcached_scatter(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t row,
-                                xdi_xcached_visit visit) {
-    const xdi_xcached_span span = xdi_xcached_entries(term, h, row);
-    const xd_projection *m = term->teacher->projection;
-    for (int64_t i = span.begin; i < span.end; i++) {
-        const int32_t id = h->columns[i];
-        if (!m) {
-            if (id >= x->vocab.begin && id < x->vocab.end)
-                xdi_xcached_visit_id(x, h, row, id, h->q[i], visit);
-            continue;
-        }
-        const xdi_xcached_span ids = xdi_xcached_sources(x, m, id);
-        for (int64_t e = ids.begin; e < ids.end; e++)
-            xdi_xcached_visit_id(x, h, row, m->student_id[e], (double)m->column_weight[e] * h->q[i], visit);
-    }
-}
-
-/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v. */
-static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+/* dz = p (h - delta) / tau for the rows of the tile, h = M dy and delta = sum_v p_v h_v; delta is summed in units of
+ * the largest |dy|, for fixed point. */
+static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
+    xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    a.cells = h->deltas;
     xdi_xtoken_zero(x, h->deltas, h->row_count);
-    for (int64_t r = 0; r < h->row_count; r++) {
-        const xdi_xcached_span span = xdi_xcached_entries(term, h, h->rows[r]);
-        const double unit = xdi_xcached_unit(h, span);
-        for (int64_t i = span.begin; i < span.end; i++)
-            if (h->q[i] != 0.0)
-                xdi_xcached_add(x, term, h->rows[r], h->columns[i], h->q[i] / unit, h->deltas, r);
-    }
+    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, h->deltas, h->row_count, x->vocab.tp, NULL));
+    a.cells = h->slopes;
+    a.slope = x->u;
+    a.count = 1;
     for (int64_t r = 0; r < h->row_count; r++) {
-        const int64_t row = h->rows[r];
-        const double unit = xdi_xcached_unit(h, xdi_xcached_entries(term, h, row));
+        const double unit = h->chunks[h->chunk[r]].largest;
         if (unit == 0.0) continue;
-        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_ADD);
-        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_USE);
-        XDI_TRY(xdi_xtoken_write(x, row, x->u, h->deltas[r] * unit / x->d.temperature));
-        xdi_xcached_scatter(x, term, h, row, XDI_XCACHED_CLEAR);
+        a.rows = h->rows + r;
+        a.places = h->chunk + r;
+        XDI_TRY(x->kernels.list_slopes(&x->launch, &a));
+        XDI_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
     }
     return XD_OK;
 }
@@ -370,13 +306,12 @@ static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
     int64_t count;
     XDI_TRY(xdi_xcached_exchange(x, term, h, &all, &count));
     xdi_xcached_sort(x, term, h, all, count);
-    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
     for (h->b = 0; h->b < x->d.sequences; h->b++)
         for (h->end = 0; h->end < term->teacher->chunks;) {
             xdi_xcached_next_tile(x, term, h);
             if (h->offset[h->end - h->first] == 0) continue; /* no chunk of it is looked at, on any rank */
             XDI_TRY(xdi_xcached_sums(x, term, h));
-            for (int64_t c = h->first; c < h->end; c++) xdi_xcached_chunk(x, term, h, c);
+            XDI_TRY(xdi_xcached_divergence(x, term, h));
             if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));
         }
     return XD_OK;

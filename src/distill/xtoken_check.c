@@ -102,8 +102,9 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
     XDI_REQUIRE(ctx,
                 t->kind == XD_XTOKEN_PROJECTED && !d->compat && d->score == XD_XTOKEN_SCORE_NONE &&
                     d->mode != XD_XTOKEN_SELECT,
-                XD_ERROR_ARGUMENT, "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat",
-                index, (int)t->kind);
+                XD_ERROR_ARGUMENT,
+                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
+                (int)t->kind);
     for (int64_t i = 0; i < d->sequences * k; i++) {
         const int64_t last = i % k == 0 ? -1 : t->column_ids[i - 1];
         XDI_REQUIRE(ctx, t->column_ids[i] > last && t->column_ids[i] < size, XD_ERROR_ARGUMENT,
@@ -151,6 +152,9 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
     const xd_xtoken_teacher *t = &d->teachers[index];
     XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
                 "teacher %d is of kind %d", index, (int)t->kind);
+    XDI_REQUIRE(ctx, (int)t->kind <= (int)XD_XTOKEN_GOLD || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU,
+                XD_ERROR_UNSUPPORTED, "teacher %d is of kind %d; on a GPU there are PROJECTED and GOLD",
+                index, (int)t->kind);
     XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
                                        : xdi_xtoken_check_known(ctx, d, index));
     XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
@@ -220,8 +224,6 @@ static xd_result xdi_xtoken_check_gradient(xd_ctx *ctx, const xd_xtoken_desc *d)
 }
 
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "losses across tokenizers are computed on the CPU only");
     XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
     XDI_REQUIRE(ctx, d->teachers && d->teacher_count > 0, XD_ERROR_ARGUMENT, "the loss has %d teachers",
                 d->teacher_count);

@@ -1,16 +1,12 @@
 #include <math.h>
 #include <string.h>
 
-/* What a shard tells the others of a chunk: its likeliest pair, and behind that its sorted tail. */
-enum { XDI_GOLD_BEST, XDI_GOLD_PAIR, XDI_GOLD_TAIL };
-
 /* ---- one chunk ---- */
 
 /* Chunk c of sequence b. */
 typedef struct xdi_gold_chunk {
     int64_t b, c;
-    int64_t tail;       /* how long the tails are */
-    int64_t other_best; /* the teacher's likeliest pair */
+    int64_t tail; /* how long the tails are */
     double kl, l1;
     bool agree;
 } xdi_gold_chunk;
@@ -40,7 +36,7 @@ static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, cons
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
-static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl, xdi_gold_chunk *chunk) {
+static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *kl) {
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
     xdi_xtoken_zero(x, kl, 1);
     a.cells = kl;
@@ -51,19 +47,16 @@ static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *
     a.pairs = map->pairs;
     a.reverse = x->d.reverse;
     a.slope = x->u;
-    XDI_TRY(x->kernels.pair(&x->launch, &a));
-    x->tails[XDI_GOLD_PAIR] = (double)a.best;
-    x->tails[XDI_GOLD_BEST] = a.best < 0 ? -INFINITY : x->student[map->student[a.best] - x->vocab.begin];
-    chunk->other_best = a.other_best;
-    return XD_OK;
+    a.best = x->tails;
+    return x->kernels.pair(&x->launch, &a);
 }
 
 /* The tails: the largest probabilities of this shard's ids and of the teacher's without a partner; a shorter
  * list of this shard ends in -1, which is less than any probability. */
 static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,  x->vocab.begin,
-                         x->vocab.end, chunk->tail,       x->tails + XDI_GOLD_TAIL, x->tail_ids,
+    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,         x->vocab.begin,
+                         x->vocab.end, chunk->tail,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
                          x->scratch,   x->fixed };
     XDI_TRY(x->kernels.tail(&x->launch, &t));
     t.means = x->teacher;
@@ -76,43 +69,30 @@ static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, cons
     return x->kernels.tail(&x->launch, &t);
 }
 
-/* Finds the likeliest pair of all shards, and whether the teacher has the same. */
-static void xdi_gold_merge_pairs(const xdi_xtoken *x, const double *all, int64_t stride,
-                                 xdi_gold_chunk *chunk) {
-    double best = -INFINITY, pair = -1.0;
-    for (int r = 0; r < x->vocab.ranks; r++) {
-        const double *one = all + r * stride;
-        if (one[XDI_GOLD_PAIR] < 0.0 || (pair >= 0.0 && one[XDI_GOLD_BEST] < best)) continue;
-        if (one[XDI_GOLD_BEST] == best && pair >= 0.0 && one[XDI_GOLD_PAIR] > pair) continue;
-        best = one[XDI_GOLD_BEST];
-        pair = one[XDI_GOLD_PAIR];
+/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an
+ * entry is ours. */
+static xd_result xdi_gold_merge(xdi_xtoken *x, xdi_gold_chunk *chunk) {
+    double out[2];
+    xd_xtoken_merge m;
+    memset(&m, 0, sizeof m);
+    m.all = x->tails;
+    m.stride = XD_XTOKEN_BEST_WORDS + chunk->tail;
+    m.k = chunk->tail;
+    m.shard = x->vocab.rank;
+    m.shards = x->vocab.ranks;
+    m.others = x->other_tail;
+    m.found = x->tail_ids;
+    m.slope = x->u;
+    m.out = out;
+    m.places = x->rows;
+    if (x->vocab.tp) {
+        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
+        m.all = x->all_tails;
     }
-    chunk->agree = chunk->other_best >= 0 && pair == (double)chunk->other_best;
-}
-
-/* Walks the sorted tails of all shards as one list; u gets the derivative by alpha where an entry is ours.
- * Of equal entries the lowest shard's is first. x->rows holds the place in each shard's list. */
-static void xdi_gold_merge_tails(xdi_xtoken *x, const double *all, int64_t stride, xdi_gold_chunk *chunk) {
-    int64_t *place = x->rows;
-    memset(place, 0, (size_t)x->vocab.ranks * sizeof *place);
-    chunk->l1 = 0.0;
-    for (int64_t i = 0; i < chunk->tail; i++) {
-        int owner = 0;
-        double largest = -2.0;
-        for (int r = 0; r < x->vocab.ranks; r++) {
-            const double value = place[r] < chunk->tail ? all[r * stride + XDI_GOLD_TAIL + place[r]] : -2.0;
-            if (!(value <= largest)) {
-                largest = value;
-                owner = r;
-            }
-        }
-        const double y = x->other_tail[i];
-        const int64_t mine = place[owner]++;
-        chunk->l1 += fabs(largest - y);
-        if (owner != x->vocab.rank || x->tail_ids[mine] < 0) continue;
-        const double sign = largest > y ? 1.0 : largest < y ? -1.0 : 0.0;
-        x->u[x->tail_ids[mine]] = (float)(sign * largest);
-    }
+    XDI_TRY(x->kernels.merge(&x->launch, &m));
+    chunk->l1 = out[0];
+    chunk->agree = out[1] != 0.0;
+    return XD_OK;
 }
 
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
@@ -133,17 +113,28 @@ static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, c
     return x->kernels.gradient(&x->launch, &a);
 }
 
+XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
+    const bool good = isfinite(value) != 0;
+    if (!chunk->compared || !x->owner) return;
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
+    if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
+}
+
 static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
     const int64_t at = chunk->b * term->teacher->chunks + chunk->c;
     const double weight = xdi_xtoken_weight(x, term, chunk->b, chunk->c), value = chunk->kl + chunk->l1;
-    if (x->owner) {
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE,
-                       isfinite(value) ? weight * chunk->kl : 0.0);
-        xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, isfinite(value) ? weight * chunk->l1 : 0.0);
-        if (!isfinite(value)) xdi_xtoken_found(x, at, value);
-    }
+    xd_xtoken_chunk sums;
+    memset(&sums, 0, sizeof sums);
+    sums.compared = true;
+    sums.value = chunk->kl;
+    sums.delta = chunk->l1;
+    sums.agree = chunk->agree;
+    xdi_gold_add_chunk(x, term, &sums, chunk->b, chunk->c);
     if (!x->write || !isfinite(value)) return XD_OK;
     return xdi_gold_gradient(x, term, chunk,
                              weight * xdi_xtoken_factor(x, term) /
@@ -151,20 +142,13 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    const int64_t stride = XDI_GOLD_TAIL + chunk->tail;
-    const double *all = x->tails;
     double *kl = x->row_sums; /* one cell */
     XDI_TRY(xdi_gold_means(x, term, chunk));
-    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl, chunk));
+    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl));
     XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
     if (chunk->tail > 0) XDI_TRY(xdi_gold_tails(x, term, chunk));
-    if (x->vocab.tp) {
-        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, stride, XD_DTYPE_F64));
-        all = x->all_tails;
-    }
-    xdi_gold_merge_pairs(x, all, stride, chunk);
-    xdi_gold_merge_tails(x, all, stride, chunk);
+    XDI_TRY(xdi_gold_merge(x, chunk));
     return xdi_gold_finish(x, term, chunk);
 }
 

@@ -21,6 +21,9 @@ XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *i
                                         int64_t end, int32_t *slots, int64_t *row_begin, int32_t *student,
                                         int32_t *slot, float *weight);
 
+/* project.c: may the kernels of the context read the matrix? */
+XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
+
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
 
 /* One teacher during a call. */
@@ -47,6 +50,44 @@ enum {
     XDI_XTOKEN_PER_TEACHER
 };
 
+/* Widths of the blocks that teachers use in turn: the largest of each. */
+typedef struct xdi_xtoken_sizes {
+    int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch, teachers;
+} xdi_xtoken_sizes;
+
+/* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
+typedef struct xdi_xtoken_lists {
+    int64_t *first, *rows,
+        *places; /* [tiles + 1] begins of a tile's rows; the student's of chunks looked at */
+    int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
+    int64_t *ids;                              /* [B, 2k] J where it is given, and its places in the rows */
+    uint8_t *mask;                             /* [teacher rows] who has a say in J */
+    int32_t *pair, *other, *rest, *other_rest; /* GOLD: the exact map */
+    xd_xtoken_chunk *chunks;                   /* [B, C]; they come back with their divergences */
+    xd_projection projection, copied;          /* in memory of the device; what to free of it */
+} xdi_xtoken_lists;
+
+/* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
+ * device, so that one copy brings them; the pointers to them are the host's. The other blocks are the device's. */
+typedef struct xdi_xtoken_device {
+    xd_kernels kernels;
+    unsigned char *here, *there;
+    size_t list_bytes, chunk_bytes; /* chunks are the last of the lists */
+    xdi_xtoken_lists *lists;        /* [teacher_count] */
+    int64_t *rest;                  /* a list: rows that no teacher looks at */
+    uint8_t *written;               /* [rows] */
+    int64_t *labels, *argmax;       /* [rows] */
+    double *log_probs;              /* [rows] */
+    float *maxima;                  /* [most V_t] of columns */
+    double *values;                 /* [most k] */
+    double *settled, *delta;        /* [2, most tile * k] cells as doubles; [held] */
+    double *merged;                 /* [2] what `merge` writes */
+    double *moments;                /* [most teacher rows, XD_XTOKEN_MOMENTS] */
+    int64_t *teacher_labels;        /* [most teacher rows] */
+    int64_t *all_rows;              /* a list: [most teacher rows] 0, 1, ... */
+    void *memory;                   /* to be released */
+} xdi_xtoken_device;
+
 /* One call: defaults, statistics of rows, and the blocks of whichever teacher is at work. Blocks that sum
  * over rows or ranks are "cells": see xdi_xtoken_add. */
 typedef struct xdi_xtoken {
@@ -72,19 +113,23 @@ typedef struct xdi_xtoken {
     int64_t *ids;                   /* [most k] J */
     uint8_t *mask;                  /* [most teacher rows] who has a say in J */
     double *student, *teacher;      /* cells of a tile */
-    int64_t *rows, *places;         /* [most of held, the teacher's and ranks] rows at work, and their chunks */
-    xd_xtoken_chunk *chunks;        /* [most tile] */
-    float *scratch;                 /* for the kernels */
-    xd_xtoken_matrix matrix;        /* PROJECTED: the projection in J ... */
-    int32_t *slots;                 /* ... and for making it: [V_t] */
+    int64_t *rows, *places;  /* [most of held, the teacher's and ranks] rows at work, and their chunks */
+    xd_xtoken_chunk *chunks; /* [most tile] */
+    float *scratch;          /* for the kernels */
+    xd_xtoken_matrix matrix; /* PROJECTED: the projection in J ... */
+    int32_t *slots;          /* ... and for making it: [V_t] */
     int64_t *row_begin;
     int32_t *entry_student, *entry_slot;
     float *entry_weight;
-    double *row_delta;              /* [held] cells */
+    double *row_delta;         /* [held] cells */
     double *tails, *all_tails; /* GOLD: what a shard tells the others of a chunk, and what all have told */
     double *other_tail;        /* GOLD: the teacher's */
     int64_t *tail_ids;         /* GOLD: both tails' */
+    double *moments; /* on a device: [most teacher rows, XD_XTOKEN_MOMENTS] of the teacher that is scored */
+    xdi_xtoken_device device;
+    void *memory; /* of the host, to be released */
     int selected;
+    bool on_device;
     bool fixed; /* INVARIANT: cells are xd_fixed */
     bool write; /* this pass writes the gradient */
     bool owner; /* this rank speaks for what all ranks of sequence_comm know */
@@ -107,6 +152,8 @@ XD_PRIVATE void xdi_xtoken_zero(const xdi_xtoken *x, double *cells, int64_t coun
 XD_PRIVATE void xdi_xtoken_add(const xdi_xtoken *x, double *cells, int64_t i, double term);
 XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t count, xd_comm *first,
                                      xd_comm *second);
+/* Adds up cells over one group; they stay what they are. */
+XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
 
 /* A block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits);
@@ -136,9 +183,43 @@ XD_PRIVATE xd_result xdi_xtoken_write(xdi_xtoken *x, int64_t row, const float *u
  * vocabulary. */
 XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b);
 
+/* Which of the teacher's rows of sequence b count, in mask [held]; true when all of them have a say. */
+XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, uint8_t *mask);
+
+/* ---- xtoken_device.c: the same on a device, for teachers of kind PROJECTED and GOLD ---- */
+
+/* The lists from the arena of the host and everything else from the device's; false when it does not fit. */
+XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
+                                         xd_arena *device);
+/* Projections of the host are copied to the device. */
+XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x);
+XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result);
+/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, for which the host waits. */
+XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x);
+/* Moments of all rows of a teacher in moments, for which the host waits; `a` says which. */
+XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a, double *moments);
+/* All teachers and the rest of the gradient; waits for the divergences. */
+XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x);
+
+/* The device's address of something in the lists, and the arguments of the kernels with the device's memory. */
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
+XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
+                                                 const int64_t *places, int64_t count);
+/* xtoken_device_gold.c: all chunks of a teacher. */
+XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l);
+
 /* ---- the kinds: sums of a term, and the gradient when x->write ---- */
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_projected.c: a chunk before its divergence is computed, and what it then adds to the sums. */
+XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c);
+XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c);
 XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_gold.c: what a chunk, value its KL and delta its tail's part, adds to the sums. */
+XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t b, int64_t c);
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
@@ -157,8 +238,8 @@ XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index);
 
 /* xtoken_score.c: adds numerator and denominator of a teacher's score on this rank to two cells. */
-XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
-                                      int64_t cell);
+XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                           xd_xtoken_score score, int64_t cell);
 /* xtoken_score.c: omega of every teacher, and who takes part; scores [teacher_count][2] over comm become
  * means. */
 XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores);

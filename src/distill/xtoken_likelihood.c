@@ -8,6 +8,9 @@
 typedef struct xdi_likelihood {
     double *sums;      /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
     double *log_probs; /* [rows] of the student's next tokens */
+    double *moments;   /* [teacher rows, XD_XTOKEN_MOMENTS] */
+    int64_t *rows;     /* [rows of both sides] at work */
+    double *slopes;    /* [rows] d loss / d log-probability of those */
 } xdi_likelihood;
 
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
@@ -28,24 +31,33 @@ XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_de
 
 /* ---- the two sums of every chunk ---- */
 
-/* log softmax, at temperature 1, of a row of the teacher at its label. NaN for a label it does not have. */
-static double xdi_likelihood_teacher(const xdi_xtoken_term *term, int64_t row) {
-    const xd_xtoken_teacher *t = term->teacher;
-    double max = -INFINITY, sum = 0.0;
-    if (!xdi_xtoken_reads_logits(t)) return xdi_xtoken_known(t, row);
-    const int64_t label = t->labels[row];
-    if (label < 0 || label >= term->vocabulary) return (double)NAN;
-    for (int64_t u = 0; u < term->vocabulary; u++) {
-        const double z = xdi_loss_load(&t->logits, row, u);
-        if (!(z <= max)) max = z; /* a NaN stays */
-    }
-    for (int64_t u = 0; u < term->vocabulary; u++) sum += exp(xdi_loss_load(&t->logits, row, u) - max);
-    return xdi_loss_load(&t->logits, row, label) - max - log(sum);
-}
-
 /* The slot of a row's chunk when it is looked at, else -1. */
 static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
+}
+
+/* The teacher's part: log softmax, at temperature 1, of its rows at their labels. */
+static xd_result xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t slots = x->d.sequences * t->chunks;
+    const bool reads = xdi_xtoken_reads_logits(t);
+    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 0);
+    for (int64_t row = 0; row < t->logits.rows; row++)
+        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) >= 0)
+            h->rows[a.count++] = row;
+    a.rows = h->rows;
+    a.labels = t->labels;
+    a.moments = h->moments;
+    if (reads && a.count > 0) XDI_TRY(x->kernels.moments(&x->launch, &a));
+    for (int64_t i = 0; i < a.count; i++) {
+        const int64_t row = a.rows[i];
+        const double *m = h->moments + i * XD_XTOKEN_MOMENTS;
+        const double l = reads ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
+                               : xdi_xtoken_known(t, row);
+        xdi_xtoken_add(x, h->sums,
+                       slots + xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]), l);
+    }
+    return XD_OK;
 }
 
 static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
@@ -57,10 +69,7 @@ static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
         if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, h->log_probs[row] - x->lse_one[row]);
     }
-    for (int64_t row = 0; row < t->logits.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
-        if (slot >= 0) xdi_xtoken_add(x, h->sums, slots + slot, xdi_likelihood_teacher(term, row));
-    }
+    XDI_TRY(xdi_likelihood_teacher(x, term, h));
     return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
 }
 
@@ -107,20 +116,20 @@ static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, dou
 
 /* ---- gradient ---- */
 
-/* dz += slope (onehot(label) - p), p at temperature 1; the row's first visit brings the cross entropy's part,
- * which is the same vector. */
-static void xdi_likelihood_write(xdi_xtoken *x, int64_t row, double slope) {
-    const bool first = x->written[row] == 0;
-    const int64_t label = x->d.labels[row] - x->vocab.begin;
-    const double factor = slope - (first ? x->ce_factor[row] * x->ce_weight : 0.0);
-    x->written[row] = 1;
-    for (int64_t v = 0; v < x->columns; v++) {
-        const double p = exp(xdi_loss_load(&x->d.student, row, v) - x->lse_one[row]);
-        const double before = first ? 0.0 : xdi_loss_load(&x->d.gradient, row, v);
-        xdi_loss_store(&x->d.gradient, row, v, before + factor * ((v == label ? 1.0 : 0.0) - p));
+/* dz += slope (onehot(label) - p), p at temperature 1. */
+static xd_result xdi_likelihood_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                         const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+    for (int64_t row = 0; row < x->d.student.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        if (slot < 0 || h->sums[slot] == 0.0) continue;
+        h->rows[a.count] = row;
+        h->slopes[a.count++] = h->sums[slot];
     }
-    for (int64_t v = x->columns; v < x->d.gradient.cols && first; v++)
-        xdi_loss_store(&x->d.gradient, row, v, 0.0);
+    a.rows = h->rows;
+    a.slopes = h->slopes;
+    return x->kernels.gradient(&x->launch, &a);
 }
 
 static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
@@ -132,19 +141,18 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, 
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
             xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
     }
-    for (int64_t row = 0; row < x->d.student.rows && x->write; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
-        if (slot >= 0 && h->sums[slot] != 0.0) xdi_likelihood_write(x, row, h->sums[slot]);
-    }
-    return XD_OK;
+    return x->write ? xdi_likelihood_gradient(x, term, h) : XD_OK;
 }
 
 static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
                                   xd_arena *arena) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    const int64_t slots = x->d.sequences * term->teacher->chunks, teacher_rows = term->teacher->logits.rows;
     bool fits = true;
     h->sums = (double *)xdi_xtoken_take(arena, 2 * slots, sizeof(xd_fixed), &fits);
     h->log_probs = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
+    h->moments = (double *)xdi_xtoken_take(arena, XD_XTOKEN_MOMENTS * teacher_rows, sizeof(double), &fits);
+    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows + teacher_rows, sizeof(int64_t), &fits);
+    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
     return fits;
 }
 

@@ -1,9 +1,9 @@
 #include <math.h>
 #include <string.h>
 
-/* Chunks [first, end) of sequence b. */
+/* Chunks first, first + stride, ... of sequence b: so many, which are the tile's places. */
 typedef struct xdi_projected_tile {
-    int64_t b, first, end;
+    int64_t b, first, stride, places;
 } xdi_projected_tile;
 
 /* The student's (held of a sequence) or the teacher's rows of the tile whose chunks are looked at: in
@@ -12,10 +12,11 @@ static int64_t xdi_projected_rows(xdi_xtoken *x, const xdi_xtoken_term *term, co
                                   const int64_t *chunks, int64_t held) {
     int64_t count = 0;
     for (int64_t i = tile->b * held; i < (tile->b + 1) * held; i++) {
-        const int64_t c = chunks[i];
-        if (c < tile->first || c >= tile->end || !xdi_xtoken_looks(x, term, tile->b, c)) continue;
+        const int64_t c = chunks[i], place = (c - tile->first) / tile->stride;
+        if (c < tile->first || place >= tile->places || c != tile->first + place * tile->stride) continue;
+        if (!xdi_xtoken_looks(x, term, tile->b, c)) continue;
         x->rows[count] = i;
-        x->places[count++] = c - tile->first;
+        x->places[count++] = place;
     }
     return count;
 }
@@ -28,42 +29,41 @@ static int64_t xdi_projected_student_rows(xdi_xtoken *x, const xdi_xtoken_term *
 /* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
 static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
                                     const xdi_projected_tile *tile) {
-    const int64_t places = tile->end - tile->first, count = places * term->k;
+    const int64_t count = tile->places * term->k;
     xdi_xtoken_zero(x, x->student, count);
     xdi_xtoken_zero(x, x->teacher, count);
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
-    a.place_count = places;
+    a.place_count = tile->places;
     a.matrix = x->matrix;
     a.k = term->k;
     a.cells = x->student;
     XDI_TRY(x->kernels.project(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term,
                                 xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
-    a.place_count = places;
+    a.place_count = tile->places;
     XDI_TRY(x->kernels.target(&x->launch, &a));
     XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
     return xdi_xtoken_join(x, x->teacher, count, x->d.sequence_comm, NULL);
 }
 
-static void xdi_projected_open_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                     const xdi_projected_tile *tile, int64_t c) {
-    const int64_t at = tile->b * term->teacher->chunks + c;
-    xd_xtoken_chunk *chunk = &x->chunks[c - tile->first];
-    memset(chunk, 0, sizeof *chunk);
-    chunk->compared = xdi_xtoken_looks(x, term, tile->b, c);
-    chunk->student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk->teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
-    chunk->factor = xdi_xtoken_weight(x, term, tile->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
+XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                               int64_t c) {
+    const int64_t at = b * term->teacher->chunks + c;
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = xdi_xtoken_looks(x, term, b, c);
+    chunk.student = (double)term->student_sizes[at] + XD_XTOKEN_EPSILON;
+    chunk.teacher = (double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON;
+    chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    return chunk;
 }
 
-/* What a chunk adds to the sums. */
-static void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                    const xdi_projected_tile *tile, int64_t c) {
-    const xd_xtoken_chunk *chunk = &x->chunks[c - tile->first];
-    const double weight = xdi_xtoken_weight(x, term, tile->b, c);
+XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
+    const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = isfinite(chunk->value) != 0;
     if (!chunk->compared || !x->owner) return;
-    if (!good && weight != 0.0) xdi_xtoken_found(x, tile->b * term->teacher->chunks + c, chunk->value);
+    if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
@@ -89,7 +89,7 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
     int64_t next = 0;
     xd_xtoken_args a =
         xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
-    a.place_count = tile->end - tile->first;
+    a.place_count = tile->places;
     a.matrix = x->matrix;
     a.k = term->k;
     a.student = x->student;
@@ -110,9 +110,10 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
 static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
                                    const xdi_projected_tile *tile) {
     XDI_TRY(xdi_projected_sums(x, term, tile));
-    for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_open_chunk(x, term, tile, c);
+    for (int64_t i = 0; i < tile->places; i++)
+        x->chunks[i] = xdi_projected_chunk(x, term, tile->b, tile->first + i * tile->stride);
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.place_count = tile->end - tile->first;
+    a.place_count = tile->places;
     a.k = term->k;
     a.student = x->student;
     a.teacher = x->teacher;
@@ -120,7 +121,8 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.normalise = !x->d.compat;
     a.reverse = x->d.reverse;
     XDI_TRY(x->kernels.divergence(&x->launch, &a));
-    for (int64_t c = tile->first; c < tile->end; c++) xdi_projected_add_chunk(x, term, tile, c);
+    for (int64_t i = 0; i < tile->places; i++)
+        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, tile->first + i * tile->stride);
     return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
 }
 
@@ -147,13 +149,24 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
+/* Neighbours are a tile where one rank holds the sequence. Where several do, a tile is spread over all of it,
+ * so that every rank has a share of each: a tile ends with an exchange. */
+static xdi_projected_tile xdi_projected_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                                int64_t index, int64_t tiles) {
     const int64_t chunks = term->teacher->chunks;
+    const bool spread = x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1;
+    xdi_projected_tile tile = { b, spread ? index : index * term->tile, spread ? tiles : 1, 0 };
+    tile.places = (chunks - tile.first + tile.stride - 1) / tile.stride;
+    if (tile.places > term->tile) tile.places = term->tile;
+    return tile;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
+    const int64_t tiles = (term->teacher->chunks + term->tile - 1) / term->tile;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
-        for (int64_t first = 0; first < chunks; first += term->tile) {
-            const xdi_projected_tile tile = { b, first,
-                                              first + term->tile < chunks ? first + term->tile : chunks };
+        for (int64_t i = 0; i < tiles; i++) {
+            const xdi_projected_tile tile = xdi_projected_tile_at(x, term, b, i, tiles);
             XDI_TRY(xdi_projected_run(x, term, &tile));
         }
     }

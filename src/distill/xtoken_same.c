@@ -1,97 +1,89 @@
 #include <math.h>
 #include <string.h>
 
-/* The teacher's logit, or the weighted mean of all teachers' where their logits are averaged. */
-static double xdi_same_teacher(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row, int64_t id) {
-    if (x->d.mode != XD_XTOKEN_AVERAGED_LOGITS) return xdi_loss_load(&term->teacher->logits, row, id);
-    double sum = 0.0, weights = 0.0;
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        sum += x->terms[i].weight * xdi_loss_load(&x->terms[i].teacher->logits, row, id);
-        weights += x->terms[i].weight;
+/* Rows [first, first + count) are at work. */
+static xd_xtoken_args xdi_same_args(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first,
+                                    int64_t count) {
+    xd_xtoken_args a = xdi_xtoken_student_args(x, count);
+    for (int64_t i = 0; i < count; i++) x->rows[i] = first + i;
+    a.ids = x->ids;
+    a.k = term->k;
+    a.student = x->student;
+    a.teacher = x->teacher;
+    a.divisor = 1.0;
+    a.chunks = x->chunks;
+    a.reverse = x->d.reverse;
+    return a;
+}
+
+/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged. */
+static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
+    const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
+    const xdi_xtoken_term *terms = all ? x->terms : term;
+    xd_xtoken_args t = *a;
+    t.cells = x->teacher;
+    t.first = 0;
+    if (all) a->divisor = 0.0;
+    for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
+        t.logits = terms[i].teacher->logits;
+        t.columns = t.logits.cols;
+        t.scale = all ? terms[i].weight : 1.0;
+        t.add = i > 0;
+        XDI_TRY(x->kernels.pick(&x->launch, &t));
+        if (all) a->divisor += terms[i].weight;
     }
-    return sum / weights;
+    return XD_OK;
 }
 
-static int64_t xdi_same_id(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t j) {
-    return term->k == x->vocab.size ? j : x->ids[j];
-}
-
-/* Log-softmax in place. */
-static void xdi_same_log_softmax(double *x, int64_t k) {
-    double max = -INFINITY, sum = 0.0;
-    for (int64_t j = 0; j < k; j++)
-        if (!(x[j] <= max)) max = x[j];
-    for (int64_t j = 0; j < k; j++) sum += exp(x[j] - max);
-    const double lse = max + log(sum);
-    for (int64_t j = 0; j < k; j++) x[j] -= lse;
-}
-
-/* The student's columns J of rows [first, end), from the ranks that own them. */
-static xd_result xdi_same_gather(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t end) {
-    const int64_t count = (end - first) * term->k;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t id = xdi_same_id(x, term, i % term->k);
-        const bool mine = id >= x->vocab.begin && id < x->vocab.end;
-        x->student[i] =
-            mine ? xdi_loss_load(&x->d.student, first + i / term->k, id - x->vocab.begin) / x->d.temperature
-                 : -INFINITY;
-    }
+/* The student's, from the ranks that own them. */
+static xd_result xdi_same_student(xdi_xtoken *x, const xd_xtoken_args *a) {
+    xd_xtoken_args s = *a;
+    s.cells = x->student;
+    XDI_TRY(x->kernels.pick(&x->launch, &s));
     if (!x->vocab.tp) return XD_OK;
-    return xd_all_reduce(x->vocab.tp, x->student, x->student, count, XD_DTYPE_F64, XD_MAX);
+    return xd_all_reduce(x->vocab.tp, x->student, x->student, a->count * a->k, XD_DTYPE_F64, XD_MAX);
 }
 
-/* One position: KL over J, and in s its derivative by the logits over tau. */
-static double xdi_same_divergence(double *s, const double *t, int64_t k, bool reverse) {
-    double value = 0.0;
-    for (int64_t j = 0; j < k; j++) {
-        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
-        if (p != 0.0) value += p * difference;
-    }
-    for (int64_t j = 0; j < k; j++) {
-        const double p = exp(s[j]);
-        if (!reverse)
-            s[j] = p - exp(t[j]);
-        else
-            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
-    }
-    return value;
-}
-
-static xd_result xdi_same_row(xdi_xtoken *x, xdi_xtoken_term *term, int64_t row, double *s) {
-    const double weight = x->row_weight[row], factor = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
-    int64_t best[2] = { 0, 0 };
-    for (int64_t j = 0; j < term->k; j++) {
-        x->teacher[j] = xdi_same_teacher(x, term, row, xdi_same_id(x, term, j)) / x->d.temperature;
-        if (s[j] > s[best[0]]) best[0] = j;
-        if (x->teacher[j] > x->teacher[best[1]]) best[1] = j;
-    }
-    xdi_same_log_softmax(s, term->k);
-    xdi_same_log_softmax(x->teacher, term->k);
-    const double value = xdi_same_divergence(s, x->teacher, term->k, x->d.reverse);
-    const bool good = isfinite(value) != 0;
-    if (!good) xdi_xtoken_found(x, row, value);
+/* What row i of those at work adds to the sums, and its gradient. */
+static xd_result xdi_same_row(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_args *a,
+                              int64_t i) {
+    const int64_t row = a->rows[i];
+    const xd_xtoken_chunk *chunk = &x->chunks[i];
+    const double weight = x->row_weight[row];
+    const bool good = isfinite(chunk->value) != 0;
+    if (!good) xdi_xtoken_found(x, row, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, best[0] == best[1] ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * value : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     if (!good || !x->write) return XD_OK;
-    memset(x->u, 0, (size_t)x->columns * sizeof *x->u);
-    for (int64_t j = 0; j < term->k; j++) {
-        const int64_t id = xdi_same_id(x, term, j);
-        if (id >= x->vocab.begin && id < x->vocab.end) x->u[id - x->vocab.begin] = (float)(factor * s[j]);
-    }
+    xd_xtoken_args one = *a;
+    one.student = x->student + i * a->k;
+    one.scale = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
+    one.slope = x->u;
+    XDI_TRY(x->kernels.spread(&x->launch, &one));
     return xdi_xtoken_write(x, row, x->u, 0.0);
 }
 
+static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t count) {
+    xd_xtoken_args a = xdi_same_args(x, term, first, count);
+    memset(x->chunks, 0, (size_t)count * sizeof *x->chunks);
+    for (int64_t i = 0; i < count; i++) x->chunks[i].compared = x->row_weight[first + i] != 0.0;
+    XDI_TRY(xdi_same_student(x, &a));
+    XDI_TRY(xdi_same_teacher(x, term, &a));
+    XDI_TRY(x->kernels.compare(&x->launch, &a));
+    for (int64_t i = 0; i < count; i++)
+        if (x->chunks[i].compared) XDI_TRY(xdi_same_row(x, term, &a, i));
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
+    for (int64_t j = 0; j < term->k; j++) x->ids[j] = j; /* where nothing is chosen */
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (term->k < x->vocab.size && (b == 0 || !x->d.compat)) XDI_TRY(xdi_xtoken_choose(x, term, b));
         const int64_t last = (b + 1) * x->held;
         for (int64_t first = b * x->held; first < last; first += term->tile) {
-            const int64_t end = first + term->tile < last ? first + term->tile : last;
-            XDI_TRY(xdi_same_gather(x, term, first, end));
-            for (int64_t row = first; row < end; row++)
-                if (x->row_weight[row] != 0.0)
-                    XDI_TRY(xdi_same_row(x, term, row, x->student + (row - first) * term->k));
+            const int64_t count = last - first < term->tile ? last - first : term->tile;
+            XDI_TRY(xdi_same_tile(x, term, first, count));
         }
     }
     return XD_OK;

@@ -1,24 +1,5 @@
 #include <math.h>
 
-/* Moments of one row at temperature 1, over the whole width of the model as the reference has it. */
-typedef struct xdi_score_row {
-    double lse, largest, entropy;
-} xdi_score_row;
-
-static xdi_score_row xdi_score_of(const xd_rows *y, int64_t row) {
-    xdi_score_row out = { 0.0, -INFINITY, 0.0 };
-    double sum = 0.0;
-    for (int64_t u = 0; u < y->cols; u++)
-        if (!(xdi_loss_load(y, row, u) <= out.largest)) out.largest = xdi_loss_load(y, row, u);
-    for (int64_t u = 0; u < y->cols; u++) sum += exp(xdi_loss_load(y, row, u) - out.largest);
-    out.lse = out.largest + log(sum);
-    for (int64_t u = 0; u < y->cols; u++) {
-        const double p = exp(xdi_loss_load(y, row, u) - out.lse);
-        out.entropy -= p * log(p + XD_XTOKEN_EPSILON);
-    }
-    return out;
-}
-
 /* The weight of a row for this score, 0 where it has no say. */
 static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
                                int64_t row) {
@@ -33,25 +14,37 @@ static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, 
     return t->label_weight ? (double)t->label_weight[row] : 1.0;
 }
 
-XD_PRIVATE void xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_score score,
-                                      int64_t cell) {
+/* What a row's moments say, over the whole width of the model as the reference has it. */
+static double xdi_score_of(const double *m, xd_xtoken_score score) {
+    const double lse = m[XD_XTOKEN_LARGEST] + m[XD_XTOKEN_LOG_SUM];
+    if (score == XD_XTOKEN_SCORE_CE) return m[XD_XTOKEN_LABEL] - lse;
+    return score == XD_XTOKEN_SCORE_MAX_PROB ? exp(m[XD_XTOKEN_LARGEST] - lse) : -m[XD_XTOKEN_ENTROPY];
+}
+
+XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                           xd_xtoken_score score, int64_t cell) {
     const xd_xtoken_teacher *t = term->teacher;
-    const int64_t *labels = t->labels ? t->labels : x->d.labels;
+    const bool reads = xdi_xtoken_reads_logits(t);
+    double one[XD_XTOKEN_MOMENTS], *moments = x->on_device ? x->moments : one;
+    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
+    a.columns = t->logits.cols;
+    a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    a.moments = moments;
+    a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
+    if (x->on_device && reads) XDI_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
     for (int64_t row = 0; row < t->logits.rows; row++) {
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
-        if (!xdi_xtoken_reads_logits(t)) {
-            xdi_xtoken_add(x, x->sums, cell, weight * xdi_xtoken_known(t, row));
-            xdi_xtoken_add(x, x->sums, cell + 1, weight);
-            continue;
-        }
-        const xdi_score_row moments = xdi_score_of(&t->logits, row);
-        double value = -moments.entropy;
-        if (score == XD_XTOKEN_SCORE_CE) value = xdi_loss_load(&t->logits, row, labels[row]) - moments.lse;
-        if (score == XD_XTOKEN_SCORE_MAX_PROB) value = exp(moments.largest - moments.lse);
+        a.rows = &row;
+        if (x->on_device)
+            moments = x->moments + row * XD_XTOKEN_MOMENTS;
+        else if (reads)
+            XDI_TRY(x->kernels.moments(&x->launch, &a));
+        const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
         xdi_xtoken_add(x, x->sums, cell, weight * value);
         xdi_xtoken_add(x, x->sums, cell + 1, weight);
     }
+    return XD_OK;
 }
 
 /* ln V_i / ln min_j V_j. */

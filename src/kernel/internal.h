@@ -79,6 +79,7 @@ XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
 XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
 XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t, int64_t *first);
 XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k); /* the first of the largest */
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
 
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */

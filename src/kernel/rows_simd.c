@@ -64,17 +64,78 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
     return XD_OK;
 }
 
-/* Block by block, so that the maxima stay in the first cache; NaN is no maximum. */
+/* Rows whose columns are looked at together: memory is read in long pieces, and a maximum touched once. */
+enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_PIECE = 4096 };
+
+#define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
+    INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
+        xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
+        int64_t i = 0;                                                                             \
+        for (int r = 0; r < XDI_ROWS_AT_ONCE; r++) {                                               \
+            x[r].data = given[r].data;                                                             \
+            x[r].bf16 = bf16;                                                                      \
+        }                                                                                          \
+        to.data = maxima;                                                                          \
+        to.bf16 = false;                                                                           \
+        for (; i < n; i += v##_lanes) {                                                            \
+            v max = v##_read(to, i, n, 0.0f);                                                      \
+            if (i + v##_lanes <= n) {                                                              \
+                max = v##_max(v##_load(x[0], i), max);                                             \
+                max = v##_max(v##_load(x[1], i), max);                                             \
+                max = v##_max(v##_load(x[2], i), max);                                             \
+                max = v##_max(v##_load(x[3], i), max);                                             \
+            } else {                                                                               \
+                for (int r = 0; r < XDI_ROWS_AT_ONCE; r++)                                         \
+                    max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
+            }                                                                                      \
+            v##_write(to, i, n, max);                                                              \
+        }                                                                                          \
+    }                                                                                              \
+    LEAF void v##_rows_raise(const xdi_simd_array *x, int64_t n, float *maxima) {                  \
+        if (x->bf16)                                                                               \
+            v##_raise_loop(x, n, true, maxima);                                                    \
+        else                                                                                       \
+            v##_raise_loop(x, n, false, maxima);                                                   \
+    }
+
+XDI_ROWS_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
+#if defined(XDI_X86)
+XDI_ROWS_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_ROWS_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+#endif
+
+typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
+
+static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return xdi_v8_rows_raise;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return xdi_v16_rows_raise;
+#endif
+    default: return xdi_v4_rows_raise;
+    }
+}
+
+/* NaN is no maximum. */
 static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
-    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xdi_rows_raise raise = xdi_rows_raise_of(launch);
+    const int64_t piece = XDI_ROWS_PIECE;
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
         return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
     for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
-    for (int64_t c = 0; c < columns; c += XDI_TILE)
-        for (int64_t r = 0; r < logits->rows; r++)
-            if (!mask || mask[r])
-                tiles->raise(xdi_fast_array(logits, r, c), xdi_fast_tile_at(c, columns), maxima + c);
+    for (int64_t r = 0; r < logits->rows;) {
+        int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
+        for (; r < logits->rows && count < XDI_ROWS_AT_ONCE; r++)
+            if (!mask || mask[r]) rows[count++] = r;
+        for (int64_t i = count; i > 0 && i < XDI_ROWS_AT_ONCE; i++) rows[i] = rows[0];
+        for (int64_t c = 0; c < columns && count > 0; c += piece) {
+            xdi_simd_array x[XDI_ROWS_AT_ONCE];
+            for (int i = 0; i < XDI_ROWS_AT_ONCE; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            raise(x, columns - c < piece ? columns - c : piece, maxima + c);
+        }
+    }
     return XD_OK;
 }
 

@@ -23,6 +23,9 @@ typedef struct xd_xtoken_matrix {
     const int64_t *column_begin;
     const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
     const float *column_weight;
+    /* On a device: not NULL -> the entries above are those of all columns, and slot holds teacher ids, whose places
+     * in J these are; -1: not in it. */
+    const int32_t *places; /* [teacher ids] */
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -36,6 +39,10 @@ typedef struct xd_xtoken_chunk {
     bool agree;              /* out: the likeliest column is the same on both sides */
 } xd_xtoken_chunk;
 
+/* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
+ * numbers are -1 and the mean is -infinity. */
+enum { XD_XTOKEN_BEST_MEAN, XD_XTOKEN_BEST_PAIR, XD_XTOKEN_BEST_OTHER, XD_XTOKEN_BEST_WORDS };
+
 /* A list of ids whose largest probabilities are sorted. */
 typedef struct xd_xtoken_tail {
     const double *means; /* log-probabilities */
@@ -46,6 +53,23 @@ typedef struct xd_xtoken_tail {
     float *scratch; /* [count] */
     bool fixed;     /* the same values however the list is cut */
 } xd_xtoken_tail;
+
+/* Moments of a row at temperature 1: its largest logit, ln sum e^(z - largest), the entropy with a floor of
+ * XD_XTOKEN_EPSILON under the logarithm (0 when not asked for), and the logit at its label: NaN for a label
+ * outside the columns. The second is NaN for a row that is not finite. */
+enum { XD_XTOKEN_LARGEST, XD_XTOKEN_LOG_SUM, XD_XTOKEN_ENTROPY, XD_XTOKEN_LABEL, XD_XTOKEN_MOMENTS };
+
+/* What all shards found of one chunk: their likeliest pairs, and behind these their sorted tails. */
+typedef struct xd_xtoken_merge {
+    const double *all; /* [shards][stride]: XD_XTOKEN_BEST_WORDS, then [k] */
+    int64_t stride, k;
+    int shard, shards;
+    const double *others; /* [k] the teacher's tail */
+    const int64_t *found; /* [k] columns of this shard's own tail; -1: no entry */
+    float *slope;         /* [columns of this shard] */
+    double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
+    int64_t *places; /* [shards] scratch */
+} xd_xtoken_merge;
 
 /* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
  * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
@@ -61,7 +85,9 @@ typedef struct xd_xtoken_args {
     int64_t k;
     double *cells;
     bool fixed;
-    double scale;              /* of what log_probs adds, and of u in gradient */
+    double scale;              /* of what log_probs, pick and spread write, and of u in gradient */
+    double divisor;            /* of the teacher's logits in compare, beside the temperature */
+    bool add;                  /* pick adds to what is there */
     double *student, *teacher; /* [place_count, k] sums over all ranks */
     xd_xtoken_chunk *chunks;   /* [place_count] */
     bool normalise;            /* the target becomes a distribution */
@@ -70,17 +96,26 @@ typedef struct xd_xtoken_args {
     const double *others;        /* the teacher's means */
     const int32_t *pair, *other; /* [pairs] ids on both sides, ascending on the student's */
     int64_t pairs, first;        /* first: the student id of column 0 */
-    int64_t best, other_best;    /* out: the likeliest pair of this shard and of the teacher; -1: none */
+    double *best;                /* [XD_XTOKEN_BEST_WORDS] out; NULL -> not asked for */
     xd_rows gradient;
-    const double *delta;     /* [count] */
-    const float *u;          /* [columns] */
-    float *slope;            /* [columns] out */
-    const double *lse_one;   /* [rows of logits] log-sum-exp at temperature 1 */
+    const double *delta;   /* [count] */
+    const float *u;        /* [columns] */
+    float *slope;          /* [columns] out */
+    const int64_t *offset; /* [place_count + 1] where the list of each chunk begins */
+    const int32_t *list;   /* [k] teacher ids, k = offset[place_count]; student and teacher are as long */
+    int64_t vocabulary;    /* of the teacher: length of slots in list_slopes */
+    const double *slopes;  /* [count] derivative by the label's log-probability at temperature 1; NULL -> 0 */
+    double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
+    bool entropy;          /* it is asked for */
+    const double *lse_one; /* [rows of logits] log-sum-exp at temperature 1 */
     const double *ce_factor; /* [rows of logits] times ce_weight; NULL or 0 -> no cross entropy */
     double ce_weight;
     const int64_t *labels; /* [rows of logits] */
     uint8_t *written;      /* [rows of logits] the gradient has the row: add to it */
     float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
+    double *row_lse;       /* [rows of logits] out, or largest elements */
+    double *out;           /* what the entries of a device make of cells */
+    int32_t *slots;        /* [columns] out */
 } xd_xtoken_args;
 
 /* Entries of the kernel table. p = exp(z / temperature - lse). */
@@ -95,17 +130,62 @@ typedef struct xd_xtoken_kernels {
     /* cells [count] += sum of p M dy / largest, dy = student */
     xd_result (*delta)(const xd_launch *launch, const xd_xtoken_args *args);
     /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
-     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u */
+     *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
+     * plus   slopes (one at the label - softmax(z))
+     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means;
-     * best, other_best */
-    xd_result (*pair)(const xd_launch *launch, xd_xtoken_args *args);
+    /* cell 0 += divergence of means and others over this shard's pairs; slope its derivative by means; best */
+    xd_result (*pair)(const xd_launch *launch, const xd_xtoken_args *args);
     /* values and found */
     xd_result (*tail)(const xd_launch *launch, const xd_xtoken_tail *tail);
+    /* the shards' tails as one list, of equals the lowest shard's first: out, and slope where an entry of the
+     * list is this shard's */
+    xd_result (*merge)(const xd_launch *launch, const xd_xtoken_merge *merge);
     /* cell 0 += the sum of u */
     xd_result (*total)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* moments of the rows; labels NULL: none is looked at */
+    xd_result (*moments)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count, k], doubles: scale z at the columns ids - first; -infinity for what this shard lacks */
+    xd_result (*pick)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* student and teacher [count, k] logits -> value and agree of chunks [count], of which only those marked
+     * as compared are touched; student becomes the derivative of value by its logits over the temperature */
+    xd_result (*compare)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* slope = 0, but scale student [k] at the columns ids - first that this shard has */
+    xd_result (*spread)(const xd_launch *launch, const xd_xtoken_args *args);
+
+    /* Chunks with lists of columns of their own. M is the transposed projection of the matrix; without
+     * column_begin a teacher's id is the student's. */
+
+    /* cells [offset[place_count]] += p M of the rows */
+    xd_result (*list_project)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* student = sums of p M and teacher = mean probabilities -> value, agree and largest of chunks: divergence
+     * with one more entry for what the list leaves out; student becomes dy. A chunk's `student` is without
+     * epsilon here, and chunks without a list are left alone. */
+    xd_result (*list_divergence)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count] += sum of p M dy / largest */
+    xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
+     * before and after; a device takes slots [vocabulary] instead, and the projection by student id in
+     * matrix.begin, slot and weight. */
+    xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
+
+    /* What the driver of a CPU does itself; NULL there. */
+
+    /* slots [columns] = place of each id in `ids`, -1 where it has none */
+    xd_result (*slots)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* fixed cells [count] -> out: doubles, in memory of their own */
+    xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [count] of `delta` -> out: what gradient takes as delta. Positions alone in their chunk have its own. */
+    xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z; and row_lse =
+     * log-sum-exp from the cells */
+    xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* cells [2], the sums of `pair` and of `total`, and out of `merge` in delta -> chunk 0: value the first, delta the
+     * tail's sum, agree, largest 0 when they are not finite, else 1; out [count]: what gradient takes as delta */
+    xd_result (*close)(const xd_launch *launch, const xd_xtoken_args *args);
+    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

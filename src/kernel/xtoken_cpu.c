@@ -172,7 +172,8 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int
     const int64_t row = a->rows[i];
     const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
     const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
-    const double ce = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    const double first = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    const double ce = first - (a->slopes ? a->slopes[i] : 0.0);
     double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
     if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
     if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
@@ -214,26 +215,233 @@ static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtok
     return XD_OK;
 }
 
-static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+/* The likeliest pairs, by number. */
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other) {
+    if (!a->best) return;
+    a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
+    a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
+    a->best[XD_XTOKEN_BEST_OTHER] = (double)other;
+}
+
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+    int64_t best = -1, other = -1;
     (void)launch;
-    a->best = a->other_best = -1;
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t i = 0; i < a->pairs; i++) {
         const int64_t v = a->pair[i] - a->first;
         const double beta = a->others[a->other[i]];
-        if (a->other_best < 0 || beta > a->others[a->other[a->other_best]]) a->other_best = i;
+        if (other < 0 || beta > a->others[a->other[other]]) other = i;
         if (v < 0 || v >= a->columns) continue;
         const double alpha = a->means[v], p = exp(a->reverse ? alpha : beta);
         if (p != 0.0) xdi_cells_add(a->fixed, a->cells, 0, p * (a->reverse ? alpha - beta : beta - alpha));
         if (p != 0.0) a->slope[v] = (float)(a->reverse ? p * (alpha - beta + 1.0) : -p);
-        if (a->best < 0 || alpha > a->means[a->pair[a->best] - a->first]) a->best = i;
+        if (best < 0 || alpha > a->means[a->pair[best] - a->first]) best = i;
     }
+    xdi_xtoken_best(a, best, other);
     return XD_OK;
 }
 
 static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
     (void)launch;
     for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
+    return XD_OK;
+}
+
+/* ---- single positions ---- */
+
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i], label = a->labels ? a->labels[row] : -1;
+        double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
+        for (int64_t v = 0; v < a->columns; v++) {
+            const double z = xdi_loss_load(&a->logits, row, v);
+            if (!(z <= max)) max = z;
+        }
+        for (int64_t v = 0; v < a->columns; v++) sum += exp(xdi_loss_load(&a->logits, row, v) - max);
+        const double lse = max + log(sum);
+        for (int64_t v = 0; v < a->columns && a->entropy; v++) {
+            const double p = exp(xdi_loss_load(&a->logits, row, v) - lse);
+            entropy -= p * log(p + XD_XTOKEN_EPSILON);
+        }
+        out[XD_XTOKEN_LARGEST] = max;
+        out[XD_XTOKEN_LOG_SUM] = log(sum);
+        out[XD_XTOKEN_ENTROPY] = entropy;
+        out[XD_XTOKEN_LABEL] =
+            label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count * a->k; i++) {
+        const int64_t v = a->ids[i % a->k] - a->first;
+        const double before = a->add ? a->cells[i] : 0.0;
+        a->cells[i] = v >= 0 && v < a->columns
+                          ? before + a->scale * xdi_loss_load(&a->logits, a->rows[i / a->k], v)
+                          : -INFINITY;
+    }
+    return XD_OK;
+}
+
+static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
+    const double lse = xdi_cpu_xtoken_lse(x, k);
+    for (int64_t j = 0; j < k; j++) x[j] -= lse;
+}
+
+/* KL of log-probabilities, and in s its derivative by the logits. */
+static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
+    double value = 0.0;
+    for (int64_t j = 0; j < k; j++) {
+        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
+        if (p != 0.0) value += p * difference;
+    }
+    for (int64_t j = 0; j < k; j++) {
+        const double p = exp(s[j]);
+        if (!reverse)
+            s[j] = p - exp(t[j]);
+        else
+            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
+    }
+    return value;
+}
+
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
+        if (!a->chunks[i].compared) continue;
+        for (int64_t j = 0; j < a->k; j++) s[j] /= a->temperature;
+        for (int64_t j = 0; j < a->k; j++) t[j] = t[j] / a->divisor / a->temperature;
+        a->chunks[i].agree = xdi_cpu_xtoken_argmax(s, a->k) == xdi_cpu_xtoken_argmax(t, a->k);
+        xdi_cpu_xtoken_log_softmax(s, a->k);
+        xdi_cpu_xtoken_log_softmax(t, a->k);
+        a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t v = a->ids[j] - a->first;
+        if (v >= 0 && v < a->columns) a->slope[v] = (float)(a->scale * a->student[j]);
+    }
+    return XD_OK;
+}
+
+/* ---- chunks with lists of their own ---- */
+
+/* Cell i += scale (p M) of one teacher id, of this shard's columns. */
+static void xdi_cpu_xtoken_list_add(const xd_xtoken_args *a, int64_t row, int32_t id, double scale,
+                                    int64_t i) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    const int64_t end = a->first + a->columns;
+    if (!m->column_begin) {
+        if (id >= a->first && id < end)
+            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(a, row, id - a->first));
+        return;
+    }
+    for (int64_t e = m->column_begin[id]; e < m->column_begin[id + 1]; e++) {
+        const int64_t v = m->column_student[e];
+        if (v >= a->first && v < end)
+            xdi_cells_add(a->fixed, a->cells, i,
+                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(a, row, v - a->first));
+    }
+}
+
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->count; r++)
+        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+            xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i], 1.0, i);
+    return XD_OK;
+}
+
+/* One term of d, and its derivative by q; the logarithms have a floor. */
+static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
+    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
+    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
+    return reverse ? q * difference : -a * difference;
+}
+
+/* d(c), and in q its derivative. What is outside the list is 1 minus the sum: each q has its slope the other way round
+ * there, but for sums above 1, which rows of M above 1 can make. */
+static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
+    double inside = 0.0, target = 0.0, value = 0.0, slope;
+    for (int64_t i = 0; i < n; i++) {
+        inside += q[i];
+        target += a[i];
+        value += xdi_cpu_xtoken_list_term(q[i], a[i], reverse, &q[i]);
+    }
+    const double outside = 1.0 - inside;
+    value += xdi_cpu_xtoken_list_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0,
+                                      reverse, &slope);
+    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
+    return value;
+}
+
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t c = 0; c < a->place_count; c++) {
+        xd_xtoken_chunk *chunk = &a->chunks[c];
+        const int64_t n = a->offset[c + 1] - a->offset[c];
+        double *q = a->student + a->offset[c];
+        const double *target = a->teacher + a->offset[c];
+        if (n == 0) continue;
+        for (int64_t i = 0; i < n; i++) q[i] /= chunk->student;
+        chunk->agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(target, n);
+        chunk->value = xdi_cpu_xtoken_list_value(q, target, n, a->reverse);
+        xdi_xtoken_scale_slopes(chunk, q, n);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->count; r++)
+        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+            if (a->student[i] != 0.0)
+                xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i],
+                                        a->student[i] / a->chunks[a->places[r]].largest, r);
+    return XD_OK;
+}
+
+/* What is done to the columns that a chunk's list comes from. */
+typedef enum xdi_xtoken_visit {
+    XDI_XTOKEN_VISIT_ADD,
+    XDI_XTOKEN_VISIT_USE,
+    XDI_XTOKEN_VISIT_CLEAR
+} xdi_xtoken_visit;
+
+/* h += weight dy, then slope = p h / temperature, then h is zero again. */
+static void xdi_cpu_xtoken_list_visit(const xd_xtoken_args *a, int64_t v, double term,
+                                      xdi_xtoken_visit visit) {
+    if (v < 0 || v >= a->columns) return;
+    if (visit == XDI_XTOKEN_VISIT_ADD) a->cells[v] += term;
+    if (visit == XDI_XTOKEN_VISIT_USE)
+        a->slope[v] = (float)(xdi_cpu_xtoken_p(a, a->rows[0], v) * a->cells[v] / a->temperature);
+    if (visit == XDI_XTOKEN_VISIT_CLEAR) a->cells[v] = 0.0;
+}
+
+static xd_result xdi_cpu_xtoken_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    const int64_t begin = a->offset[a->places[0]], end = a->offset[a->places[0] + 1];
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int visit = XDI_XTOKEN_VISIT_ADD; visit <= XDI_XTOKEN_VISIT_CLEAR; visit++)
+        for (int64_t i = begin; i < end; i++) {
+            const int32_t id = a->list[i];
+            if (!m->column_begin)
+                xdi_cpu_xtoken_list_visit(a, id - a->first, a->student[i], (xdi_xtoken_visit)visit);
+            for (int64_t e = m->column_begin ? m->column_begin[id] : 0;
+                 m->column_begin && e < m->column_begin[id + 1]; e++)
+                xdi_cpu_xtoken_list_visit(a, m->column_student[e] - a->first,
+                                          (double)m->column_weight[e] * a->student[i],
+                                          (xdi_xtoken_visit)visit);
+        }
     return XD_OK;
 }
 
@@ -272,8 +480,47 @@ static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_ta
     return xdi_xtoken_tail_finish(t, first);
 }
 
+/* Is the likeliest pair of all shards the teacher's? */
+static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
+    double best = -INFINITY, pair = -1.0;
+    for (int r = 0; r < m->shards; r++) {
+        const double *one = m->all + r * m->stride;
+        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
+        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
+        best = mean;
+        pair = at;
+    }
+    return pair >= 0.0 && pair == m->all[XD_XTOKEN_BEST_OTHER];
+}
+
+static xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
+    double sum = 0.0;
+    (void)launch;
+    memset(m->places, 0, (size_t)m->shards * sizeof *m->places);
+    for (int64_t i = 0; i < m->k; i++) {
+        int owner = 0;
+        double largest = -2.0;
+        for (int r = 0; r < m->shards; r++) {
+            const double *tail = m->all + r * m->stride + XD_XTOKEN_BEST_WORDS;
+            const double value = m->places[r] < m->k ? tail[m->places[r]] : -2.0;
+            if (value <= largest) continue; /* a NaN is taken */
+            largest = value;
+            owner = r;
+        }
+        const double y = m->others[i];
+        const int64_t mine = m->places[owner]++;
+        sum += fabs(largest - y);
+        if (owner != m->shard || m->found[mine] < 0) continue;
+        m->slope[m->found[mine]] = (float)((largest > y ? 1.0 : largest < y ? -1.0 : 0.0) * largest);
+    }
+    m->out[0] = sum;
+    m->out[1] = xdi_cpu_xtoken_agree(m) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     xd_xtoken_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
     kernels.project = xdi_cpu_xtoken_project;
     kernels.target = xdi_cpu_xtoken_target;
     kernels.divergence = xdi_cpu_xtoken_divergence;
@@ -282,6 +529,15 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     kernels.log_probs = xdi_cpu_xtoken_log_probs;
     kernels.pair = xdi_cpu_xtoken_pair;
     kernels.tail = xdi_cpu_xtoken_tail;
+    kernels.merge = xdi_cpu_xtoken_merge;
     kernels.total = xdi_cpu_xtoken_total;
+    kernels.moments = xdi_cpu_xtoken_moments;
+    kernels.pick = xdi_cpu_xtoken_pick;
+    kernels.compare = xdi_cpu_xtoken_compare;
+    kernels.spread = xdi_cpu_xtoken_spread;
+    kernels.list_project = xdi_cpu_xtoken_list_project;
+    kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
+    kernels.list_delta = xdi_cpu_xtoken_list_delta;
+    kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
     return kernels;
 }

@@ -1,273 +1,10 @@
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
-/* Losses across tokenizers on vectors. A projection is walked for 16 chunks at once: tables of 16 floats a
- * slot or student id, so that an entry of the matrix is one multiply-add of vectors, to and fro. The student
- * comes in blocks of ids whose tables stay in the first cache. */
-enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 512 };
+/* Losses across tokenizers on vectors. Rows that f32 cannot say are left to the plain kernels. */
 
-typedef double __attribute__((vector_size(64))) xdi_d8;
-typedef float __attribute__((vector_size(32))) xdi_f8;
-
-/* p = scale 2^(...) of a row. */
-typedef struct xdi_xtoken_power {
-    xdi_tile_power power;
-    float scale;
-} xdi_xtoken_power;
-
-/* A row's gradient: out (+)= p1 + u_scale u - shift p, or p (u_scale u - shift) for the latter. */
-typedef struct xdi_xtoken_writer {
-    xdi_simd_array x, out;
-    bool add, hard, soft, times_p;
-    xdi_xtoken_power p, p1;
-    const float *u; /* or NULL */
-    float u_scale, shift;
-} xdi_xtoken_writer;
-
-/* The 16 lanes of a block are this far apart, so that they are not all in one set of the cache. */
-enum { XDI_XTOKEN_STRIDE = XDI_XTOKEN_BLOCK + 16 };
-
-/* Inner loops of one vector width; n elements. */
-typedef struct xdi_xtoken_loops {
-    /* out (+)= p */
-    void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
-    /* sum of p h */
-    double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
-    /* to[16 to_id] += weight from[16 from_id], ids less their base */
-    void (*walk)(const int32_t *to_id, int64_t to_base, const int32_t *from_id, int64_t from_base,
-                 const float *weight, int64_t n, float *to, const float *from);
-    /* A block from lanes [16, STRIDE] to tables [BLOCK, 16], and back. */
-    void (*to_tables)(const float *lanes, float *tables);
-    void (*to_lanes)(const float *tables, float *lanes);
-    /* cells (+)= x factor - shift */
-    void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
-    /* From q / Z and a to d d(c) / d r in q; sums of the divergence and of q r. */
-    double (*slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse, double *dot);
-    /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
-    double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
-    void (*write)(const xdi_xtoken_writer *w, int64_t n);
-} xdi_xtoken_loops;
-
-static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
-    xdi_simd_array array;
-    array.data = (void *)x;
-    array.bf16 = false;
-    return array;
-}
-
-#define XDI_XTOKEN_P_LOOPS(v, LEAF)                                                                         \
-    LEAF void v##_xtoken_powers(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out) {    \
-        const xdi_simd_array to = xdi_xtoken_floats(out);                                                   \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            v e = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale);                         \
-            if (add) e = v##_add(e, v##_read(to, i, n, 0.0f));                                              \
-            v##_write(to, i, n, e);                                                                         \
-        }                                                                                                   \
-    }                                                                                                       \
-    LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {           \
-        v sum = v##_set(0.0f);                                                                              \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                          \
-            sum = v##_fma(v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale),                 \
-                          v##_read(xdi_xtoken_floats(h), i, n, 0.0f), sum);                                 \
-        return v##_total(sum);                                                                              \
-    }                                                                                                       \
-    LEAF void v##_xtoken_walk(const int32_t *to_id, int64_t to_base, const int32_t *from_id,                \
-                              int64_t from_base, const float *weight, int64_t n, float *to,                 \
-                              const float *from) {                                                          \
-        for (int64_t e = 0; e < n; e++) {                                                                   \
-            const xdi_simd_array a = xdi_xtoken_floats(to + (to_id[e] - to_base) * XDI_XTOKEN_LANES);       \
-            const xdi_simd_array b = xdi_xtoken_floats(from + (from_id[e] - from_base) * XDI_XTOKEN_LANES); \
-            const v w = v##_set(weight[e]);                                                                 \
-            for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                  \
-                v##_store(a, lane, v##_fma(v##_load(b, lane), w, v##_load(a, lane)));                       \
-        }                                                                                                   \
-    }                                                                                                       \
-    LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,          \
-                               double *cells) {                                                             \
-        float part[16];                                                                                     \
-        int64_t i = 0;                                                                                      \
-        for (; i + 16 <= n; i += 16) {                                                                      \
-            for (int lane = 0; lane < 16; lane += v##_lanes)                                                \
-                v##_store(xdi_xtoken_floats(part), lane, v##_load(x, i + lane));                            \
-            for (int half = 0; half < 16; half += 8) {                                                      \
-                xdi_f8 narrow;                                                                              \
-                xdi_d8 sum;                                                                                 \
-                memcpy(&narrow, part + half, sizeof narrow);                                                \
-                sum = __builtin_convertvector(narrow, xdi_d8) * factor - shift;                             \
-                if (add) {                                                                                  \
-                    xdi_d8 before;                                                                          \
-                    memcpy(&before, cells + i + half, sizeof before);                                       \
-                    sum += before;                                                                          \
-                }                                                                                           \
-                memcpy(cells + i + half, &sum, sizeof sum);                                                 \
-            }                                                                                               \
-        }                                                                                                   \
-        xdi_simd_part(x, i, n, 16, 0.0f, part);                                                             \
-        for (int lane = 0; i + lane < n; lane++)                                                            \
-            cells[i + lane] = (add ? cells[i + lane] : 0.0) + ((double)part[lane] * factor - shift);        \
-    }
-
-#define XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                       \
-    LEAF double v##_xtoken_slopes(float *q, const float *a, int64_t n, float inverse, bool reverse,       \
-                                  double *dot) {                                                          \
-        const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };                              \
-        const v epsilon = v##_set((float)XD_XTOKEN_EPSILON), ln2 = v##_set((float)XDI_TILE_LN2);          \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                                \
-        v value = zero, dots = zero;                                                                      \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                      \
-            const v r = v##_mul(v##_read(xdi_xtoken_floats(q), i, n, 0.0f), v##_set(inverse));            \
-            const v b = v##_read(xdi_xtoken_floats(a), i, n, -100.0f), floor = v##_add(r, epsilon);       \
-            const v s = v##_mul(v##_log2(floor), ln2), target = v##_exp2(b, &unit);                       \
-            const v d = v##_sub(s, b);                                                                    \
-            v slope = v##_sub(zero, v##_div(target, floor));                                              \
-            if (reverse) slope = v##_add(d, one);                                                         \
-            /* past the end r is 0 and so is what is added, but for the floor's part of the reverse */    \
-            if (reverse)                                                                                  \
-                value = v##_fma(i + v##_lanes <= n ? floor : r, d, value);                                \
-            else                                                                                          \
-                value = v##_sub(value, v##_mul(target, d));                                               \
-            dots = v##_fma(slope, r, dots);                                                               \
-            v##_write(xdi_xtoken_floats(q), i, n, slope);                                                 \
-        }                                                                                                 \
-        *dot = v##_total(dots);                                                                           \
-        return v##_total(value);                                                                          \
-    }                                                                                                     \
-    LEAF double v##_xtoken_pair(const float *alpha, const float *beta, int64_t n, bool reverse,           \
-                                float *slope) {                                                           \
-        const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };                              \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(-FLT_MAX);                    \
-        v sum = zero;                                                                                     \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                      \
-            const v a = v##_read(xdi_xtoken_floats(alpha), i, n, -FLT_MAX);                               \
-            const v b = v##_read(xdi_xtoken_floats(beta), i, n, -FLT_MAX);                                \
-            const v p = v##_exp2(reverse ? a : b, &unit),                                                 \
-                    d = reverse ? v##_sub(a, v##_max(b, lowest)) : v##_sub(v##_max(b, lowest), a);        \
-            sum = v##_add(sum, v##_pick(zero, p, zero, v##_mul(p, d)));                                   \
-            v##_write(xdi_xtoken_floats(slope), i, n,                                                     \
-                      reverse ? v##_pick(zero, p, zero, v##_mul(p, v##_add(d, one))) : v##_sub(zero, p)); \
-        }                                                                                                 \
-        return v##_total(sum);                                                                            \
-    }
-
-#define XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                          \
-    INLINE void v##_xtoken_write_loop(const xdi_xtoken_writer *w, int64_t n, bool hard, bool soft) { \
-        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                              \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                 \
-            const v x = v##_read(w->x, i, n, -INFINITY);                                             \
-            v out = w->add ? v##_read(w->out, i, n, 0.0f) : v##_set(0.0f);                           \
-            v u = v##_set(0.0f);                                                                     \
-            if (hard) out = v##_add(out, v##_scaled_exp2(x, &w->p1.power, w->p1.scale));             \
-            if (w->u) u = v##_mul(v##_read(xdi_xtoken_floats(w->u), i, n, 0.0f), scale);             \
-            if (soft) {                                                                              \
-                const v p = v##_scaled_exp2(x, &w->p.power, w->p.scale);                             \
-                u = w->times_p ? v##_mul(p, v##_sub(u, shift)) : v##_sub(u, v##_mul(p, shift));      \
-            }                                                                                        \
-            v##_write(w->out, i, n, v##_add(out, u));                                                \
-        }                                                                                            \
-    }                                                                                                \
-    LEAF void v##_xtoken_write(const xdi_xtoken_writer *given, int64_t n) {                          \
-        const xdi_xtoken_writer w = *given; /* stores cannot change a copy */                        \
-        if (w.hard && w.soft) v##_xtoken_write_loop(&w, n, true, true);                              \
-        if (w.hard && !w.soft) v##_xtoken_write_loop(&w, n, true, false);                            \
-        if (!w.hard && w.soft) v##_xtoken_write_loop(&w, n, false, true);                            \
-        if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, n, false, false);                          \
-    }
-
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                              \
-    XDI_XTOKEN_P_LOOPS(v, LEAF)                                                                        \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                        \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,  \
-                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen, \
-                                                 v##_xtoken_slopes, v##_xtoken_pair, v##_xtoken_write };
-
-/* ---- 16 by 16 ---- */
-
-static void xdi_v4_to_tables(const float *lanes, float *tables) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
-            tables[i * XDI_XTOKEN_LANES + lane] = lanes[lane * XDI_XTOKEN_STRIDE + i];
-}
-
-static void xdi_v4_to_lanes(const float *tables, float *lanes) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
-            lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
-}
-
-XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
-
-#if defined(XDI_X86)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-/* Eight lines of eight. */
-XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
-                                          int64_t to_stride) {
-    __m256 a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(from + i * from_stride);
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int half = 0; half < 2; half++) {
-            a[i + 2 * half] = _mm256_shuffle_ps(b[i + half], b[i + 2 + half], 0x44);
-            a[i + 2 * half + 1] = _mm256_shuffle_ps(b[i + half], b[i + 2 + half], 0xee);
-        }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-        _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
-    }
-}
-
-XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, float *tables) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
-            xdi_v8_transpose(lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE,
-                             tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES);
-}
-
-XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, float *lanes) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
-            xdi_v8_transpose(tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES,
-                             lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
-}
-
-/* Eight at a time is fast enough for both widths. */
-XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, float *tables) {
-    xdi_v8_to_tables(lanes, tables);
-}
-
-XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, float *lanes) {
-    xdi_v8_to_lanes(tables, lanes);
-}
-
-XDI_XTOKEN_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_XTOKEN_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
-
-static const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return &xdi_v8_xtoken;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return &xdi_v16_xtoken;
-#endif
-    default: return &xdi_v4_xtoken;
-    }
-}
+/* Rows and pairs of ids at a time. */
+enum { XDI_XTOKEN_ROWS = 64, XDI_XTOKEN_PAIRS = 512 };
 
 /* ---- rows ---- */
 
@@ -297,37 +34,42 @@ static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
 
 /* ---- 16 chunks at once ---- */
 
-/* Places [first, first + 16), and where their tables are in the caller's scratch. */
+/* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
 typedef struct xdi_fast_group {
     const xdi_xtoken_loops *loops;
     const xd_xtoken_args *a;
-    int64_t first;
-    float *slots; /* [k, 16] */
-    float *ids;   /* [BLOCK, 16] of a block */
-    float *lanes; /* [16, STRIDE] the same, the other way round */
+    int64_t begin, end; /* of a->rows */
+    int64_t places[XDI_XTOKEN_LANES];
+    int lanes;
+    int lane[XDI_XTOKEN_ROWS];           /* of a row */
+    bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
+    xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
+    float *slots;                        /* [k, 16] */
+    float *block;                        /* [BLOCK, 16] of a block of ids or slots */
+    float *across;                       /* [16, STRIDE] the same, the other way round */
 } xdi_fast_group;
 
-static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t first) {
+/* The rows from `begin` on. What no row fills is 0. */
+static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
     xdi_fast_group g;
+    memset(&g, 0, sizeof g);
     g.loops = xdi_xtoken_loops_of(launch);
     g.a = a;
-    g.first = first;
+    g.begin = g.end = begin;
+    for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
+        const int64_t place = a->places[g.end];
+        if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
+            if (g.lanes == XDI_XTOKEN_LANES) break;
+            g.places[g.lanes++] = place;
+        }
+        g.lane[at] = g.lanes - 1;
+        g.fits[at] = xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[g.end]], 1.0, &g.p[at]);
+    }
     g.slots = a->scratch;
-    g.ids = g.slots + XDI_XTOKEN_LANES * a->k;
-    g.lanes = g.ids + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    g.block = g.slots + XDI_XTOKEN_LANES * a->k;
+    g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    memset(g.across, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
-}
-
-/* The lane of a row at work; -1 when it is not of the group. */
-static int64_t xdi_fast_lane(const xdi_fast_group *g, int64_t i) {
-    const int64_t lane = g->a->places[i] - g->first;
-    return lane >= 0 && lane < XDI_XTOKEN_LANES ? lane : -1;
-}
-
-static bool xdi_fast_group_is_empty(const xdi_fast_group *g) {
-    for (int64_t i = 0; i < g->a->count; i++)
-        if (xdi_fast_lane(g, i) >= 0) return false;
-    return true;
 }
 
 static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
@@ -335,21 +77,18 @@ static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
     return columns - v < block ? columns - v : block;
 }
 
-/* Probabilities of a block, summed over each chunk's rows: lanes. */
+/* Probabilities of a block, summed over each chunk's rows: across. */
 static void xdi_fast_project_block(const xdi_fast_group *g, int64_t v, int64_t n) {
-    const xd_xtoken_args *a = g->a;
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
-    for (int64_t i = 0; i < a->count; i++) {
-        const int64_t lane = xdi_fast_lane(g, i);
-        xdi_xtoken_power p;
-        if (lane < 0 || !xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p)) continue;
-        g->loops->powers(xdi_fast_array(&a->logits, a->rows[i], v), n, p, has[lane],
-                         g->lanes + lane * XDI_XTOKEN_STRIDE);
+    for (int64_t i = g->begin; i < g->end; i++) {
+        const int64_t at = i - g->begin;
+        const int lane = g->lane[at];
+        if (!g->fits[at]) continue;
+        g->loops->powers(xdi_fast_array(&g->a->logits, g->a->rows[i], v), n, g->p[at], has[lane],
+                         g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
-    for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
-        if (!has[lane]) memset(g->lanes + lane * XDI_XTOKEN_STRIDE, 0, XDI_XTOKEN_BLOCK * sizeof(float));
 }
 
 static void xdi_fast_project_group(const xdi_fast_group *g) {
@@ -361,82 +100,107 @@ static void xdi_fast_project_group(const xdi_fast_group *g) {
                       count = m->begin[v + n] - from;
         if (count == 0) continue;
         xdi_fast_project_block(g, v, n);
-        g->loops->to_tables(g->lanes, g->ids);
-        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->ids);
+        g->loops->to_tables(g->across, g->block);
+        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->block);
     }
-    for (int64_t lane = 0; lane < XDI_XTOKEN_LANES && g->first + lane < a->place_count; lane++) {
-        double *cells = a->cells + (g->first + lane) * m->k;
-        for (int64_t j = 0; j < m->k; j++) cells[j] += (double)g->slots[j * XDI_XTOKEN_LANES + lane];
+    for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, m->k);
+        memcpy(g->block, g->slots + j * XDI_XTOKEN_LANES, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
+        g->loops->to_lanes(g->block, g->across);
+        for (int lane = 0; lane < g->lanes; lane++)
+            g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
+                            a->cells + g->places[lane] * m->k + j);
     }
 }
 
 static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    xdi_xtoken_power p;
     if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
-    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
-        if (!xdi_fast_group_is_empty(&g)) xdi_fast_project_group(&g);
-    }
-    for (int64_t i = 0; i < a->count; i++) {
-        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-        if (!xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p))
-            XDI_TRY(plain.project(launch, &one));
+    for (int64_t begin = 0; begin < a->count;) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_project_group(&g);
+        for (int64_t i = begin; i < g.end; i++) {
+            const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+            if (!g.fits[i - begin]) XDI_TRY(plain.project(launch, &one));
+        }
+        begin = g.end;
     }
     return XD_OK;
 }
 
 /* dy of the group's chunks: slots. */
 static void xdi_fast_load_slopes(const xdi_fast_group *g) {
-    for (int64_t lane = 0; lane < XDI_XTOKEN_LANES; lane++) {
-        const double *dy = g->a->student + (g->first + lane) * g->a->k;
-        const bool there = g->first + lane < g->a->place_count;
-        for (int64_t j = 0; j < g->a->k; j++)
-            g->slots[j * XDI_XTOKEN_LANES + lane] = there ? (float)dy[j] : 0.0f;
+    const int64_t k = g->a->k;
+    for (int64_t j = 0; j < k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, k);
+        for (int lane = 0; lane < g->lanes; lane++)
+            g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
+                             g->across + lane * XDI_XTOKEN_STRIDE);
+        g->loops->to_tables(g->across, g->block);
+        memcpy(g->slots + j * XDI_XTOKEN_LANES, g->block, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
     }
 }
 
-/* h = M dy of a block: lanes. */
+/* h = M dy of a block: across. */
 static void xdi_fast_back_block(const xdi_fast_group *g, int64_t v, int64_t n) {
     const xd_xtoken_matrix *m = &g->a->matrix;
     const int64_t from = m->begin[v], count = m->begin[v + n] - from;
-    memset(g->ids, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
-    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->ids, g->slots);
-    g->loops->to_lanes(g->ids, g->lanes);
+    memset(g->block, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
+    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->block, g->slots);
+    g->loops->to_lanes(g->block, g->across);
+}
+
+static void xdi_fast_delta_group(const xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    const xd_xtoken_matrix *m = &a->matrix;
+    xdi_fast_load_slopes(g);
+    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, m->columns);
+        if (m->begin[v] == m->begin[v + n]) continue;
+        xdi_fast_back_block(g, v, n);
+        for (int64_t i = g->begin; i < g->end; i++) {
+            const int64_t at = i - g->begin;
+            if (!g->fits[at]) continue;
+            a->cells[i] += g->loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, g->p[at],
+                                         g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
+                           a->chunks[a->places[i]].largest;
+        }
+    }
 }
 
 static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
-    const xd_xtoken_matrix *m = &a->matrix;
-    xdi_xtoken_power p;
     if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
-    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
-        if (xdi_fast_group_is_empty(&g)) continue;
-        xdi_fast_load_slopes(&g);
-        for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
-            const int64_t n = xdi_fast_block_at(v, m->columns);
-            if (m->begin[v] == m->begin[v + n]) continue;
-            xdi_fast_back_block(&g, v, n);
-            for (int64_t i = 0; i < a->count; i++) {
-                const int64_t lane = xdi_fast_lane(&g, i);
-                if (lane < 0 || !xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p)) continue;
-                a->cells[i] += g.loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, p,
-                                            g.lanes + lane * XDI_XTOKEN_STRIDE) /
-                               a->chunks[a->places[i]].largest;
-            }
+    for (int64_t begin = 0; begin < a->count;) {
+        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_delta_group(&g);
+        for (int64_t i = begin; i < g.end; i++) {
+            xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+            one.cells = a->cells + i;
+            if (!g.fits[i - begin]) XDI_TRY(plain.delta(launch, &one));
         }
-    }
-    for (int64_t i = 0; i < a->count; i++) {
-        xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
-        one.cells = a->cells + i;
-        if (!xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[i]], 1.0, &p))
-            XDI_TRY(plain.delta(launch, &one));
+        begin = g.end;
     }
     return XD_OK;
 }
 
 /* ---- gradient ---- */
+
+/* A gradient of so many bytes is not in any cache when it is wanted: its lines need not be fetched. */
+#define XDI_XTOKEN_PAST ((size_t)1 << 25)
+
+static bool xdi_fast_goes_past(const xd_rows *x) {
+    const size_t size = xd_dtype_size(x->dtype), stride = (size_t)(x->stride ? x->stride : x->cols) * size;
+    return (uintptr_t)x->data % 64 == 0 && stride % 64 == 0 && (size_t)x->rows * stride >= XDI_XTOKEN_PAST;
+}
+
+/* Both parts of one power: (p1 / p) p joins what is taken off u. */
+static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
+    const xdi_tile_power *p = &w->p.power, *p1 = &w->p1.power;
+    if (!w->hard || !w->soft || p->factor != p1->factor || p->whole != p1->whole) return;
+    w->shift -= w->p1.scale / w->p.scale;
+    w->hard = false;
+}
 
 /* What of rows[i] is the same for all blocks; false where f32 does not fit. */
 static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_writer *w) {
@@ -444,33 +208,38 @@ static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_write
     const double delta = a->delta ? a->delta[i] : 0.0;
     memset(w, 0, sizeof *w);
     w->add = a->written[row] != 0;
+    w->past = !w->add && xdi_fast_goes_past(&a->gradient);
     w->times_p = a->matrix.begin != NULL;
     w->soft = w->times_p || delta != 0.0;
     w->hard = !w->add && a->ce_factor && a->ce_factor[row] != 0.0;
+    w->label = w->hard ? a->labels[row] - a->first : -1;
     w->u = a->u;
     w->u_scale = a->matrix.begin ? 1.0f : (float)a->scale;
     w->shift = (float)delta;
     if (w->soft && !xdi_fast_xtoken_power(a->temperature, a->lse[row],
                                           a->matrix.begin ? 1.0 / a->temperature : 1.0, &w->p))
         return false;
-    return !w->hard || xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1);
+    if (w->hard && !xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1))
+        return false;
+    xdi_fast_join_powers(w);
+    return true;
 }
 
 /* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
  * gradient and the logits held there. */
 static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i,
                                  xdi_xtoken_writer *w, int64_t v, int64_t n) {
-    const int64_t row = a->rows[i], label = w->hard ? a->labels[row] - a->first : -1;
-    const bool here = label >= v && label < v + n;
+    const int64_t row = a->rows[i];
+    const bool here = w->label >= v && w->label < v + n;
     double at_label = 0.0;
     if (here) {
-        const double h = a->matrix.begin ? (double)w->u[label - v] : 0.0;
-        at_label = xdi_xtoken_gradient_at(a, i, label, h);
+        const double h = a->matrix.begin ? (double)w->u[w->label - v] : 0.0;
+        at_label = xdi_xtoken_gradient_at(a, i, w->label, h);
     }
     w->x = xdi_fast_array(&a->logits, row, v);
     w->out = xdi_fast_array(&a->gradient, row, v);
     loops->write(w, n);
-    if (here) xdi_loss_store(&a->gradient, row, label, at_label);
+    if (here) xdi_loss_store(&a->gradient, row, w->label, at_label);
 }
 
 static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
@@ -480,19 +249,27 @@ static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
 }
 
 /* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
-static void xdi_fast_write_group(const xdi_fast_group *g) {
+static void xdi_fast_write_group(xdi_fast_group *g) {
     const xd_xtoken_args *a = g->a;
-    xdi_xtoken_writer w;
+    xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
+    for (int64_t i = g->begin; i < g->end; i++)
+        g->fits[i - g->begin] = xdi_fast_writer(a, i, &writers[i - g->begin]);
     xdi_fast_load_slopes(g);
     for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
         const int64_t n = xdi_fast_block_at(v, a->columns);
         xdi_fast_back_block(g, v, n);
-        for (int64_t i = 0; i < a->count; i++) {
-            const int64_t lane = xdi_fast_lane(g, i);
-            if (lane < 0 || !xdi_fast_writer(a, i, &w)) continue;
-            w.u = g->lanes + lane * XDI_XTOKEN_STRIDE;
-            xdi_fast_write_block(g->loops, a, i, &w, v, n);
+        for (int64_t i = g->begin; i < g->end; i++) {
+            const int64_t at = i - g->begin;
+            if (!g->fits[at]) continue;
+            writers[at].u = g->across + g->lane[at] * XDI_XTOKEN_STRIDE;
+            xdi_fast_write_block(g->loops, a, i, &writers[at], v, n);
         }
+    }
+    for (int64_t i = g->begin; i < g->end; i++) {
+        if (g->fits[i - g->begin])
+            xdi_fast_end_row(a, a->rows[i]);
+        else
+            xdi_xtoken_gradient_row(a, i);
     }
 }
 
@@ -510,22 +287,15 @@ static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_ar
 }
 
 static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
-    xdi_xtoken_writer w;
-    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
-    if (!a->matrix.begin) {
-        for (int64_t i = 0; i < a->count; i++) xdi_fast_write_row(xdi_xtoken_loops_of(launch), a, i);
-        return XD_OK;
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
+    for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
+    for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_write_group(&g);
+        begin = g.end;
     }
-    for (int64_t first = 0; first < a->place_count; first += XDI_XTOKEN_LANES) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, first);
-        if (!xdi_fast_group_is_empty(&g)) xdi_fast_write_group(&g);
-    }
-    for (int64_t i = 0; i < a->count; i++) {
-        if (xdi_fast_writer(a, i, &w))
-            xdi_fast_end_row(a, a->rows[i]);
-        else
-            xdi_xtoken_gradient_row(a, i);
-    }
+    loops->settle();
     return XD_OK;
 }
 
@@ -539,16 +309,29 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
+/* rows[i] at the kept columns: scratch. The next row's are asked for on the way. */
+static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
+    const int64_t k = a->k, *ids = a->ids;
+    const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
+                         next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
+    float *out = a->scratch;
+    for (int64_t j = 0; j < k && y.bf16; j++) {
+        __builtin_prefetch((const uint16_t *)next.data + ids[j]);
+        out[j] = xd_f32_from_bf16(((const uint16_t *)y.data)[ids[j]]);
+    }
+    for (int64_t j = 0; j < k && !y.bf16; j++) {
+        __builtin_prefetch((const float *)next.data + ids[j]);
+        out[j] = ((const float *)y.data)[ids[j]];
+    }
+}
+
 static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
     if (!xdi_fast_xtoken_takes(a)) return plain.target(launch, a);
     for (int64_t i = 0; i < a->count; i++) {
-        const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0);
-        for (int64_t j = 0; j < a->k; j++)
-            a->scratch[j] = y.bf16 ? xd_f32_from_bf16(((const uint16_t *)y.data)[a->ids[j]])
-                                   : ((const float *)y.data)[a->ids[j]];
+        xdi_fast_pick(a, i);
         const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
         const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
         if (isnan(lse))
@@ -582,28 +365,19 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
 
 /* ---- divergences ---- */
 
-/* x times scale less shift as f32; the sum of the products, and false when one is not finite. */
-static bool xdi_fast_narrow(const double *x, int64_t n, double scale, double shift, float *out, double *sum) {
-    double sums[4] = { 0.0, 0.0, 0.0, 0.0 };
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int lane = 0; lane < 4; lane++) {
-            const double product = x[i + lane] * scale;
-            sums[lane] += product;
-            out[i + lane] = (float)(product - shift);
-        }
-    for (; i < n; i++) {
-        sums[0] += x[i] * scale;
-        out[i] = (float)(x[i] * scale - shift);
+/* The first of the largest. */
+static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
+    float top = -INFINITY;
+    int64_t best = 0, tile = 0;
+    for (int64_t j = 0; j < n; j += XDI_TILE) {
+        const float max = tiles->max(xdi_xtoken_floats(x + j), xdi_fast_tile_at(j, n));
+        if (max > top) tile = j;
+        if (!(max <= top)) top = max; /* NaN stays */
     }
-    *sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    return isfinite(*sum) != 0;
-}
-
-static int64_t xdi_fast_argmax(const float *x, int64_t n) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (x[i] > x[best]) best = i;
+    for (int64_t j = tile; j < n && !isnan(top); j++)
+        if (x[j] == top) return j;
+    for (int64_t j = 1; j < n; j++)
+        if (x[j] > x[best]) best = j;
     return best;
 }
 
@@ -611,20 +385,20 @@ static int64_t xdi_fast_argmax(const float *x, int64_t n) {
 static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
                            const double *target) {
     const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
     float *r = a->scratch, *t = r + k;
     const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
-    double mass, unused, lse = 0.0, dot = 0.0;
-    if (!xdi_fast_narrow(q, k, 1.0 / c->student, 0.0, r, &mass) ||
-        !xdi_fast_narrow(target, k, 1.0 / c->teacher, 0.0, t, &unused))
-        return false;
+    double dot = 0.0;
+    const double mass = loops->narrow(q, k, 1.0 / c->student, 0.0, r);
+    if (!isfinite(mass) || !isfinite(loops->narrow(target, k, 1.0 / c->teacher, 0.0, t))) return false;
     if (a->normalise) {
-        lse = xdi_fast_xtoken_lse(xdi_fast_tiles(launch), &targets, 0, k, 1.0);
+        const double lse = xdi_fast_xtoken_lse(tiles, &targets, 0, k, 1.0);
         if (isnan(lse)) return false;
-        xdi_fast_narrow(target, k, 1.0 / c->teacher, lse, t, &unused);
+        loops->narrow(target, k, 1.0 / c->teacher, lse, t);
     }
     const double z = mass + XD_XTOKEN_EPSILON;
-    c->agree = xdi_fast_argmax(r, k) == xdi_fast_argmax(t, k);
+    c->agree = xdi_fast_argmax(tiles, r, k) == xdi_fast_argmax(tiles, t, k);
     c->value = 0.0;
     for (int64_t j = 0; j < k; j += XDI_TILE) {
         double part;
@@ -632,8 +406,11 @@ static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_
         dot += part;
     }
     c->delta = dot * XD_XTOKEN_EPSILON / z;
-    for (int64_t j = 0; j < k; j++) q[j] = ((double)r[j] - dot) / z;
-    xdi_xtoken_scale_slopes(c, q, k);
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->delta *= factor * c->student;
+    loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
+    if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */
+    c->largest = loops->top(q, k, true);
     return true;
 }
 
@@ -658,50 +435,64 @@ typedef struct xdi_fast_best {
     int64_t pair;
 } xdi_fast_best;
 
-static inline void xdi_fast_better(xdi_fast_best *best, double value, int64_t pair) {
-    if (best->pair >= 0 && !(value > best->value)) return;
-    best->value = value;
-    best->pair = pair;
-}
-
-/* Pairs [at, at + n) of this shard, gathered; returns how many there are. */
-static int64_t xdi_fast_pair_gather(const xd_xtoken_args *a, int64_t at, int64_t n, float *alpha, float *beta,
-                                    int32_t *ids, xdi_fast_best *best, xdi_fast_best *other_best) {
-    const double *means = a->means, *others = a->others;
-    const int32_t *pair = a->pair + at, *other = a->other + at;
-    const int64_t first = a->first, columns = a->columns;
-    xdi_fast_best mine = *best, teacher = *other_best;
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t v = pair[i] - first;
-        const double y = others[other[i]];
-        xdi_fast_better(&teacher, y, at + i);
-        if (v < 0 || v >= columns) continue;
-        xdi_fast_better(&mine, means[v], at + i);
-        alpha[count] = (float)means[v];
-        beta[count] = (float)y;
-        ids[count++] = (int32_t)v;
+/* Pairs [at, at + n), n > 0, have these values. */
+static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
+                            xdi_fast_best *best) {
+    const double top = loops->top(x, n, false);
+    if (best->pair < 0) {
+        best->value = x[0];
+        best->pair = at;
     }
-    *best = mine;
-    *other_best = teacher;
-    return count;
+    if (!(top > best->value)) return;
+    best->value = top;
+    best->pair = at;
+    while (*x++ != top) best->pair++;
 }
 
-static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, xd_xtoken_args *a) {
+/* The first pair whose student id is not less. */
+static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
+    int64_t begin = 0, end = a->pairs;
+    while (begin < end) {
+        const int64_t middle = begin + (end - begin) / 2;
+        if (a->pair[middle] < id)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return begin;
+}
+
+/* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
+static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t at,
+                                 int64_t n, const double *y, xdi_fast_best *best) {
+    double x[XDI_XTOKEN_PAIRS];
+    float alpha[XDI_XTOKEN_PAIRS], beta[XDI_XTOKEN_PAIRS], slope[XDI_XTOKEN_PAIRS];
+    const int32_t *ids = a->pair + at;
+    for (int64_t i = 0; i < n; i++) x[i] = a->means[ids[i] - a->first];
+    xdi_fast_better(loops, x, at, n, best);
+    loops->narrow(x, n, 1.0, 0.0, alpha);
+    loops->narrow(y, n, 1.0, 0.0, beta);
+    const double sum = loops->pair(alpha, beta, n, a->reverse, slope);
+    for (int64_t i = 0; i < n; i++) a->slope[ids[i] - a->first] = slope[i];
+    return sum;
+}
+
+static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
     const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
-    float alpha[XDI_TILE], beta[XDI_TILE], slope[XDI_TILE];
-    int32_t ids[XDI_TILE];
-    xdi_fast_best best = { -INFINITY, -1 }, other_best = best;
+    const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
+    const int64_t tile = XDI_XTOKEN_PAIRS;
+    xdi_fast_best best = { -INFINITY, -1 }, other = best;
     if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
-    for (int64_t at = 0; at < a->pairs; at += XDI_TILE) {
-        const int64_t n =
-            xdi_fast_pair_gather(a, at, xdi_fast_tile_at(at, a->pairs), alpha, beta, ids, &best, &other_best);
-        a->cells[0] += loops->pair(alpha, beta, n, a->reverse, slope);
-        for (int64_t i = 0; i < n; i++) a->slope[ids[i]] = slope[i];
+    for (int64_t at = 0; at < a->pairs; at += tile) {
+        const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
+        const int64_t from = begin > at ? begin : at, to = end < at + n ? end : at + n;
+        double y[XDI_XTOKEN_PAIRS];
+        for (int64_t i = 0; i < n; i++) y[i] = a->others[a->other[at + i]];
+        xdi_fast_better(loops, y, at, n, &other);
+        if (from < to) a->cells[0] += xdi_fast_pair_tile(loops, a, from, to - from, y + (from - at), &best);
     }
-    a->best = best.pair;
-    a->other_best = other_best.pair;
+    xdi_xtoken_best(a, best.pair, other.pair);
     return XD_OK;
 }
 

@@ -154,7 +154,8 @@ static xd_xtoken_args args_at(const ProjectedCase &c, const Places &p, void *at)
                  place<float>(at, p.weight),
                  place<int64_t>(at, p.column_begin),
                  place<int32_t>(at, p.column_student),
-                 place<float>(at, p.column_weight) };
+                 place<float>(at, p.column_weight),
+                 nullptr };
     a.ids = place<int64_t>(at, p.ids);
     a.k = SLOTS;
     a.fixed = c.fixed;
@@ -250,6 +251,7 @@ static void compare_gradient(Pair *pair, const ProjectedCase &c, bool with_matri
     std::vector<double> dy;
     for (int i = 0; i < PLACES * SLOTS; i++) dy.push_back((double)random.unit());
     memcpy(board.bytes.data() + p.student_cells, dy.data(), dy.size() * sizeof(double));
+    for (int i = 0; i < PLACES; i++) place<xd_xtoken_chunk>(board.bytes.data(), p.chunks)[i].largest = 1.0;
     const std::vector<unsigned char> after =
         pair->run(&board, STUDENT, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;

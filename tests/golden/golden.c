@@ -85,11 +85,9 @@ static const struct {
     { "classic", "minimal fine-tuning", "no device form: minimal fine-tuning" },
     { "classic", "cosine", "no device form: cosine similarity" },
     { "classic", "JSD of probabilities", "no device form: JSD of probabilities" },
-    { "xtoken", NULL, "no device form: losses across tokenizers" },
-    { "xtoken-parts", "KD across tokenizers", "no device form: losses across tokenizers" },
-    { "xtoken-parts", "chunk averages", "no device form: losses across tokenizers" },
-    { "xtoken-parts", "projected probabilities", "no device form: losses across tokenizers" },
-    { "xtoken-parts", "teacher shards", "no device form: losses across tokenizers" },
+    { "xtoken-parts", "chunk averages", "no device form: averages of chunks, dense projections" },
+    { "xtoken-parts", "projected probabilities", "no device form: averages of chunks, dense projections" },
+    { "xtoken-parts", "teacher shards", "no device form: pieces of a teacher's logits" },
 };
 
 /* What has no INVARIANT form: none at all (everywhere), or none on a device. */

@@ -1,0 +1,366 @@
+/* Losses over common and uncommon ids of two tokenizers: kernel/xtoken_cpu.c is the reference. What needs no
+ * exponential has its bits; where sums go over many blocks, these leave their parts in the caller's scratch and
+ * one block adds them in order, so that a sum does not depend on the GPU. */
+
+/* Blocks of a sum over a list, and rows whose log-sum-exps the scratch holds at once. */
+enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
+
+/* ---- log_probs: one block a row for its log-sum-exp, two reads; then one thread a column, a read and a write ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t row = a.rows[blockIdx.x];
+    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.logits, row, a.columns);
+    const bool counts = !best.broken && best.max > -INFINITY;
+    const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    xdi_cuda_sums<1, false> mine;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.columns;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, row, c, a.columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < a.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
+        mine.end_eight();
+    }
+    const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine).sum[0];
+    if (threadIdx.x == 0)
+        reinterpret_cast<double *>(a.scratch)[blockIdx.x] =
+            counts ? (double)best.max / a.temperature + log(sum) : (double)NAN;
+}
+
+/* `lse` holds those of a.rows in their order; NULL: a.lse those of all rows. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_args a, const double *lse, bool first) {
+    const int64_t v = xdi_cuda_flat_index();
+    if (v >= a.columns) return;
+    if (first) {
+        if (FIXED)
+            xdi_cuda_fixed_put(reinterpret_cast<xd_fixed *>(a.cells) + v, xd_fixed());
+        else
+            a.cells[v] = 0.0;
+    }
+    for (int64_t i = 0; i < a.count; i++) {
+        const int64_t row = a.rows[i];
+        const double z = __ddiv_rn((double)xdi_cuda_element(a.logits, row, v), a.temperature);
+        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.lse[row]), a.scale);
+        xdi_cuda_cell_add<FIXED>(a.cells, v, term);
+    }
+}
+
+static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    const xdi_cuda_grid grid = xdi_cuda_flat_grid(a->columns);
+    int64_t first = 0;
+    do {
+        xd_xtoken_args part = *a;
+        part.rows = a->rows + first;
+        if (!a->lse && a->count - first > XDI_CUDA_GOLD_ROWS)
+            part.count = XDI_CUDA_GOLD_ROWS;
+        else
+            part.count = a->count - first;
+        const double *lse = a->lse ? NULL : reinterpret_cast<const double *>(a->scratch);
+        if (lse && part.count > 0)
+            XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.count, XDI_CUDA_TEAM_BLOCK),
+                                    xdi_cuda_xtoken_lse_kernel, part));
+        XDI_CUDA_CELLS(a->fixed, FIXED, {
+            XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
+                                    first == 0));
+        })
+        first += part.count;
+    } while (first < a->count);
+    return XD_OK;
+}
+
+/* ---- pair and total: a part for each block, then one block over the parts ---- */
+
+/* The parts in the scratch. */
+template <bool FIXED> struct xdi_cuda_gold_parts {
+    xdi_cuda_top *best, *other; /* [XDI_CUDA_GOLD_BLOCKS] by the number of the pair */
+    typename xdi_cuda_sums<1, FIXED>::totals *sum;
+
+    __device__ explicit xdi_cuda_gold_parts(float *scratch) {
+        best = reinterpret_cast<xdi_cuda_top *>(scratch);
+        other = best + XDI_CUDA_GOLD_BLOCKS;
+        sum = reinterpret_cast<typename xdi_cuda_sums<1, FIXED>::totals *>(other + XDI_CUDA_GOLD_BLOCKS);
+    }
+};
+
+/* The first of an ascending list that is not below `value`. */
+static __device__ inline int64_t xdi_cuda_lower_bound(const int32_t *list, int64_t count, int64_t value) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (list[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* A NaN is no more than -infinity here; the first of a list that is one is looked at again at the end. */
+static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) {
+    const xdi_cuda_top top = { isnan(value) ? -(double)INFINITY : value, at };
+    return top;
+}
+
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_put(const xd_xtoken_args &a, const xdi_cuda_sums<1, FIXED> &mine,
+                                                xdi_cuda_top best, xdi_cuda_top other) {
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    const auto totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    best = xdi_cuda_block_reduce(best, none, xdi_cuda_top_join());
+    other = xdi_cuda_block_reduce(other, none, xdi_cuda_top_join());
+    if (threadIdx.x != 0) return;
+    const xdi_cuda_gold_parts<FIXED> parts(a.scratch);
+    parts.sum[blockIdx.x] = totals;
+    parts.best[blockIdx.x] = best;
+    parts.other[blockIdx.x] = other;
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_constant__ xd_xtoken_args a) {
+    xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t i = xdi_cuda_flat_index(); i < a.pairs; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
+        const int64_t v = a.pair[i] - a.first;
+        const double beta = a.others[a.other[i]];
+        other = xdi_cuda_top_join()(other, xdi_cuda_top_of(beta, i));
+        if (v < 0 || v >= a.columns) continue;
+        const double alpha = a.means[v], p = exp(a.reverse ? alpha : beta);
+        best = xdi_cuda_top_join()(best, xdi_cuda_top_of(alpha, i));
+        if (p == 0.0) continue;
+        mine.add_wide(0, __dmul_rn(p, a.reverse ? __dsub_rn(alpha, beta) : __dsub_rn(beta, alpha)));
+        a.slope[v] = (float)(a.reverse ? __dmul_rn(p, __dadd_rn(__dsub_rn(alpha, beta), 1.0)) : -p);
+    }
+    xdi_cuda_gold_put<FIXED>(a, mine, best, other);
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_total_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t v = xdi_cuda_flat_index(); v < a.columns; v += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        mine.add_wide(0, (double)a.u[v]);
+    xdi_cuda_gold_put<FIXED>(a, mine, none, none);
+}
+
+/* The pair that a list names when it is read in order: a NaN in front is never passed. */
+static __device__ inline double xdi_cuda_gold_number(xdi_cuda_top top, bool front_is_nan, int64_t front) {
+    return front_is_nan ? (double)front : top.at == INT64_MAX ? -1.0 : (double)top.at;
+}
+
+/* One block. The sums of `blocks` parts into cell 0, in the order of the blocks; with `a.best` the likeliest pairs. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_finish_kernel(const __grid_constant__ xd_xtoken_args a,
+                                                                     int64_t blocks) {
+    xdi_cuda_top best = { -(double)INFINITY, INT64_MAX }, other = best;
+    const xdi_cuda_top none = best;
+    const xdi_cuda_gold_parts<FIXED> parts(a.scratch);
+    xdi_cuda_sums<1, FIXED> mine;
+    if ((int64_t)threadIdx.x < blocks) {
+        mine.whole = parts.sum[threadIdx.x];
+        best = parts.best[threadIdx.x];
+        other = parts.other[threadIdx.x];
+    }
+    const auto totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    best = xdi_cuda_block_reduce(best, none, xdi_cuda_top_join());
+    other = xdi_cuda_block_reduce(other, none, xdi_cuda_top_join());
+    if (threadIdx.x != 0) return;
+    xdi_cuda_cell_join(a.cells, 0, totals);
+    if (!a.best) return;
+    const int64_t front = xdi_cuda_lower_bound(a.pair, a.pairs, a.first);
+    const bool mine_is_nan = best.at != INT64_MAX && isnan(a.means[a.pair[front] - a.first]);
+    const double number = xdi_cuda_gold_number(best, mine_is_nan, front);
+    a.best[XD_XTOKEN_BEST_MEAN] =
+        number < 0.0 ? -(double)INFINITY : a.means[a.pair[(int64_t)number] - a.first];
+    a.best[XD_XTOKEN_BEST_PAIR] = number;
+    a.best[XD_XTOKEN_BEST_OTHER] = xdi_cuda_gold_number(other, a.pairs > 0 && isnan(a.others[a.other[0]]), 0);
+}
+
+/* Blocks for a list; the scratch has room for their parts. */
+static int64_t xdi_cuda_gold_blocks(int64_t count) {
+    static_assert(XDI_CUDA_GOLD_BLOCKS *
+                          (2 * sizeof(xdi_cuda_top) + sizeof(xdi_cuda_sums<1, true>::totals)) <=
+                      XD_XTOKEN_SCRATCH(0) * sizeof(float),
+                  "parts fit");
+    static_assert(XDI_CUDA_GOLD_ROWS * sizeof(double) <= XD_XTOKEN_SCRATCH(0) * sizeof(float), "rows fit");
+    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    return blocks < 1 ? 1 : blocks < XDI_CUDA_GOLD_BLOCKS ? blocks : (int64_t)XDI_CUDA_GOLD_BLOCKS;
+}
+
+static xd_result xdi_cuda_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+    const int64_t blocks = xdi_cuda_gold_blocks(a->pairs);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
+    const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->columns > 0) XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_pair_kernel<FIXED>, *a));
+        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, *a, blocks);
+    })
+}
+
+static xd_result xdi_cuda_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    const int64_t blocks = xdi_cuda_gold_blocks(a->columns);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK);
+    const xdi_cuda_grid one = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
+    xd_xtoken_args total = *a;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    total.best = NULL;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_total_kernel<FIXED>, total));
+        return XDI_CUDA_LAUNCH(launch, one, xdi_cuda_xtoken_finish_kernel<FIXED>, total, blocks);
+    })
+}
+
+/* ---- tail: the list's keys, then one block of 1024 that selects, sorts and looks up ----
+ *
+ * A radix select of the k largest keys, then a bitonic network over them in shared memory, as 64-bit words of key and
+ * place, so that no two are equal; a longer tail is sorted where it will be. Only what is kept is exponentiated. */
+
+enum { XDI_CUDA_TAIL_TEAM = 1024, XDI_CUDA_TAIL_SHARED = 8192 };
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_keys_kernel(const __grid_constant__ xd_xtoken_tail t) {
+    const int64_t i = xdi_cuda_flat_index(), first = xdi_cuda_lower_bound(t.ids, t.count, t.begin);
+    if (first + i >= t.count || t.ids[first + i] >= t.end) return;
+    t.scratch[i] = (float)t.means[t.ids[first + i] - t.begin];
+}
+
+/* Ascending words are descending values, the lowest place first among equals. */
+static __device__ inline void xdi_cuda_tail_sort(uint64_t *words, int64_t n) {
+    __syncthreads();
+    xdi_cuda_bitonic<XDI_CUDA_TAIL_TEAM>(n, [=](int64_t low, int64_t high) {
+        const uint64_t x = words[low], y = words[high];
+        if (x <= y) return;
+        words[low] = y;
+        words[high] = x;
+    });
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_TAIL_TEAM)
+    xdi_cuda_xtoken_tail_kernel(const __grid_constant__ xd_xtoken_tail t) {
+    XD_DYN_SHARED(uint64_t, shared);
+    const int64_t first = xdi_cuda_lower_bound(t.ids, t.count, t.begin);
+    const int64_t columns = xdi_cuda_lower_bound(t.ids, t.count, t.end) - first;
+    const int64_t n = t.k < columns ? t.k : columns;
+    uint64_t *words =
+        t.k <= XDI_CUDA_TAIL_SHARED ? shared : reinterpret_cast<uint64_t *>(static_cast<void *>(t.found));
+    if (n > 0) {
+        int64_t need = n;
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TAIL_TEAM>(t.scratch, columns, &need);
+        xdi_cuda_select_collect<XDI_CUDA_TAIL_TEAM>(
+            t.scratch, columns, threshold, need, [=](int64_t at, float value, int64_t column) {
+                words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
+            });
+    }
+    xdi_cuda_tail_sort(words, n);
+    for (int64_t j = (int64_t)threadIdx.x; j < t.k; j += XDI_CUDA_TAIL_TEAM) {
+        const int64_t id = j < n ? t.ids[first + (int64_t)(words[j] & 0xffffffffu)] - t.begin : -1;
+        t.values[j] = id >= 0 ? exp(t.means[id]) : -1.0;
+        t.found[j] = id;
+    }
+}
+
+static xd_result xdi_cuda_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    const size_t shared = t->k <= XDI_CUDA_TAIL_SHARED ? (size_t)t->k * sizeof(uint64_t) : 0;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (t->k == 0) return XD_OK;
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(t->count), xdi_cuda_xtoken_keys_kernel, *t));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TAIL_TEAM, shared),
+                           xdi_cuda_xtoken_tail_kernel, *t);
+}
+
+/* ---- merge: one block; every entry finds its rank among all shards' ---- */
+
+/* How many of a descending list are larger than value; with `equal` also those that equal it. */
+static __device__ inline int64_t xdi_cuda_tail_before(const double *list, int64_t n, double value,
+                                                      bool equal) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (list[middle] > value || (equal && list[middle] == value))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* xdi_cpu_xtoken_agree, for one thread */
+static __device__ inline bool xdi_cuda_xtoken_agree(const xd_xtoken_merge &m) {
+    double best = -(double)INFINITY, pair = -1.0;
+    for (int r = 0; r < m.shards; r++) {
+        const double *one = m.all + r * m.stride;
+        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
+        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
+        best = mean;
+        pair = at;
+    }
+    return pair >= 0.0 && pair == m.all[XD_XTOKEN_BEST_OTHER];
+}
+
+/* The sum is formed in fixed point: probabilities fit, and it is the same for every cut. A NaN has no rank; it
+ * makes the sum one. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
+    xdi_cuda_sums<1, true> mine;
+    for (int64_t i = (int64_t)threadIdx.x; i < m.shards * m.k; i += XDI_CUDA_TEAM_BLOCK) {
+        const int64_t shard = i / m.k, place = i % m.k;
+        const double value = m.all[shard * m.stride + XD_XTOKEN_BEST_WORDS + place];
+        int64_t rank = place;
+        for (int64_t r = 0; r < m.shards; r++)
+            if (r != shard)
+                rank +=
+                    xdi_cuda_tail_before(m.all + r * m.stride + XD_XTOKEN_BEST_WORDS, m.k, value, r < shard);
+        if (isnan(value)) mine.add_wide(0, value);
+        if (rank >= m.k) continue;
+        const double y = m.others[rank];
+        mine.add_wide(0, fabs(value - y));
+        if (shard == m.shard && m.found[place] >= 0)
+            m.slope[m.found[place]] = (float)((value > y ? 1.0 : value < y ? -1.0 : 0.0) * value);
+    }
+    const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x != 0) return;
+    const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
+    m.out[0] = fits ? xdi_cuda_fixed_value(totals.sum[0]) : (double)NAN;
+    m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
+}
+
+static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_xtoken_merge_kernel,
+                           *m);
+}
+
+static xd_result xdi_cuda_gold_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_total_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_finish_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_keys_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_tail_kernel));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_xtoken_tail_kernel,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           (int)(XDI_CUDA_TAIL_SHARED * sizeof(uint64_t))));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_merge_kernel);
+}
+
+static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
+    kernels->log_probs = xdi_cuda_xtoken_log_probs;
+    kernels->pair = xdi_cuda_xtoken_pair;
+    kernels->tail = xdi_cuda_xtoken_tail;
+    kernels->merge = xdi_cuda_xtoken_merge;
+    kernels->total = xdi_cuda_xtoken_total;
+}

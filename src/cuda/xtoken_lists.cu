@@ -1,0 +1,178 @@
+/* Losses across tokenizers whose chunks have lists of columns of their own: kernel/xtoken_cpu.c is the reference. */
+
+/* The chunk that an entry of the lists belongs to. */
+static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_args &a, int64_t entry) {
+    int64_t low = 0, high = a.place_count - 1;
+    while (low < high) {
+        const int64_t middle = (low + high + 1) / 2;
+        if (a.offset[middle] <= entry)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Adds scale (p M) of one teacher id, of this shard's columns: the terms first, first + step, ... of the id's. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_list_add(const xd_xtoken_args &a, int64_t row, int32_t id,
+                                                double scale, int64_t first, int64_t step,
+                                                xdi_cuda_sums<1, FIXED> *sum) {
+    const xd_xtoken_matrix &m = a.matrix;
+    if (!m.column_begin) {
+        const int64_t v = id - a.first;
+        if (first == 0 && v >= 0 && v < a.columns)
+            sum->add_wide(0, __dmul_rn(scale, (double)xdi_cuda_xtoken_p(a, row, v)));
+        return;
+    }
+    for (int64_t e = m.column_begin[id] + first; e < m.column_begin[id + 1]; e += step) {
+        const int64_t v = m.column_student[e] - a.first;
+        if (v < 0 || v >= a.columns) continue;
+        const double weight = __dmul_rn((double)m.column_weight[e], scale);
+        sum->add_wide(0, __dmul_rn(weight, (double)xdi_cuda_xtoken_p(a, row, v)));
+    }
+}
+
+/* ---- list_project: one warp an entry, which walks the entry's column of the matrix once a row ---- */
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_list_project_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t entry = xdi_cuda_team_row<XDI_CUDA_WARP>(), lane = xdi_cuda_team_thread<XDI_CUDA_WARP>();
+    if (entry >= a.k) return;
+    const int64_t place = xdi_cuda_list_place(a, entry);
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t r = 0; r < a.count; r++)
+        if (a.places[r] == place)
+            xdi_cuda_list_add<FIXED>(a, a.rows[r], a.list[entry], 1.0, lane, XDI_CUDA_WARP, &mine);
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
+    if (lane == 0) xdi_cuda_cell_join(a.cells, entry, totals);
+}
+
+static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0 || a->k == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->k, XDI_CUDA_WARP),
+                               xdi_cuda_list_project_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- list_divergence: one block a chunk; three reads of its lists, which stay in the cache ---- */
+
+static __device__ inline double xdi_cuda_list_term(double q, double a, bool reverse, double *slope) {
+    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
+    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
+    return reverse ? q * difference : -a * difference;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_args a) {
+    xd_xtoken_chunk *c = a.chunks + blockIdx.x;
+    const int64_t begin = a.offset[blockIdx.x], n = a.offset[blockIdx.x + 1] - begin;
+    const int64_t first = (int64_t)threadIdx.x;
+    double *q = a.student + begin, inside = 0.0, target = 0.0, value = 0.0, largest = 0.0, slope = 0.0;
+    const double *t = a.teacher + begin;
+    if (n == 0) return;
+    for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) q[i] = __ddiv_rn(q[i], c->student);
+    const bool agree = xdi_cuda_block_argmax(q, n) == xdi_cuda_block_argmax(t, n);
+    for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
+        inside += q[i];
+        target += t[i];
+        value += xdi_cuda_list_term(q[i], t[i], a.reverse, &q[i]);
+    }
+    const double outside = 1.0 - xdi_cuda_block_sum(inside), rest = 1.0 - xdi_cuda_block_sum(target);
+    value = xdi_cuda_block_sum(value) +
+            xdi_cuda_list_term(outside < 0.0 ? 0.0 : outside, rest > 0.0 ? rest : 0.0, a.reverse, &slope);
+    const double factor = isfinite(value) ? c->factor : 0.0;
+    for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
+        q[i] = factor != 0.0 ? (outside < 0.0 ? q[i] : q[i] - slope) * factor : 0.0;
+        if (fabs(q[i]) > largest) largest = fabs(q[i]);
+    }
+    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
+    if (threadIdx.x != 0) return;
+    c->value = value;
+    c->agree = agree;
+    c->largest = largest;
+}
+
+static xd_result xdi_cuda_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->place_count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_list_divergence_kernel, *a);
+}
+
+/* ---- list_delta: one block a row ---- */
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_list_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t r = (int64_t)blockIdx.x, place = a.places[r], end = a.offset[place + 1];
+    const double largest = a.chunks[place].largest;
+    xdi_cuda_sums<1, FIXED> mine;
+    for (int64_t i = a.offset[place] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK)
+        if (a.student[i] != 0.0)
+            xdi_cuda_list_add<FIXED>(a, a.rows[r], a.list[i], __ddiv_rn(a.student[i], largest), 0, 1, &mine);
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, r, totals);
+}
+
+static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->count == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+                               xdi_cuda_list_delta_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- list_slopes: the places of the list's ids, then one thread a column, so that nothing is added to twice ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_places_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t i = a.offset[a.places[0]] + xdi_cuda_flat_index();
+    if (i < a.offset[a.places[0] + 1]) a.slots[a.list[i]] = (int32_t)i;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slopes_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t v = xdi_cuda_flat_index();
+    const xd_xtoken_matrix &m = a.matrix;
+    double h = 0.0;
+    if (v >= a.columns) return;
+    if (!m.begin && v + a.first < a.vocabulary && a.slots[v + a.first] >= 0)
+        h = a.student[a.slots[v + a.first]];
+    for (int64_t e = m.begin ? m.begin[v] : 0; m.begin && e < m.begin[v + 1]; e++) {
+        const int32_t at = a.slots[m.slot[e]];
+        if (at >= 0) h = __dadd_rn(h, __dmul_rn((double)m.weight[e], a.student[at]));
+    }
+    a.slope[v] = h != 0.0 ? (float)((double)xdi_cuda_xtoken_p(a, a.rows[0], v) * h / a.temperature) : 0.0f;
+}
+
+static xd_result xdi_cuda_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->columns == 0) return XD_OK;
+    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->vocabulary * sizeof *a->slots));
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_places_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->columns), xdi_cuda_list_slopes_kernel, *a);
+}
+
+static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_project_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_places_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_list_slopes_kernel);
+}
+
+static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
+    kernels->list_project = xdi_cuda_list_project;
+    kernels->list_divergence = xdi_cuda_list_divergence;
+    kernels->list_delta = xdi_cuda_list_delta;
+    kernels->list_slopes = xdi_cuda_list_slopes;
+}

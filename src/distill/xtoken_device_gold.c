@@ -1,0 +1,140 @@
+#include <string.h>
+
+/* GOLD on a device: chunk after chunk, each in some twenty launches, without the host. */
+
+/* One chunk: its rows on both sides, and where its sums are. */
+typedef struct xdi_staged_gold {
+    xd_xtoken_args student, teacher;
+    const double *means, *others;
+    double *sums; /* cells [2]: the KL of the pairs, and the sum of its derivatives */
+    int64_t tail;
+} xdi_staged_gold;
+
+static xdi_staged_gold xdi_staged_gold_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          const xdi_xtoken_lists *l, int64_t index) {
+    const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
+    const xd_xtoken_chunk *chunk = &l->chunks[index];
+    xdi_staged_gold g;
+    g.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
+    g.student.cells = x->student;
+    g.student.scale = 1.0 / chunk->student;
+    g.teacher = xdi_xtoken_device_args(x, l->teacher_rows + teacher_at, l->teacher_places + teacher_at,
+                                       l->teacher_first[index + 1] - teacher_at);
+    g.teacher.logits = term->teacher->logits;
+    g.teacher.columns = term->vocabulary;
+    g.teacher.lse = NULL;
+    g.teacher.cells = x->student + wide * x->columns;
+    g.teacher.scale = 1.0 / chunk->teacher;
+    g.sums = g.teacher.cells + wide * term->vocabulary;
+    g.means = x->fixed ? x->device.settled : g.student.cells;
+    g.others = g.means + x->columns;
+    g.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
+    return g;
+}
+
+static xd_result xdi_staged_gold_means(const xdi_xtoken *x, const xdi_staged_gold *g) {
+    const int64_t count = g->student.columns + g->teacher.columns;
+    xd_xtoken_args a = g->student;
+    XDI_TRY(x->kernels.log_probs(&x->launch, &g->student));
+    XDI_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
+    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, g->student.cells, count));
+    if (!x->fixed) return XD_OK;
+    a.count = count;
+    a.out = x->device.settled;
+    return x->kernels.settle(&x->launch, &a);
+}
+
+/* The KL of the pairs, by x->u its derivative, and this shard's likeliest in x->tails. */
+static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
+    xd_xtoken_args a = g->student;
+    a.cells = g->sums;
+    a.means = g->means;
+    a.others = g->others;
+    a.pair = (const int32_t *)xdi_xtoken_there(x, l->pair);
+    a.other = (const int32_t *)xdi_xtoken_there(x, l->other);
+    a.pairs = term->teacher->map->pairs;
+    a.reverse = x->d.reverse;
+    a.slope = x->u;
+    a.best = x->tails;
+    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
+    XDI_TRY(x->device.kernels.memory.fill(&x->launch, g->sums, 0, 2 * cell));
+    return x->kernels.pair(&x->launch, &a);
+}
+
+static xd_result xdi_staged_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
+    const xd_exact_map *map = term->teacher->map;
+    xd_xtoken_tail t = { g->means,
+                         (const int32_t *)xdi_xtoken_there(x, l->rest),
+                         map->student_rest_count,
+                         x->vocab.begin,
+                         x->vocab.end,
+                         g->tail,
+                         x->tails + XD_XTOKEN_BEST_WORDS,
+                         x->tail_ids,
+                         x->scratch,
+                         x->fixed };
+    XDI_TRY(x->kernels.tail(&x->launch, &t));
+    t.means = g->others;
+    t.ids = (const int32_t *)xdi_xtoken_there(x, l->other_rest);
+    t.count = map->teacher_rest_count;
+    t.begin = 0;
+    t.end = term->vocabulary;
+    t.values = x->other_tail;
+    t.found = x->tail_ids + g->tail;
+    return x->kernels.tail(&x->launch, &t);
+}
+
+/* The tails of all shards against the teacher's; x->u is whole then. */
+static xd_result xdi_staged_gold_merge(const xdi_xtoken *x, const xdi_staged_gold *g) {
+    xd_xtoken_merge m;
+    memset(&m, 0, sizeof m);
+    m.all = x->tails;
+    m.stride = XD_XTOKEN_BEST_WORDS + g->tail;
+    m.k = g->tail;
+    m.shard = x->vocab.rank;
+    m.shards = x->vocab.ranks;
+    m.others = x->other_tail;
+    m.found = x->tail_ids;
+    m.slope = x->u;
+    m.out = x->device.merged;
+    if (x->vocab.tp) {
+        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
+        m.all = x->all_tails;
+    }
+    return x->kernels.merge(&x->launch, &m);
+}
+
+/* The chunk's results, and its gradient. */
+static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_xtoken_lists *l,
+                                        const xdi_staged_gold *g, int64_t index) {
+    const xd_xtoken_chunk *chunk = &l->chunks[index];
+    xd_xtoken_args a = g->student;
+    a.cells = g->sums + (x->fixed ? 2 : 1);
+    a.u = x->u;
+    a.scale = chunk->factor / x->d.temperature;
+    XDI_TRY(x->kernels.total(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
+    a.cells = g->sums;
+    a.delta = x->device.merged;
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, chunk);
+    a.out = x->device.delta;
+    XDI_TRY(x->kernels.close(&x->launch, &a));
+    a.delta = a.out;
+    return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l) {
+    for (int64_t index = 0; index < x->d.sequences * term->teacher->chunks; index++) {
+        if (!l->chunks[index].compared) continue;
+        const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, index);
+        XDI_TRY(xdi_staged_gold_means(x, &g));
+        XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
+        if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
+        XDI_TRY(xdi_staged_gold_merge(x, &g));
+        XDI_TRY(xdi_staged_gold_finish(x, l, &g, index));
+    }
+    return XD_OK;
+}

@@ -1,0 +1,192 @@
+/* Kernels of losses across tokenizers that look at single rows, on a GPU against the plain CPU ones. */
+#include "cuda_loss_test.h"
+
+enum { ROWS = 7, COUNT = 4 };
+
+static const int64_t at_work[COUNT] = { 0, 2, 3, 6 };
+
+static std::vector<unsigned char> odd_logits(xd_dtype dtype, const Shape &shape, bool odd, Random *random) {
+    std::vector<unsigned char> z = logits(dtype, shape, random);
+    if (odd) xd_store_f64(z.data(), dtype, 2 * shape.stride() + 1, NAN);
+    if (odd) xd_store_f64(z.data(), dtype, 6 * shape.stride() + 2, HUGE_VAL);
+    for (int r = 0; odd && r < ROWS; r++) xd_store_f64(z.data(), dtype, r * shape.stride(), -HUGE_VAL);
+    return z;
+}
+
+/* The doubles of one row, each by itself. */
+static void check_each(const unsigned char *a, const unsigned char *b, int64_t count, double tolerance) {
+    const double *x = (const double *)(const void *)a, *y = (const double *)(const void *)b;
+    for (int64_t i = 0; i < count; i++) check_near(x + i, y + i, 1, tolerance, 1.0);
+}
+
+/* ---- moments ---- */
+
+static void compare_moments(Pair *pair, xd_dtype dtype, bool odd, bool entropy, bool labelled,
+                            int64_t columns) {
+    Random random(10 + (uint64_t)columns);
+    Board board;
+    const Shape shape = { ROWS, columns, 3, 0, dtype, dtype, dtype };
+    const size_t x = board.add(odd_logits(dtype, shape, odd, &random));
+    const size_t labels = board.add(std::vector<int64_t>{ 0, 1, columns, -100, 2, 1, columns - 1 });
+    const size_t rows = board.add(at_work, sizeof at_work);
+    const size_t out = board.add(std::vector<double>(COUNT * XD_XTOKEN_MOMENTS, 9.0));
+    const std::vector<unsigned char> after =
+        pair->run(&board, columns, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_xtoken_args a = {};
+            a.logits = rows_at(at, x, dtype, shape);
+            a.columns = columns;
+            a.rows = place<int64_t>(at, rows);
+            a.count = COUNT;
+            a.labels = labelled ? place<int64_t>(at, labels) : nullptr;
+            a.moments = place<double>(at, out);
+            a.entropy = entropy;
+            CHECK(xd_ctx_kernels(ctx).xtoken.moments(&launch, &a) == XD_OK);
+        });
+    for (int i = 0; i < COUNT; i++) {
+        const size_t row = out + (size_t)(i * XD_XTOKEN_MOMENTS) * sizeof(double);
+        if (!odd || (at_work[i] != 2 && at_work[i] != 6))
+            check_each(after.data() + row, board.bytes.data() + row, XD_XTOKEN_MOMENTS, 3e-6);
+        else
+            CHECK(isnan(place<double>(board.bytes.data(), row)[XD_XTOKEN_LOG_SUM]) &&
+                  isnan(((const double *)(const void *)(after.data() + row))[XD_XTOKEN_LOG_SUM]));
+    }
+}
+
+XD_TEST(moments_of_rows_are_those_of_the_cpu) {
+    static const int64_t columns[] = { 3, 257, 4099 };
+    Pair pair;
+    for (int form = 0; form < 16; form++)
+        for (int size = 0; size < 3; size++)
+            compare_moments(&pair, form % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, form / 2 % 2 == 1,
+                            form / 4 % 2 == 1, form / 8 == 1, columns[size]);
+}
+
+/* ---- columns of rows, compared and spread ---- */
+
+static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int64_t k, int64_t first,
+                         int64_t columns) {
+    Random random(20 + (uint64_t)k);
+    Board board;
+    const Shape shape = { ROWS, columns, 3, 0, dtype, dtype, dtype };
+    std::vector<int64_t> ids;
+    std::vector<double> logits_of_both;
+    xd_xtoken_chunk chunk = {};
+    std::vector<xd_xtoken_chunk> chunks(COUNT, chunk);
+    for (int64_t j = 0; j < k; j++) ids.push_back(3 * j + random.below(3));
+    for (int64_t j = 0; j < COUNT * k; j++) logits_of_both.push_back((double)random.below(20) - 8.0);
+    for (int64_t j = 0; odd && j < k; j += 4) logits_of_both[(size_t)j] = -HUGE_VAL;
+    if (odd) logits_of_both[(size_t)(3 * k)] = NAN;
+    for (int i = 0; i < COUNT; i++) chunks[(size_t)i].compared = i != 1;
+    const size_t x = board.add(odd_logits(dtype, shape, odd, &random)), list = board.add(ids);
+    const size_t rows = board.add(at_work, sizeof at_work), chunks_at = board.add(chunks);
+    const size_t picked = board.add(std::vector<double>((size_t)(COUNT * k), 0.5));
+    const size_t student = board.add(logits_of_both), teacher = board.add(logits_of_both);
+    const size_t spread = board.add(std::vector<float>((size_t)columns, 4.0f));
+    const std::vector<unsigned char> after =
+        pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_xtoken_args a = {};
+            a.logits = rows_at(at, x, dtype, shape);
+            a.columns = columns;
+            a.first = first;
+            a.temperature = 1.7;
+            a.rows = place<int64_t>(at, rows);
+            a.count = COUNT;
+            a.ids = place<int64_t>(at, list);
+            a.k = k;
+            a.cells = place<double>(at, picked);
+            a.scale = 0.7;
+            CHECK(kernels.pick(&launch, &a) == XD_OK);
+            a.add = true;
+            a.scale = 0.3;
+            CHECK(kernels.pick(&launch, &a) == XD_OK);
+            a.student = place<double>(at, student);
+            a.teacher = place<double>(at, teacher);
+            a.divisor = 1.3;
+            a.chunks = place<xd_xtoken_chunk>(at, chunks_at);
+            a.reverse = reverse;
+            CHECK(kernels.compare(&launch, &a) == XD_OK);
+            a.slope = place<float>(at, spread);
+            CHECK(kernels.spread(&launch, &a) == XD_OK);
+        });
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    check_each(a + picked, b + picked, COUNT * k, 1e-15);
+    for (int i = 0; i < COUNT; i++) {
+        const xd_xtoken_chunk *mine = (const xd_xtoken_chunk *)(const void *)(a + chunks_at) + i;
+        const xd_xtoken_chunk *theirs = (const xd_xtoken_chunk *)(const void *)(b + chunks_at) + i;
+        const size_t s = student + (size_t)(i * k) * sizeof(double);
+        check_near(&mine->value, &theirs->value, 1, 3e-6, 1e-3);
+        if (isfinite(theirs->value)) CHECK(mine->agree == theirs->agree);
+        check_near((const double *)(const void *)(a + s), (const double *)(const void *)(b + s), k, 3e-6);
+    }
+    check_near((const float *)(const void *)(a + spread), (const float *)(const void *)(b + spread), columns,
+               3e-6);
+}
+
+XD_TEST(positions_of_one_tokenizer_are_compared_as_on_the_cpu) {
+    Pair pair;
+    for (int form = 0; form < 8; form++) {
+        const xd_dtype dtype = form % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        compare_rows(&pair, dtype, form / 2 % 2 == 1, form / 4 == 1, 1, 0, 5);
+        compare_rows(&pair, dtype, form / 2 % 2 == 1, form / 4 == 1, 300, 100, 611);
+        compare_rows(&pair, dtype, form / 2 % 2 == 1, form / 4 == 1, 20, 100,
+                     611); /* none is on this shard */
+    }
+}
+
+/* ---- gradients of log-likelihoods ---- */
+
+static void compare_gradient(Pair *pair, xd_dtype dtype, bool in_place, bool with_ce) {
+    enum { COLUMNS = 261, FIRST = 40 };
+    Random random(30);
+    Board board;
+    const Shape shape = { ROWS, COLUMNS, 3, 0, dtype, dtype, dtype };
+    std::vector<double> lse;
+    const std::vector<unsigned char> z = logits(dtype, shape, &random);
+    for (int r = 0; r < ROWS; r++) {
+        double sum = 0.0;
+        for (int v = 0; v < COLUMNS; v++) sum += exp(xd_load_f64(z.data(), dtype, r * shape.stride() + v));
+        lse.push_back(log(sum));
+    }
+    const size_t x = board.add(z), lse_at = board.add(lse);
+    const size_t g = in_place ? x : board.add(logits(dtype, shape, &random));
+    const size_t rows = board.add(at_work, sizeof at_work);
+    const size_t slopes = board.add(std::vector<double>{ 0.5, -0.25, 0.125, 0.75 });
+    const size_t ce = board.add(std::vector<double>{ 0.5, 0.3, 0.3, 0.0, 0.2, 0.2, 0.1 });
+    const size_t labels = board.add(std::vector<int64_t>{ 41, 0, 300, 45, 46, 47, 999 });
+    const std::vector<uint8_t> none(ROWS), some{ 0, 0, 1, 0, 1, 0, 1 };
+    const size_t written = board.add(in_place ? none : some);
+    const std::vector<unsigned char> after =
+        pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+            const xd_launch launch = xd_ctx_launch(ctx);
+            xd_xtoken_args a = {};
+            a.logits = rows_at(at, x, dtype, shape);
+            a.gradient = { place<void>(at, g), dtype, ROWS, COLUMNS + 2, shape.stride() };
+            a.columns = COLUMNS;
+            a.first = FIRST;
+            a.temperature = 1.7;
+            a.rows = place<int64_t>(at, rows);
+            a.count = COUNT;
+            a.lse = a.lse_one = place<double>(at, lse_at);
+            a.slopes = place<double>(at, slopes);
+            a.ce_factor = with_ce ? place<double>(at, ce) : nullptr;
+            a.ce_weight = 0.6;
+            a.labels = place<int64_t>(at, labels);
+            a.written = place<uint8_t>(at, written);
+            CHECK(xd_ctx_kernels(ctx).xtoken.gradient(&launch, &a) == XD_OK);
+        });
+    const int64_t elements = ROWS * shape.stride();
+    check_near(widened(after.data() + g, dtype, elements).data(),
+               widened(board.bytes.data() + g, dtype, elements).data(), elements, tolerance_of(dtype));
+    CHECK(memcmp(after.data() + written, board.bytes.data() + written, ROWS) == 0);
+}
+
+XD_TEST(gradients_of_log_likelihoods_are_those_of_the_cpu) {
+    Pair pair;
+    for (int form = 0; form < 8; form++)
+        compare_gradient(&pair, form % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, form / 2 % 2 == 1, form / 4 == 1);
+}
+
+XD_CUDA_TEST_MAIN()

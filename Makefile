@@ -33,7 +33,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -125,6 +125,12 @@ bench-torch: build/bench/shim.so ## time the CPU kernels beside PyTorch's; TORCH
 
 bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
 	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)
+
+bench-torch-gpu: build/bench/gpu_shim.so ## the same as bench-torch on a GPU, and beside Liger where it is installed
+	$(TORCH_PYTHON) bench/torch/compare.py --device cuda build/bench/gpu_shim.so $(ARGS)
+
+build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h xdistill_cuda.cu | build/bench
+	$(NVCC) -O3 -arch=native -shared -Xcompiler -fPIC -I. $< xdistill_cuda.cu -o $@
 
 bench-tokenizers: ## ids and speed of tokenizer files beside the packages that own them; TOKENIZERS=folder, TOKENIZER_PYTHON
 	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)

@@ -5,6 +5,7 @@
 #   sh tools/gpu_check.sh            or: make gpu-check
 #   GOLDEN=dir                       folder of golden vectors, for the GPU (within the tests) and for the CPU
 #   GPU_CHECK_LOG=file               keeps everything that is printed
+#   TORCH_PYTHON=file                a python with PyTorch, and Liger if it is to be compared; python3
 cd "$(dirname "$0")/.." || exit 1
 nvcc=${NVCC:-nvcc}
 log=${GPU_CHECK_LOG:-build/gpu_check.log}
@@ -49,6 +50,12 @@ for source in bench/*.cu; do
     step "build $source" "$nvcc" -O3 -arch="sm_$capability" -I. "$source" xdistill_cuda.cu $libraries -o "$program"
     step "$source" "$program" -J "$log.jsonl"
 done
+
+if "${TORCH_PYTHON:-python3}" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    step "beside PyTorch" make --no-print-directory bench-torch-gpu ARGS="--rounds 3 -J $log.jsonl"
+else
+    echo "beside PyTorch: skipped, no PyTorch that can use the GPU"
+fi
 
 if [ -n "$failures" ]; then
     echo "failed:$failures; everything is in $log"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""xdistill beside PyTorch on the CPU: same memory, same process, interleaved.
+"""xdistill beside PyTorch, on the CPU or one GPU: same memory, same process, interleaved.
 
     make bench-torch        or      compare.py LIBRARY [-J FILE] [--only NAMES] [--size FACTOR] [--rounds N] [--threads N]
 
@@ -8,8 +8,8 @@ compiled), then times blocks A B B A or B A A B by a coin, and prints the median
 and the spread of the same comparison of our arm with itself. The floor of a row is the largest of its bytes over the rate at
 which memory is read and written in place, the bytes that it reads over the rate at which memory is only read, which may be
 less than half of the other, and its powers, logarithms or products over theirs; the score is the median of floor / measured
-over our samples. Rates are those of the fastest of many windows of a few milliseconds just before and just after the sample,
-because a host's other guests take memory and half a core away for seconds: a block during which a rate falls below nine
+over our samples. Rates are the medians of many windows of a few milliseconds just before and just after the sample, the higher
+of the two, because a host's other guests take memory and half a core away for seconds: a block during which a rate falls below nine
 tenths of its best is void and done again, up to three times; "steady" is the lowest share among the blocks that count. The
 best rates of arithmetic are printed at the end. "model" is what to expect: the floor over the score the row should reach;
 "H100" the same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches the target; it
@@ -20,7 +20,11 @@ Threads stay on cores of their own, PyTorch's by OMP_PROC_BIND, ours beside them
 Rows whose memory exceeds 16 times the last-level cache run from memory, the others are "hot". The allocator keeps its
 memory, so that no arm pays for page faults, and asks for large pages, so that none pays for the ends of small ones. The
 whole table takes some minutes; --hot adds small sizes; --busy counts processor time instead of wall time, for a machine that
-others use, where threads that wait in a loop count as well."""
+others use, where threads that wait in a loop count as well.
+
+--device cuda (make bench-torch-gpu; LIBRARY is gpu_shim.cu) times by events on the stream that both arms use. There the only
+ceiling is a copy of as many bytes, the target is the score that a card should reach, rows are eight times as large, and
+Liger's kernels are among the forms where they are installed."""
 
 import argparse
 import ctypes
@@ -60,10 +64,12 @@ def parse():
     p.add_argument("--size", type=float, default=1.0, help="factor on the sizes of the large rows")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--exclusive", action="store_true",
                    help="timed blocks go before all other work of the machine (SCHED_FIFO, needs root)")
     p.add_argument("--hot", action="store_true", help="add rows that stay in the cache")
     p.add_argument("--busy", action="store_true", help="processor time per thread instead of wall time")
+    p.add_argument("--check", action="store_true", help="only check results, of all forms, and time nothing")
     p.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
     return p.parse_args()
 
@@ -90,6 +96,12 @@ try:
 except ImportError:
     print("skipped: needs PyTorch")
     sys.exit(0)
+ON_GPU = ARGS.device == "cuda"
+if ON_GPU and not torch.cuda.is_available():
+    print("skipped: needs a GPU and a PyTorch that can use it")
+    sys.exit(0)
+if ON_GPU: ARGS.threads = 1
+torch.set_default_device(ARGS.device)
 
 
 def thread_ids():
@@ -149,6 +161,23 @@ def dtype_of(tensor):
 def compiled(function):
     """The function under torch.compile, or None when that is left out."""
     return None if ARGS.no_compile else torch.compile(function, dynamic=False)
+
+
+def liger_forms(row):
+    """Liger's kernel for a loss, where it is installed and has one."""
+    if not ON_GPU: return {}
+    try:
+        from liger_kernel.transformers import functional as liger
+    except ImportError:
+        return {}
+    log_softmax = lambda x: F.log_softmax(x.float() / row.temperature, -1)
+    value = {
+        "ce": liger.liger_cross_entropy,
+        "kl": lambda s, t: liger.liger_kl_div(log_softmax(s), log_softmax(t), reduction="batchmean",
+                                              log_target=True) * row.temperature ** 2,
+        "jsd": lambda s, t: liger.liger_jsd(log_softmax(s), log_softmax(t)),
+    }[row.kind]
+    return {"liger": row.with_gradient(value)}
 
 
 def distance(x, reference):
@@ -214,6 +243,7 @@ class Loss(Row):
             self.forms["eager" + suffix] = self.with_gradient(value)
             fast = compiled(value)
             if fast: self.forms["compile" + suffix] = self.with_gradient(fast)
+        self.forms.update(liger_forms(self))
 
     def value_function(self, widen):
         tau = self.temperature
@@ -386,7 +416,7 @@ class Select(Row):
         self.shape = {"N": rows, "V": cols, "K": k}
         self.data, self.k = torch.randn(rows, cols), k
         self.bytes = self.footprint = self.data.numel() * 4 + rows * k * 12
-        self.seconds = SELECT_SECONDS * rows
+        self.seconds = 0.0 if ON_GPU else SELECT_SECONDS * rows
         self.elements = self.data.numel()
         self.ours = Shim("select", dtype_of(self.data), rows, cols, self.data.data_ptr(), k, threads=1)
         self.forms = {"topk": lambda: torch.topk(self.data, k), "sort": lambda: torch.sort(self.data, descending=True)}
@@ -437,7 +467,7 @@ class Head(Row):
 
 def rows():
     """Sizes: the large rows come to at least 16 times a cache of 32 MiB, the small ones stay in it."""
-    s, bf16, f32 = ARGS.size, torch.bfloat16, torch.float32
+    s, bf16, f32 = ARGS.size * (8 if ON_GPU else 1), torch.bfloat16, torch.float32
     n = lambda count: max(1 << 12, int(count * s) // 4096 * 4096)
     return [
         ("ce_bf16", lambda: Loss("ce", bf16, max(16, int(1024 * s)))),
@@ -452,7 +482,7 @@ def rows():
         ("both", lambda: AdamWEma(n(40 << 20))),
         ("norm_f32", lambda: Norm(f32, n(160 << 20))),
         ("norm_bf16", lambda: Norm(bf16, n(320 << 20))),
-        ("select", lambda: Select(64)),
+        ("select", lambda: Select(16)),
         ("head", Head),
         ("hot_ce_bf16", lambda: Loss("ce", bf16, 16)),
         ("hot_ce_f32", lambda: Loss("ce", f32, 16)),
@@ -475,11 +505,23 @@ def prefer(first):
 
 def clock(function, calls, threads):
     """Seconds of one call, and the processor time that the process took for it, per thread."""
+    if ON_GPU: return clock_events(function, calls), 1.0
     cpu, begin = time.process_time(), time.perf_counter()
     for _ in range(calls): function()
     wall = time.perf_counter() - begin
     share = (time.process_time() - cpu) / (threads or ARGS.threads) / wall
     return (wall * share if ARGS.busy else wall) / calls, share
+
+
+def clock_events(function, calls):
+    """Seconds of one call on the stream."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(calls): function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / calls
 
 
 def sample(function, calls=1, threads=0):
@@ -525,22 +567,24 @@ class Probes:
         if row.ceiling == "in place":
             probe = Shim("probe", row.ours.handle, True, threads=threads)
             self.arms["bytes"] = (probe, library.shim_probed_bytes(probe.handle) * 2)
-        if row.powers: self.arms["powers"] = (Shim("unit", False, threads=threads), library.shim_unit_count() * threads)
-        if row.logarithms:
-            self.arms["logarithms"] = (Shim("unit", True, threads=threads), library.shim_unit_count() * threads)
-        if row.products:
-            dots = Shim("dots", threads=threads)
-            if dots.handle: self.arms["products"] = (dots, library.shim_dot_count() * threads)
+        if row.powers: self.add("powers", Shim("unit", False, threads=threads), library.shim_unit_count())
+        if row.logarithms: self.add("logarithms", Shim("unit", True, threads=threads), library.shim_unit_count())
+        if row.products: self.add("products", Shim("dots", threads=threads), library.shim_dot_count())
+
+    def add(self, name, shim, count):
+        """An arm that does count of something on every thread, where the library has it."""
+        if shim.handle: self.arms[name] = (shim, count * self.threads)
 
     def look(self):
         """Seconds of one of each, just now."""
         units = {}
         time.sleep(PAUSE)
         for name, (shim, count) in self.arms.items():
-            units[name] = min(clock(shim, 1, self.threads)[0] for _ in range(WINDOWS)) / count
+            seen = [clock(shim, 1, self.threads)[0] / count for _ in range(WINDOWS)]
+            units[name] = statistics.median(seen)
             if name not in ("bytes", "reads"):
                 key = (name, self.threads)
-                self.best[key] = min(units[name], self.best.get(key, 1.0))
+                self.best[key] = min(min(seen), self.best.get(key, 1.0))
         return units
 
     def steadiness(self, looks):
@@ -619,6 +663,7 @@ def roofline(row, target, blocks):
 
 def measure(name, row, device):
     target = TARGETS[name.replace("hot_", "")]
+    if ON_GPU: target = (0, target[2]) + target[2:]  # as far as ratios go, to be ahead is not asked for
     torch.set_num_threads(row.threads or ARGS.threads)
     error = row.check(None)
     form, forms = pick(row)
@@ -654,6 +699,13 @@ def measure(name, row, device):
     }
 
 
+def check(row):
+    """Prints the errors of all forms; is ours too large?"""
+    errors = {name: row.check(form) for name, form in {"xdistill": None, **row.forms}.items()}
+    print(f"  {row.label():<26}at most {row.limit:g}: " + ", ".join(f"{name} {errors[name]:.1e}" for name in errors), flush=True)
+    return int(not errors["xdistill"] <= row.limit)
+
+
 def output_of(*command):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
@@ -669,12 +721,21 @@ def read_line(path, prefix=""):
 
 def cache_bytes():
     """Of the last level, as the system reports it."""
+    if ON_GPU: return torch.cuda.get_device_properties(0).L2_cache_size
     text = read_line("/sys/devices/system/cpu/cpu0/cache/index3/size")
     return int(text[:-1]) * 1024 if text.endswith("K") else 32 << 20
 
 
+def describe_gpu():
+    card = torch.cuda.get_device_properties(0)
+    return {"gpu": card.name, "capability": f"{card.major}.{card.minor}", "sm_count": card.multi_processor_count,
+            "gpu_memory_bytes": card.total_memory, "cuda": torch.version.cuda,
+            "driver": output_of("nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit",
+                                "--format=csv,noheader")}
+
+
 def describe_device():
-    return {
+    return dict(describe_gpu() if ON_GPU else {}, **{
         "cpu": read_line("/proc/cpuinfo", "model name"), "family": read_line("/proc/cpuinfo", "cpu family"),
         "model": read_line("/proc/cpuinfo", "model\t"), "stepping": read_line("/proc/cpuinfo", "stepping"),
         "isa": Shim.library.shim_level().decode(), "threads": ARGS.threads, "cores": os.cpu_count(),
@@ -683,13 +744,14 @@ def describe_device():
         "commit": output_of("git", "rev-parse", "HEAD"), "dirty": output_of("git", "status", "--porcelain") != "unknown",
         "torch": torch.__version__, "torch_isa": torch.backends.cpu.get_cpu_capability(), "allocator": ALLOCATOR,
         "utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
+    })
 
 
 def release_free_memory():
     """The next row begins with fresh pages, which large ones can be; where the libc has no such call, with used ones."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim: trim(0)
+    if ON_GPU: torch.cuda.empty_cache()
 
 
 def main():
@@ -708,6 +770,10 @@ def main():
         if only and not any(name.startswith(o) for o in only): continue
         if name.startswith("hot_") and not (ARGS.hot or only): continue
         row = make()
+        if ARGS.check:
+            wrong += check(row)
+            row.close()
+            continue
         line = measure(name, row, device)
         r, roof = line["ratio"], line["roof"]
         print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['predicted_ms']:>10.3f}{line['reference_ms']['median']:>10.3f}"

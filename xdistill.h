@@ -7179,7 +7179,6 @@ typedef struct xdi_xtoken_loops {
     /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
     double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
     void (*write)(const xdi_xtoken_writer *w, int64_t n);
-    void (*settle)(void); /* behind stores that went past the caches */
 } xdi_xtoken_loops;
 
 static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
@@ -11104,14 +11103,14 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, false, false);                            \
     }
 
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                                \
-    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                          \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                  \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
-                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
-                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
-                                                 v##_xtoken_pair,   v##_xtoken_write, v##_settle };
+#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                               \
+    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                 \
+    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                         \
+    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                 \
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,   \
+                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen,  \
+                                                 v##_xtoken_narrow, v##_xtoken_top,  v##_xtoken_slopes, \
+                                                 v##_xtoken_pair,   v##_xtoken_write };
 
 /* ---- 16 by 16 ---- */
 
@@ -11130,8 +11129,6 @@ static void xdi_v4_to_lanes(const float *tables, float *lanes) {
 XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
     xdi_v4_store(x, i, value);
 }
-
-static void xdi_v4_settle(void) {}
 
 XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 
@@ -11197,7 +11194,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 v
     if (x.bf16)
         xdi_v8_store(x, i, value);
     else
-        _mm256_stream_ps((float *)x.data + i, value);
+        xdi_v8_stream(x, i, value);
 }
 
 /* At a multiple of 64 bytes. */
@@ -11207,15 +11204,7 @@ XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16
         _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i),
                             _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, xdi_v16_rounded(value))));
     else
-        _mm512_stream_ps((float *)x.data + i, value);
-}
-
-XDI_SIMD_256 void xdi_v8_settle(void) {
-    _mm_sfence();
-}
-
-XDI_SIMD_512 void xdi_v16_settle(void) {
-    _mm_sfence();
+        xdi_v16_stream(x, i, value);
 }
 
 XDI_XTOKEN_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
@@ -11537,7 +11526,7 @@ static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtok
         xdi_fast_write_group(&g);
         begin = g.end;
     }
-    loops->settle();
+    xdi_fast_tiles(launch)->fence();
     return XD_OK;
 }
 
@@ -24583,6 +24572,15 @@ XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
 /* xtoken_gold.c: what a chunk, value its KL and delta its tail's part, adds to the sums. */
 XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
                                    int64_t b, int64_t c);
+/* xtoken_gold.c: the tails: the k largest probabilities of this shard's ids, behind its likeliest pair in
+ * x->tails, and of the teacher's without a partner, in x->other_tail; a shorter list of this shard ends in -1,
+ * which is less than any probability. All pointers are memory of the kernels' device. */
+XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
+                                    const double *means, const double *others, const int32_t *rest,
+                                    const int32_t *other_rest);
+/* xtoken_gold.c: the tails and likeliest pairs of all shards against the teacher's: out as xd_xtoken_merge has
+ * it; x->u gets the derivative by alpha where an entry is ours. */
+XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out);
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
@@ -26401,46 +26399,9 @@ static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_ter
 
 static xd_result xdi_staged_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                        const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
-    const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { g->means,
-                         (const int32_t *)xdi_xtoken_there(x, l->rest),
-                         map->student_rest_count,
-                         x->vocab.begin,
-                         x->vocab.end,
-                         g->tail,
-                         x->tails + XD_XTOKEN_BEST_WORDS,
-                         x->tail_ids,
-                         x->scratch,
-                         x->fixed };
-    XDI_TRY(x->kernels.tail(&x->launch, &t));
-    t.means = g->others;
-    t.ids = (const int32_t *)xdi_xtoken_there(x, l->other_rest);
-    t.count = map->teacher_rest_count;
-    t.begin = 0;
-    t.end = term->vocabulary;
-    t.values = x->other_tail;
-    t.found = x->tail_ids + g->tail;
-    return x->kernels.tail(&x->launch, &t);
-}
-
-/* The tails of all shards against the teacher's; x->u is whole then. */
-static xd_result xdi_staged_gold_merge(const xdi_xtoken *x, const xdi_staged_gold *g) {
-    xd_xtoken_merge m;
-    memset(&m, 0, sizeof m);
-    m.all = x->tails;
-    m.stride = XD_XTOKEN_BEST_WORDS + g->tail;
-    m.k = g->tail;
-    m.shard = x->vocab.rank;
-    m.shards = x->vocab.ranks;
-    m.others = x->other_tail;
-    m.found = x->tail_ids;
-    m.slope = x->u;
-    m.out = x->device.merged;
-    if (x->vocab.tp) {
-        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
-        m.all = x->all_tails;
-    }
-    return x->kernels.merge(&x->launch, &m);
+    return xdi_gold_tails(x, term, g->tail, g->means, g->others,
+                          (const int32_t *)xdi_xtoken_there(x, l->rest),
+                          (const int32_t *)xdi_xtoken_there(x, l->other_rest));
 }
 
 /* The chunk's results, and its gradient. */
@@ -26470,7 +26431,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term
         XDI_TRY(xdi_staged_gold_means(x, &g));
         XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
         if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
-        XDI_TRY(xdi_staged_gold_merge(x, &g));
+        XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
         XDI_TRY(xdi_staged_gold_finish(x, l, &g, index));
     }
     return XD_OK;
@@ -26531,33 +26492,30 @@ static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *
     return x->kernels.pair(&x->launch, &a);
 }
 
-/* The tails: the largest probabilities of this shard's ids and of the teacher's without a partner; a shorter
- * list of this shard ends in -1, which is less than any probability. */
-static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
+XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
+                                    const double *means, const double *others, const int32_t *rest,
+                                    const int32_t *other_rest) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,         x->vocab.begin,
-                         x->vocab.end, chunk->tail,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
+    xd_xtoken_tail t = { means,        rest,    map->student_rest_count,         x->vocab.begin,
+                         x->vocab.end, k,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
                          x->scratch,   x->fixed };
     XDI_TRY(x->kernels.tail(&x->launch, &t));
-    t.means = x->teacher;
-    t.ids = map->teacher_rest;
+    t.means = others;
+    t.ids = other_rest;
     t.count = map->teacher_rest_count;
     t.begin = 0;
     t.end = term->vocabulary;
     t.values = x->other_tail;
-    t.found = x->tail_ids + chunk->tail;
+    t.found = x->tail_ids + k;
     return x->kernels.tail(&x->launch, &t);
 }
 
-/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an
- * entry is ours. */
-static xd_result xdi_gold_merge(xdi_xtoken *x, xdi_gold_chunk *chunk) {
-    double out[2];
+XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out) {
     xd_xtoken_merge m;
     memset(&m, 0, sizeof m);
     m.all = x->tails;
-    m.stride = XD_XTOKEN_BEST_WORDS + chunk->tail;
-    m.k = chunk->tail;
+    m.stride = XD_XTOKEN_BEST_WORDS + k;
+    m.k = k;
     m.shard = x->vocab.rank;
     m.shards = x->vocab.ranks;
     m.others = x->other_tail;
@@ -26569,10 +26527,7 @@ static xd_result xdi_gold_merge(xdi_xtoken *x, xdi_gold_chunk *chunk) {
         XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
         m.all = x->all_tails;
     }
-    XDI_TRY(x->kernels.merge(&x->launch, &m));
-    chunk->l1 = out[0];
-    chunk->agree = out[1] != 0.0;
-    return XD_OK;
+    return x->kernels.merge(&x->launch, &m);
 }
 
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
@@ -26622,13 +26577,18 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    double *kl = x->row_sums; /* one cell */
+    const xd_exact_map *map = term->teacher->map;
+    double *kl = x->row_sums, merged[2]; /* kl: one cell */
     XDI_TRY(xdi_gold_means(x, term, chunk));
-    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl));
+    XDI_TRY(xdi_gold_pairs(x, map, kl));
     XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
-    if (chunk->tail > 0) XDI_TRY(xdi_gold_tails(x, term, chunk));
-    XDI_TRY(xdi_gold_merge(x, chunk));
+    if (chunk->tail > 0)
+        XDI_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
+                               map->teacher_rest));
+    XDI_TRY(xdi_gold_merge(x, chunk->tail, merged));
+    chunk->l1 = merged[0];
+    chunk->agree = merged[1] != 0.0;
     return xdi_gold_finish(x, term, chunk);
 }
 
@@ -35613,4 +35573,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 caebf6c52b6b34b4c3410cd3099418fb08d0adfde954e3139251e18c1e44dfc3 */
+/* xdistill sha256 9a13c961287aaa2602443a635a4a1ceedcf0174c614be216adc8717fb0af1ef5 */

@@ -332,6 +332,22 @@ struct xdi_cuda_larger {
     }
 };
 
+/* ---- lists ---- */
+
+/* The first of an ascending list that is not below `value`. */
+template <typename T>
+static __device__ inline int64_t xdi_cuda_lower_bound(const T *list, int64_t count, int64_t value) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (list[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* ---- findings ---- */
 
 /* True when some operation found bad data, so that a step must not happen. NULL is fine. */
@@ -4518,20 +4534,6 @@ static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int
     return n;
 }
 
-/* The first of n ascending columns that is not below `column`. */
-static __device__ inline int64_t xdi_cuda_topk_lower_bound(const int64_t *columns, int64_t n,
-                                                           int64_t column) {
-    int64_t low = 0, high = n;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (columns[middle] < column)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
                                                     xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
@@ -4540,7 +4542,7 @@ static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64
     const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
-        int64_t next = xdi_cuda_topk_lower_bound(skipped, inside, c);
+        int64_t next = xdi_cuda_lower_bound(skipped, inside, c);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             while (next < inside && skipped[next] < c + i) next++;
@@ -5808,19 +5810,6 @@ template <bool FIXED> struct xdi_cuda_gold_parts {
     }
 };
 
-/* The first of an ascending list that is not below `value`. */
-static __device__ inline int64_t xdi_cuda_lower_bound(const int32_t *list, int64_t count, int64_t value) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (list[middle] < value)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* A NaN is no more than -infinity here; the first of a list that is one is looked at again at the end. */
 static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) {
     const xdi_cuda_top top = { isnan(value) ? -(double)INFINITY : value, at };
@@ -6561,4 +6550,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 4770381ee06c25f61e716112dfdb3d7a9ad54ad19cb65369f002660ceead41b0 */
+/* xdistill sha256 8402708d4ca22d9771cf5963921f67749857656e694d8f64beca88c88ed5453f */

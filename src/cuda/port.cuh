@@ -313,6 +313,22 @@ struct xdi_cuda_larger {
     }
 };
 
+/* ---- lists ---- */
+
+/* The first of an ascending list that is not below `value`. */
+template <typename T>
+static __device__ inline int64_t xdi_cuda_lower_bound(const T *list, int64_t count, int64_t value) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (list[middle] < value)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* ---- findings ---- */
 
 /* True when some operation found bad data, so that a step must not happen. NULL is fine. */

@@ -50,20 +50,6 @@ static __device__ inline int64_t xdi_cuda_topk_inside(const xd_topk_args &a, int
     return n;
 }
 
-/* The first of n ascending columns that is not below `column`. */
-static __device__ inline int64_t xdi_cuda_topk_lower_bound(const int64_t *columns, int64_t n,
-                                                           int64_t column) {
-    int64_t low = 0, high = n;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (columns[middle] < column)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64_t r, int64_t inside,
                                                     xdi_cuda_sums<XDI_CUDA_TOPK_TERMS, FIXED> *sums) {
@@ -72,7 +58,7 @@ static __device__ inline void xdi_cuda_topk_outside(const xd_topk_args &a, int64
     const float factor = (float)(XDI_CUDA_LOG2E / a.temperature);
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
         const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
-        int64_t next = xdi_cuda_topk_lower_bound(skipped, inside, c);
+        int64_t next = xdi_cuda_lower_bound(skipped, inside, c);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             while (next < inside && skipped[next] < c + i) next++;

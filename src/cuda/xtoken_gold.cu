@@ -86,19 +86,6 @@ template <bool FIXED> struct xdi_cuda_gold_parts {
     }
 };
 
-/* The first of an ascending list that is not below `value`. */
-static __device__ inline int64_t xdi_cuda_lower_bound(const int32_t *list, int64_t count, int64_t value) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (list[middle] < value)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* A NaN is no more than -infinity here; the first of a list that is one is looked at again at the end. */
 static __device__ inline xdi_cuda_top xdi_cuda_top_of(double value, int64_t at) {
     const xdi_cuda_top top = { isnan(value) ? -(double)INFINITY : value, at };

@@ -64,46 +64,9 @@ static xd_result xdi_staged_gold_pairs(const xdi_xtoken *x, const xdi_xtoken_ter
 
 static xd_result xdi_staged_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                        const xdi_xtoken_lists *l, const xdi_staged_gold *g) {
-    const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { g->means,
-                         (const int32_t *)xdi_xtoken_there(x, l->rest),
-                         map->student_rest_count,
-                         x->vocab.begin,
-                         x->vocab.end,
-                         g->tail,
-                         x->tails + XD_XTOKEN_BEST_WORDS,
-                         x->tail_ids,
-                         x->scratch,
-                         x->fixed };
-    XDI_TRY(x->kernels.tail(&x->launch, &t));
-    t.means = g->others;
-    t.ids = (const int32_t *)xdi_xtoken_there(x, l->other_rest);
-    t.count = map->teacher_rest_count;
-    t.begin = 0;
-    t.end = term->vocabulary;
-    t.values = x->other_tail;
-    t.found = x->tail_ids + g->tail;
-    return x->kernels.tail(&x->launch, &t);
-}
-
-/* The tails of all shards against the teacher's; x->u is whole then. */
-static xd_result xdi_staged_gold_merge(const xdi_xtoken *x, const xdi_staged_gold *g) {
-    xd_xtoken_merge m;
-    memset(&m, 0, sizeof m);
-    m.all = x->tails;
-    m.stride = XD_XTOKEN_BEST_WORDS + g->tail;
-    m.k = g->tail;
-    m.shard = x->vocab.rank;
-    m.shards = x->vocab.ranks;
-    m.others = x->other_tail;
-    m.found = x->tail_ids;
-    m.slope = x->u;
-    m.out = x->device.merged;
-    if (x->vocab.tp) {
-        XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
-        m.all = x->all_tails;
-    }
-    return x->kernels.merge(&x->launch, &m);
+    return xdi_gold_tails(x, term, g->tail, g->means, g->others,
+                          (const int32_t *)xdi_xtoken_there(x, l->rest),
+                          (const int32_t *)xdi_xtoken_there(x, l->other_rest));
 }
 
 /* The chunk's results, and its gradient. */
@@ -133,7 +96,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term
         XDI_TRY(xdi_staged_gold_means(x, &g));
         XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
         if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
-        XDI_TRY(xdi_staged_gold_merge(x, &g));
+        XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
         XDI_TRY(xdi_staged_gold_finish(x, l, &g, index));
     }
     return XD_OK;

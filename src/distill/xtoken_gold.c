@@ -51,33 +51,30 @@ static xd_result xdi_gold_pairs(xdi_xtoken *x, const xd_exact_map *map, double *
     return x->kernels.pair(&x->launch, &a);
 }
 
-/* The tails: the largest probabilities of this shard's ids and of the teacher's without a partner; a shorter
- * list of this shard ends in -1, which is less than any probability. */
-static xd_result xdi_gold_tails(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
+XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
+                                    const double *means, const double *others, const int32_t *rest,
+                                    const int32_t *other_rest) {
     const xd_exact_map *map = term->teacher->map;
-    xd_xtoken_tail t = { x->student,   map->student_rest, map->student_rest_count,         x->vocab.begin,
-                         x->vocab.end, chunk->tail,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
+    xd_xtoken_tail t = { means,        rest,    map->student_rest_count,         x->vocab.begin,
+                         x->vocab.end, k,       x->tails + XD_XTOKEN_BEST_WORDS, x->tail_ids,
                          x->scratch,   x->fixed };
     XDI_TRY(x->kernels.tail(&x->launch, &t));
-    t.means = x->teacher;
-    t.ids = map->teacher_rest;
+    t.means = others;
+    t.ids = other_rest;
     t.count = map->teacher_rest_count;
     t.begin = 0;
     t.end = term->vocabulary;
     t.values = x->other_tail;
-    t.found = x->tail_ids + chunk->tail;
+    t.found = x->tail_ids + k;
     return x->kernels.tail(&x->launch, &t);
 }
 
-/* The tails and likeliest pairs of all shards against the teacher's; u gets the derivative by alpha where an
- * entry is ours. */
-static xd_result xdi_gold_merge(xdi_xtoken *x, xdi_gold_chunk *chunk) {
-    double out[2];
+XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out) {
     xd_xtoken_merge m;
     memset(&m, 0, sizeof m);
     m.all = x->tails;
-    m.stride = XD_XTOKEN_BEST_WORDS + chunk->tail;
-    m.k = chunk->tail;
+    m.stride = XD_XTOKEN_BEST_WORDS + k;
+    m.k = k;
     m.shard = x->vocab.rank;
     m.shards = x->vocab.ranks;
     m.others = x->other_tail;
@@ -89,10 +86,7 @@ static xd_result xdi_gold_merge(xdi_xtoken *x, xdi_gold_chunk *chunk) {
         XDI_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->tails, x->all_tails, m.stride, XD_DTYPE_F64));
         m.all = x->all_tails;
     }
-    XDI_TRY(x->kernels.merge(&x->launch, &m));
-    chunk->l1 = out[0];
-    chunk->agree = out[1] != 0.0;
-    return XD_OK;
+    return x->kernels.merge(&x->launch, &m);
 }
 
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
@@ -142,13 +136,18 @@ static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
-    double *kl = x->row_sums; /* one cell */
+    const xd_exact_map *map = term->teacher->map;
+    double *kl = x->row_sums, merged[2]; /* kl: one cell */
     XDI_TRY(xdi_gold_means(x, term, chunk));
-    XDI_TRY(xdi_gold_pairs(x, term->teacher->map, kl));
+    XDI_TRY(xdi_gold_pairs(x, map, kl));
     XDI_TRY(xdi_xtoken_join(x, kl, 1, x->vocab.tp, NULL));
     chunk->kl = kl[0];
-    if (chunk->tail > 0) XDI_TRY(xdi_gold_tails(x, term, chunk));
-    XDI_TRY(xdi_gold_merge(x, chunk));
+    if (chunk->tail > 0)
+        XDI_TRY(xdi_gold_tails(x, term, chunk->tail, x->student, x->teacher, map->student_rest,
+                               map->teacher_rest));
+    XDI_TRY(xdi_gold_merge(x, chunk->tail, merged));
+    chunk->l1 = merged[0];
+    chunk->agree = merged[1] != 0.0;
     return xdi_gold_finish(x, term, chunk);
 }
 

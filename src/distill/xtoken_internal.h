@@ -220,6 +220,15 @@ XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term);
 /* xtoken_gold.c: what a chunk, value its KL and delta its tail's part, adds to the sums. */
 XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
                                    int64_t b, int64_t c);
+/* xtoken_gold.c: the tails: the k largest probabilities of this shard's ids, behind its likeliest pair in
+ * x->tails, and of the teacher's without a partner, in x->other_tail; a shorter list of this shard ends in -1,
+ * which is less than any probability. All pointers are memory of the kernels' device. */
+XD_PRIVATE xd_result xdi_gold_tails(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t k,
+                                    const double *means, const double *others, const int32_t *rest,
+                                    const int32_t *other_rest);
+/* xtoken_gold.c: the tails and likeliest pairs of all shards against the teacher's: out as xd_xtoken_merge has
+ * it; x->u gets the derivative by alpha where an entry is ours. */
+XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out);
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);

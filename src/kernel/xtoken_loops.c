@@ -225,14 +225,14 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, false, false);                            \
     }
 
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                                \
-    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                          \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                  \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
-                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
-                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
-                                                 v##_xtoken_pair,   v##_xtoken_write, v##_settle };
+#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                               \
+    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                 \
+    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                         \
+    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                 \
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,   \
+                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen,  \
+                                                 v##_xtoken_narrow, v##_xtoken_top,  v##_xtoken_slopes, \
+                                                 v##_xtoken_pair,   v##_xtoken_write };
 
 /* ---- 16 by 16 ---- */
 
@@ -251,8 +251,6 @@ static void xdi_v4_to_lanes(const float *tables, float *lanes) {
 XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
     xdi_v4_store(x, i, value);
 }
-
-static void xdi_v4_settle(void) {}
 
 XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 
@@ -318,7 +316,7 @@ XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 v
     if (x.bf16)
         xdi_v8_store(x, i, value);
     else
-        _mm256_stream_ps((float *)x.data + i, value);
+        xdi_v8_stream(x, i, value);
 }
 
 /* At a multiple of 64 bytes. */
@@ -328,15 +326,7 @@ XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16
         _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i),
                             _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, xdi_v16_rounded(value))));
     else
-        _mm512_stream_ps((float *)x.data + i, value);
-}
-
-XDI_SIMD_256 void xdi_v8_settle(void) {
-    _mm_sfence();
-}
-
-XDI_SIMD_512 void xdi_v16_settle(void) {
-    _mm_sfence();
+        xdi_v16_stream(x, i, value);
 }
 
 XDI_XTOKEN_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)

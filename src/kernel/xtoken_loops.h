@@ -52,7 +52,6 @@ typedef struct xdi_xtoken_loops {
     /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
     double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
     void (*write)(const xdi_xtoken_writer *w, int64_t n);
-    void (*settle)(void); /* behind stores that went past the caches */
 } xdi_xtoken_loops;
 
 static inline xdi_simd_array xdi_xtoken_floats(const float *x) {

@@ -295,7 +295,7 @@ static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtok
         xdi_fast_write_group(&g);
         begin = g.end;
     }
-    loops->settle();
+    xdi_fast_tiles(launch)->fence();
     return XD_OK;
 }
 

@@ -1503,13 +1503,13 @@ typedef struct xd_xtoken_kernels {
     xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [count] of `delta` -> out: what gradient takes as delta. Positions alone in their chunk have its own. */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z; and row_lse =
-     * log-sum-exp from the cells */
+    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* row_lse = log-sum-exp from those cells */
+    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [2], the sums of `pair` and of `total`, and out of `merge` in delta -> chunk 0: value the first, delta the
      * tail's sum, agree, largest 0 when they are not finite, else 1; out [count]: what gradient takes as delta */
     xd_result (*close)(const xd_launch *launch, const xd_xtoken_args *args);
-    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */
@@ -3740,8 +3740,14 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient);
 
-/* A copy of a projection in memory of the context's device, where losses find it without a copy in each
- * call. Waits for the device. Free with xd_projection_drop. Local. Errors: MEMORY, DEVICE. */
+/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
+ *
+ *   projection  in memory of the host; its arrays are read during the call
+ *   out         for losses of this context alone, and nothing on the host can read it. Free with
+ *               xd_projection_drop, before the device is taken from the context
+ *
+ * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
+ * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; an empty one is fine. */
@@ -24717,6 +24723,9 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
     const size_t entries = (size_t)m->entries * sizeof(int32_t);
     const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
                             m->student_id, m->weight,       m->column_weight };
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
+                XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
+                (long long)m->entries);
     const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
                               (size_t)(m->teacher_size + 1) * sizeof(int64_t),
                               entries,
@@ -35573,4 +35582,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 9a13c961287aaa2602443a635a4a1ceedcf0174c614be216adc8717fb0af1ef5 */
+/* xdistill sha256 3b6a361cca5eafa6b5cf14b4abbd7b17c847b8ed82de1512b6a480b3f9f321ef */

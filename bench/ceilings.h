@@ -1,5 +1,5 @@
 /* Loops that read, or read and write in place, as fast as a machine does: the ceilings of what memory bounds. A
- * caller takes the fastest of many short windows. */
+ * caller measures many short windows. */
 #ifndef XDISTILL_BENCH_CEILINGS_H
 #define XDISTILL_BENCH_CEILINGS_H
 

@@ -1,5 +1,5 @@
 /* How many powers and logarithms a level of the library takes a second, from the first cache and with nothing else
- * to do: the ceilings of what arithmetic bounds. A caller takes the fastest of many short windows. */
+ * to do: the ceilings of what arithmetic bounds. A caller measures many short windows. */
 #ifndef XDISTILL_BENCH_UNITS_H
 #define XDISTILL_BENCH_UNITS_H
 

@@ -8,12 +8,12 @@ compiled), then times blocks A B B A or B A A B by a coin, and prints the median
 and the spread of the same comparison of our arm with itself. The floor of a row is the largest of its bytes over the rate at
 which memory is read and written in place, the bytes that it reads over the rate at which memory is only read, which may be
 less than half of the other, and its powers, logarithms or products over theirs; the score is the median of floor / measured
-over our samples. Rates are the medians of many windows of a few milliseconds just before and just after the sample, the higher
-of the two, because a host's other guests take memory and half a core away for seconds: a block during which a rate falls below nine
-tenths of its best is void and done again, up to three times; "steady" is the lowest share among the blocks that count. The
-best rates of arithmetic are printed at the end. "model" is what to expect: the floor over the score the row should reach;
-"H100" the same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches the target; it
-is unsteady, and says nothing, when a rate fell below three quarters of its best all the time.
+over our samples. Rates are the medians of many windows of a few milliseconds just before and just after the sample, the
+higher of the two, because a host's other guests take memory and half a core away for seconds: a block during which a rate
+falls below nine tenths of its best is void and done again, up to three times; "steady" is the lowest share among the blocks
+that count. The best rates of arithmetic are printed at the end. "model" is what to expect: the floor over the score the row
+should reach; "H100" the same from that card's recorded rates, a prediction. A row holds when its ratio or its score reaches
+the target; it is unsteady, and says nothing, when a rate fell below three quarters of its best all the time.
 
 Threads stay on cores of their own, PyTorch's by OMP_PROC_BIND, ours beside them.
 

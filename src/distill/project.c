@@ -16,6 +16,9 @@ XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projecti
     const size_t entries = (size_t)m->entries * sizeof(int32_t);
     const void *from[6] = { m->row_begin,  m->column_begin, m->teacher_id,
                             m->student_id, m->weight,       m->column_weight };
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU || !memory.owns(ctx, m->row_begin),
+                XD_ERROR_ARGUMENT, "the projection of %lld entries is in memory of the device already",
+                (long long)m->entries);
     const size_t bytes[6] = { (size_t)(m->student_size + 1) * sizeof(int64_t),
                               (size_t)(m->teacher_size + 1) * sizeof(int64_t),
                               entries,

@@ -27,8 +27,14 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const x
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient);
 
-/* A copy of a projection in memory of the context's device, where losses find it without a copy in each
- * call. Waits for the device. Free with xd_projection_drop. Local. Errors: MEMORY, DEVICE. */
+/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
+ *
+ *   projection  in memory of the host; its arrays are read during the call
+ *   out         for losses of this context alone, and nothing on the host can read it. Free with
+ *               xd_projection_drop, before the device is taken from the context
+ *
+ * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
+ * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; an empty one is fine. */

@@ -179,13 +179,13 @@ typedef struct xd_xtoken_kernels {
     xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [count] of `delta` -> out: what gradient takes as delta. Positions alone in their chunk have its own. */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z; and row_lse =
-     * log-sum-exp from the cells */
+    /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* row_lse = log-sum-exp from those cells */
+    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [2], the sums of `pair` and of `total`, and out of `merge` in delta -> chunk 0: value the first, delta the
      * tail's sum, agree, largest 0 when they are not finite, else 1; out [count]: what gradient takes as delta */
     xd_result (*close)(const xd_launch *launch, const xd_xtoken_args *args);
-    xd_result (*row_logs)(const xd_launch *launch, const xd_xtoken_args *args);
 } xd_xtoken_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

@@ -240,6 +240,23 @@ XD_TEST(every_mesh_weighs_several_teachers_alike) {
     close_problem(&p);
 }
 
+/* What is on the GPU is not the host's to copy. */
+XD_TEST(a_projection_is_uploaded_once) {
+    problem p;
+    xd_cuda *cuda = nullptr;
+    xd_projection near = {}, again = {};
+    open_problem(&p, XD_XTOKEN_PROJECTED);
+    CHECK(xd_cuda_create(p.ctx, nullptr, &cuda) == XD_OK);
+    CHECK(xd_projection_upload(p.ctx, &p.projection, &near) == XD_OK);
+    CHECK(near.entries == p.projection.entries && near.row_begin != p.projection.row_begin);
+    CHECK(xd_projection_upload(p.ctx, &near, &again) == XD_ERROR_ARGUMENT);
+    CHECK(again.row_begin == nullptr);
+    xd_projection_drop(p.ctx, &near);
+    xd_projection_drop(p.ctx, &near); /* empty by now */
+    xd_cuda_destroy(cuda);
+    close_problem(&p);
+}
+
 XD_TEST(other_kinds_and_small_workspaces_are_refused) {
     problem p;
     call c;

@@ -5491,7 +5491,7 @@ static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_matrix &m, 
 }
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], place = a.places[i];
     const double largest = a.chunks[place].largest, *dy = a.student + place * a.matrix.k;
@@ -6550,4 +6550,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 8402708d4ca22d9771cf5963921f67749857656e694d8f64beca88c88ed5453f */
+/* xdistill sha256 6941e8171f2436fbe138874a66c4e2ada728d124c0559252f8fc10d2ede96c74 */

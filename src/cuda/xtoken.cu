@@ -238,7 +238,7 @@ static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_matrix &m, 
 }
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t i = (int64_t)blockIdx.x, row = a.rows[i], place = a.places[i];
     const double largest = a.chunks[place].largest, *dy = a.student + place * a.matrix.k;

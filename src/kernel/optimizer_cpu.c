@@ -140,14 +140,6 @@ XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at) {
     return count - at < room ? count - at : room;
 }
 
-/* Where the span of a step begins. A processor fetches several streams of addresses further ahead than
- * one, so the faster levels cut a long array into `ways` regions and visit them by turns. */
-static int64_t xdi_span_at(const xdi_span_kernels *spans, int64_t ways, int64_t step, int64_t count) {
-    const int64_t total = (count + XDI_SPAN - 1) / XDI_SPAN, region = step % ways, longer = total % ways;
-    if (!spans->fast || count < XDI_SPAN_LONG) return step * XDI_SPAN;
-    return (region * (total / ways) + (region < longer ? region : longer) + step / ways) * XDI_SPAN;
-}
-
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer) {
     if (dtype == XD_DTYPE_F32) return (const float *)data + at;
@@ -229,10 +221,8 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_lerp_array *a = &args->arrays[k];
-        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
-            const int64_t at = xdi_span_at(spans, 2, step, a->count);
+        for (int64_t at = 0; at < a->count; at += XDI_SPAN)
             xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
-        }
     }
     return XD_OK;
 }
@@ -292,8 +282,7 @@ XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_arg
         average.target_dtype = a->average_dtype;
         average.source = a->value ? a->value : a->master;
         average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
-        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
-            const int64_t at = xdi_span_at(spans, a->value ? 1 : 2, step, a->count);
+        for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
             const int64_t n = xdi_span_length(a->count, at);
             update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
             if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
@@ -311,8 +300,8 @@ static bool xdi_cast_takes(xd_dtype dtype) {
 
 static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
     float widened[XDI_SPAN];
-    for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
-        const int64_t at = xdi_span_at(spans, 2, step, a->count), n = xdi_span_length(a->count, at);
+    for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(a->count, at);
         if (a->target_dtype == XD_DTYPE_F32)
             spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
         else
@@ -352,8 +341,8 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
     float values[XDI_SPAN];
     XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
                 "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
-    for (int64_t step = 0; step * XDI_SPAN < args->count; step++) {
-        const int64_t at = xdi_span_at(spans, 2, step, args->count), n = xdi_span_length(args->count, at);
+    for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(args->count, at);
         float *x = (float *)args->data + at;
         if (args->dtype == XD_DTYPE_F32) {
             spans->scale(x, args->factor, n);
@@ -510,10 +499,8 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
         for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
             xdi_norm_block(args, spans, a, at,
                            a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
-        for (int64_t step = 0; !binned && step * XDI_SPAN < a->count; step++) {
-            const int64_t at = xdi_span_at(spans, 4, step, a->count);
+        for (int64_t at = 0; !binned && at < a->count; at += XDI_SPAN)
             xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
-        }
     }
     return XD_OK;
 }

@@ -9,7 +9,7 @@
 /* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
  * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
  * to a span. The walk over arrays, spans and dtypes is written once, in optimizer_cpu.c. */
-enum { XDI_SPAN = 512, XDI_SPAN_LONG = 1 << 16 };
+enum { XDI_SPAN = 512 };
 
 /* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
  * below 2^-140. */
@@ -45,7 +45,7 @@ typedef struct xdi_span_kernels {
     /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool fast; /* visits long arrays out of order and gathers exact norms by exponent; for speed only */
+    bool fast; /* gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* optimizer_simd.c: the spans of a level, XD_CPU_PLAIN and above. */

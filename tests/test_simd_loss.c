@@ -307,6 +307,12 @@ XD_TEST(more_than_one_tile_with_the_maximum_anywhere) {
         for (int r = 0; r < ROWS; r++) {
             p.student[r * p.width + (r * 601) % p.vocab] = 30.0f; /* larger than what came first */
             p.teacher[r * p.width + (r * 499 + 300) % p.vocab] = r % 2 ? 90.0f : 20.0f;
+            if (r % 3 == 2) { /* beyond what the first tile's powers are relative to */
+                p.student[r * p.width + p.vocab - 2] = 70.0f;
+                p.student[r * p.width + p.vocab - 3] = 69.0f;
+                p.teacher[r * p.width + p.vocab - 3] = 80.0f;
+                p.teacher[r * p.width + p.vocab - 2] = 79.5f;
+            }
         }
         p.dtype = round % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
         p.in_place = round == 2;

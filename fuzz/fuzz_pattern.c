@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     memcpy(pattern, data, length);
     pattern[length] = '\0';
     /* Bytes "a" and "b" and both together: the rest of a text has no token. */
-    const xd_tokenizer_desc desc = { XD_TOKENIZER_PRESET_NONE, pattern, NULL, 0, 0 };
+    const xd_tokenizer_desc desc = { XD_TOKENIZER_PRESET_NONE, pattern, NULL, 0, 0, NULL, NULL };
     xd_tokenizer *tokenizer = NULL;
     xd_encoder *encoder = NULL;
     xd_encoding e;

@@ -9,7 +9,7 @@ static const char text[] =
 
 static void use(xd_ctx *ctx, const xd_tokenizer *tokenizer) {
     const xd_tokenizer_info info = xd_tokenizer_describe(tokenizer);
-    const xd_encode_desc special = { true, false };
+    const xd_encode_desc special = { true, false, true };
     xd_encoder *encoder = NULL;
     xd_encoding e;
     size_t length = 0;
@@ -25,6 +25,7 @@ static void use(xd_ctx *ctx, const xd_tokenizer *tokenizer) {
     for (int round = 0; round < 2; round++) {
         if (xd_encode(encoder, text, sizeof text - 1, round ? &special : NULL, &e) != XD_OK) continue;
         int64_t begin = 0, end = 0;
+        FUZZ_CHECK((e.roles != NULL) == (round == 1));
         for (int64_t i = 0; i < e.count; i++) {
             FUZZ_CHECK(e.spans[i].begin >= begin && e.spans[i].end >= end &&
                        e.spans[i].end >= e.spans[i].begin);
@@ -39,7 +40,7 @@ static void use(xd_ctx *ctx, const xd_tokenizer *tokenizer) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     xd_ctx *ctx = fuzz_ctx();
-    const xd_tokenizer_desc ranks = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0 };
+    const xd_tokenizer_desc ranks = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
     for (int form = 0; form < 2; form++) {
         xd_tokenizer *tokenizer = NULL;
         if (xd_tokenizer_parse(ctx, data, bytes, form ? &ranks : NULL, &tokenizer) == XD_OK)

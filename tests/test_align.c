@@ -1,6 +1,6 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
-#include "xd_test.h"
+#include "tokenizer_make.h"
 
 #include <stdlib.h>
 
@@ -230,6 +230,92 @@ XD_TEST(spans_that_go_backwards_are_refused_with_both) {
     CHECK_EQ_INT(xd_align_bytes(ctx, &s.in, &t.in, &a, NULL), XD_ERROR_ARGUMENT);
     CHECK(a.chunks == NULL);
     xd_ctx_destroy(ctx);
+}
+
+/* ---- encodings with special tokens ---- */
+
+/* Byte-level, with the merges; `post` is the inside of a post-processor. <s> is 300, </s> 301. */
+static fixture tokenizer_with(const char *merges, const char *post) {
+    const char *added = ADDED(300, "<s>", true, "") "," ADDED(301, "</s>", true, "");
+    return load(with_post_processor(byte_level_with("null", PLAIN_BYTES, "", added, merges, false), post));
+}
+
+/* Appends a text as one document; spans begin again with each. */
+static void append(side *s, const fixture *f, const char *text, int32_t document, bool add_special) {
+    const xd_encode_desc desc = { false, false, add_special };
+    xd_encoding e = { 0, NULL, NULL, NULL };
+    CHECK_EQ_INT(xd_encode(f->encoder, text, strlen(text), &desc, &e), XD_OK);
+    for (int64_t i = 0; i < e.count; i++) {
+        const int64_t at = s->in.count++;
+        s->spans[at] = e.spans[i];
+        s->roles[at] = e.roles ? e.roles[i] : (uint8_t)XD_TOKEN_TEXT;
+        s->documents[at] = document;
+        s->mask[at] = 1;
+    }
+}
+
+#define BOS_AND_EOS "{\"type\":\"BertProcessing\",\"cls\":[\"<s>\",300],\"sep\":[\"</s>\",301]}"
+#define BOS_ALONE                                                                                      \
+    "{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{" \
+    "\"id\":"                                                                                          \
+    "\"A\"}}],\"special_tokens\":{\"<s>\":{\"ids\":[300]}}}"
+
+XD_TEST(special_tokens_around_a_text_stand_alone_or_pair_and_leave_its_chunks_alone) {
+    /* "abcab" is ab|c|ab and a|bc|a|b. */
+    const int none[][5] = { { 0, 2, 0, 2, 1 }, { 2, 3, 2, 4, 1 } };
+    const int student[][5] = { { 0, 1, 0, 0, 0 }, { 1, 3, 0, 2, 1 }, { 3, 4, 2, 4, 1 }, { 4, 5, 4, 4, 0 } };
+    const int teacher[][5] = { { 0, 0, 0, 1, 0 }, { 0, 2, 1, 3, 1 }, { 2, 3, 3, 5, 1 } };
+    const int both[][5] = { { 0, 1, 0, 1, 1 }, { 1, 3, 1, 3, 1 }, { 3, 4, 3, 5, 1 }, { 4, 5, 5, 5, 0 } };
+    const struct {
+        const int (*chunks)[5];
+        int count;
+    } expected[] = { { none, 2 }, { student, 4 }, { teacher, 3 }, { both, 4 } };
+    fixture f = tokenizer_with("a b", BOS_AND_EOS), g = tokenizer_with("b c", BOS_ALONE);
+    for (int i = 0; i < 4; i++) {
+        side s, t;
+        spell(&s, NULL, 0);
+        spell(&t, NULL, 0);
+        append(&s, &f, "abcab", 0, (i & 1) != 0);
+        append(&t, &g, "abcab", 0, (i & 2) != 0);
+        check_chunks(&s, &t, expected[i].chunks, expected[i].count);
+    }
+    unload(&f);
+    unload(&g);
+}
+
+XD_TEST(each_packed_document_has_its_own_special_tokens_and_chunk_ids_follow) {
+    fixture f = tokenizer_with("a b", BOS_AND_EOS), g = tokenizer_with("b c", BOS_ALONE);
+    const int expected[][5] = { { 0, 1, 0, 1, 1 }, { 1, 2, 1, 3, 1 }, { 2, 3, 3, 3, 0 },
+                                { 3, 4, 3, 4, 1 }, { 4, 6, 4, 6, 3 }, { 6, 7, 6, 8, 3 },
+                                { 7, 8, 8, 8, 0 }, { 8, 9, 8, 9, 1 }, { 9, 10, 9, 9, 0 } };
+    const int64_t student_ids[] = { 0, 1, 2, 3, -1, -1, -1, 6, 7, 8 },
+                  teacher_ids[] = { 0, 1, 1, 3, 4, 4, 5, 5, 7 };
+    const uint8_t alone[] = { 1, 0, 0, 1, 0, 0, 0, 0, 1, 0 };
+    int64_t chunk[MOST];
+    uint8_t exact[MOST];
+    xd_ctx *ctx = new_ctx();
+    xd_alignment a;
+    side s, t;
+    spell(&s, NULL, 0);
+    spell(&t, NULL, 0);
+    append(&s, &f, "ab", 0, true); /* <s> ab </s>, beside <s> a b */
+    append(&t, &g, "ab", 0, true);
+    append(&s, &f, "abcab", 1, true);
+    append(&t, &g, "abcab", 1, true);
+    append(&s, &f, "", 2, true); /* an empty document: <s> </s>, beside <s> */
+    append(&t, &g, "", 2, true);
+    for (int i = 4; i < 7; i++) s.mask[i] = 0; /* the text of the second document is a prompt */
+    check_chunks(&s, &t, expected, 9);
+    CHECK_EQ_INT(xd_align_bytes(ctx, &s.in, &t.in, &a, NULL), XD_OK);
+    xd_chunk_ids(&a, XD_CHUNK_STUDENT, s.mask, chunk, exact, s.in.count);
+    CHECK(s.in.count == 10 && memcmp(chunk, student_ids, sizeof student_ids) == 0);
+    CHECK(memcmp(exact, alone, sizeof alone) == 0);
+    xd_chunk_ids(&a, XD_CHUNK_TEACHER, t.mask, chunk, NULL, t.in.count);
+    CHECK(t.in.count == 9 && memcmp(chunk, teacher_ids, sizeof teacher_ids) == 0);
+    xd_alignment_free(ctx, &a);
+    xd_ctx_destroy(ctx);
+    unload(&f);
+    unload(&g);
 }
 
 /* ---- batches ---- */

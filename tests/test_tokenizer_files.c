@@ -22,7 +22,9 @@ static const file *rank_file(const char *more) {
 
 XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
     const xd_tokenizer_special specials[] = { { "<|x|>", 270 } };
-    xd_tokenizer_desc desc = { XD_TOKENIZER_PRESET_NONE, " ?[a-z]+|\\s+|[^a-z\\s]+", specials, 1, 0 };
+    xd_tokenizer_desc desc = {
+        XD_TOKENIZER_PRESET_NONE, " ?[a-z]+|\\s+|[^a-z\\s]+", specials, 1, 0, NULL, NULL
+    };
     const file *data = rank_file("=");
     fixture f = load_with(data->text, data->bytes - 1, &desc);
     CHECK_EQ_STR(spans(&f, "abc xabcd"), "258:0-3 32:3-4 120:4-5 258:5-8 100:8-9");
@@ -44,11 +46,11 @@ XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
 }
 
 XD_TEST(rank_files_that_lie_are_refused) {
-    const xd_tokenizer_desc any = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0 };
-    const xd_tokenizer_desc wrong = { (xd_tokenizer_preset)99, NULL, NULL, 0, 0 };
-    const xd_tokenizer_desc bad = { XD_TOKENIZER_PRESET_NONE, "a(", NULL, 0, 0 };
+    const xd_tokenizer_desc any = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
+    const xd_tokenizer_desc wrong = { (xd_tokenizer_preset)99, NULL, NULL, 0, 0, NULL, NULL };
+    const xd_tokenizer_desc bad = { XD_TOKENIZER_PRESET_NONE, "a(", NULL, 0, 0, NULL, NULL };
     const xd_tokenizer_special taken[] = { { "x", 97 } };
-    const xd_tokenizer_desc conflict = { XD_TOKENIZER_PRESET_GPT2, NULL, taken, 1, 0 };
+    const xd_tokenizer_desc conflict = { XD_TOKENIZER_PRESET_GPT2, NULL, taken, 1, 0, NULL, NULL };
     refuse_with("YQ== 0", 6, NULL, XD_ERROR_ARGUMENT, "needs a preset or a pattern");
     refuse_with("YQ== 0", 6, &wrong, XD_ERROR_ARGUMENT, "preset 99");
     refuse_with("YQ== 0", 6, &bad, XD_ERROR_FORMAT, "a group without end at byte 1");
@@ -136,8 +138,45 @@ XD_TEST(sentencepiece_merges_by_score) {
     unload(&f);
 }
 
+/* The file with one more part of the trainer's settings: field 46 names BOS, 47 EOS. */
+static const file *with_name(int number, const char *name) {
+    static file f;
+    file part;
+    part.bytes = 0;
+    part.text[part.bytes++] = (char)(((number << 3 | 2) & 127) | 128);
+    part.text[part.bytes++] = (char)(number >> 4);
+    part.text[part.bytes++] = (char)strlen(name);
+    memcpy(part.text + part.bytes, name, strlen(name));
+    f = *sentencepiece(BPE, "", false);
+    put_field(&f, 2, part.text, part.bytes + strlen(name));
+    return &f;
+}
+
+XD_TEST(sentencepiece_models_put_the_control_piece_that_is_bos) {
+    static const struct {
+        const char *name;
+        int number, bos, eos;
+    } cases[] = { { "", 46, 1, -1 },        { "", 47, 1, -1 },       { "<s>", 47, 1, 1 },
+                  { "[user]", 46, -1, -1 }, { "<unk>", 46, -1, -1 }, { "hi", 46, -1, -1 },
+                  { "none", 46, -1, -1 } };
+    const xd_encode_desc add = { false, false, true };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fixture f = load(with_name(cases[i].number, cases[i].name));
+        xd_encoding e = { 0, NULL, NULL, NULL };
+        const int bos = cases[i].bos >= 0 ? 1 : 0;
+        CHECK_EQ_INT(xd_tokenizer_describe(f.tokenizer).bos, cases[i].bos);
+        CHECK_EQ_INT(xd_tokenizer_describe(f.tokenizer).eos, cases[i].eos);
+        CHECK_EQ_INT(xd_encode(f.encoder, "hi", 2, &add, &e), XD_OK);
+        CHECK_EQ_INT(e.count, 1 + bos); /* never EOS */
+        CHECK_EQ_INT(e.ids[0], bos ? 1 : 261);
+        CHECK_EQ_INT(e.ids[bos], 261);
+        CHECK(e.spans[0].end == (bos ? 0 : 2) && e.roles[bos] == XD_TOKEN_TEXT);
+        unload(&f);
+    }
+}
+
 XD_TEST(sentencepiece_models_of_other_kinds_are_refused_by_name) {
-    const xd_tokenizer_desc preset = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0 };
+    const xd_tokenizer_desc preset = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
     const file *f = sentencepiece(UNIGRAM, "", false);
     refuse(f, XD_ERROR_UNSUPPORTED, "type Unigram");
     f = sentencepiece(BPE, "abcd", false);
@@ -278,7 +317,7 @@ static xd_result use(xd_ctx *ctx, const file *f) {
     xd_tokenizer *tokenizer = NULL;
     xd_encoder *encoder = NULL;
     xd_encoding e;
-    const xd_encode_desc desc = { true, false };
+    const xd_encode_desc desc = { true, false, true };
     char text[400];
     memset(text, 'a', sizeof text);
     memcpy(text, "fi\xef\xac\x81 e\xcc\x81<s> bc", 15);

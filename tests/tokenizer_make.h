@@ -102,6 +102,17 @@ static inline const file *byte_level(const char *pre_tokenizer, const char *merg
     return byte_level_with("null", pre_tokenizer, "", "", merges, false);
 }
 
+/* A file made here, with a post-processor. */
+static inline const file *with_post_processor(const file *plain, const char *post) {
+    static file f;
+    f.bytes = 0;
+    put(&f, "{\"post_processor\":");
+    put(&f, post);
+    put(&f, ",");
+    put(&f, plain->text + 1);
+    return &f;
+}
+
 /* ---- using them ---- */
 
 typedef struct fixture {
@@ -132,8 +143,8 @@ static inline void unload(fixture *f) {
 /* "id id ..." or, with spans, "id:begin-end ...". */
 static inline const char *ids_of(const fixture *f, const char *text, bool special, bool spans) {
     static char out[8192];
-    const xd_encode_desc desc = { special, !spans };
-    xd_encoding e = { 0, NULL, NULL };
+    const xd_encode_desc desc = { special, !spans, false };
+    xd_encoding e = { 0, NULL, NULL, NULL };
     size_t used = 0;
     out[0] = '\0';
     if (!f->encoder) return "no encoder";

@@ -5,7 +5,9 @@
 
 Needs no package. Two kinds of vocabulary are known, "gpt2" (byte-level BPE with merges) and "llama" (SentencePiece BPE
 with scores); for the first the split pattern follows from the name in tokenizer.ggml.pre, and a name that is not in the
-table below is refused.
+table below is refused. BOS and EOS around a text become a post-processor where tokenizer.ggml.add_bos_token and
+add_eos_token ask for them; where the file does not say, BOS is added for "llama" and for Llama 3's "llama-bpe", as
+llama.cpp does.
 """
 
 import json
@@ -95,6 +97,31 @@ def added(i, content, special):
             "normalized": False, "special": special}
 
 
+def post_processor(values, tokens, kind):
+    """The tokens around a text, or None."""
+    wanted = {"bos": kind == "llama" or values.get("tokenizer.ggml.pre") == "llama-bpe", "eos": False}
+    usual = {"bos": 1, "eos": 2} if kind == "llama" else {}
+    pieces, table = {"bos": [], "eos": []}, {}
+    for end, otherwise in wanted.items():
+        if not values.get("tokenizer.ggml.add_%s_token" % end, otherwise):
+            continue
+        i = values.get("tokenizer.ggml.%s_token_id" % end, usual.get(end, -1))
+        if not 0 <= i < len(tokens):
+            sys.exit("%s is to be added, but %s_token_id is %d of %d tokens" % (end.upper(), end, i, len(tokens)))
+        table[tokens[i]] = {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]}
+        pieces[end] = [tokens[i]]
+    if not table:
+        return None
+
+    def around(text, type_id):
+        return [*({"SpecialToken": {"id": t, "type_id": type_id}} for t in pieces["bos"]),
+                {"Sequence": {"id": text, "type_id": type_id}},
+                *({"SpecialToken": {"id": t, "type_id": type_id}} for t in pieces["eos"])]
+
+    return {"type": "TemplateProcessing", "single": around("A", 0), "pair": around("A", 0) + around("B", 1),
+            "special_tokens": table}
+
+
 def convert(values):
     kind, tokens = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.tokens")
     if kind not in ("gpt2", "llama") or not tokens:
@@ -106,7 +133,8 @@ def convert(values):
     result = {"version": "1.0", "truncation": None, "padding": None,
               "added_tokens": [added(i, t, types[i] == CONTROL) for i, t in enumerate(tokens)
                                if types[i] in (CONTROL, USER)],
-              "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None, "model": model}
+              "normalizer": None, "pre_tokenizer": None, "post_processor": post_processor(values, tokens, kind),
+              "decoder": None, "model": model}
     if kind == "gpt2":
         pre = values.get("tokenizer.ggml.pre", "default")
         if pre not in PRE:

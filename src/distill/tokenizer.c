@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -91,7 +92,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
     t->ctx = ctx;
     t->size = (int32_t)size;
-    t->unknown = -1;
+    t->unknown = t->bos = t->eos = -1;
     t->blob_capacity = blob_bytes;
     for (t->piece_slots = 16; t->piece_slots < 2 * (uint32_t)size;) t->piece_slots *= 2;
     for (int i = 0; i < 256; i++) t->byte_id[i] = -1;
@@ -308,6 +309,62 @@ XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokeni
     return XD_OK;
 }
 
+/* ---- around a text ---- */
+
+XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name) {
+    if (!t->refusal[0]) snprintf(t->refusal, sizeof t->refusal, "%.40s %.40s", what, name);
+}
+
+XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind) {
+    const int count = t->before + t->behind;
+    if (count == XDI_TOKENIZER_AROUND) {
+        xdi_tokenizer_refuse_special(t, "more special tokens than are supported", "around a text");
+        return;
+    }
+    t->around[count] = id;
+    if (behind)
+        t->behind++;
+    else
+        t->before++;
+}
+
+XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes) {
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < t->added[l].count; i++) {
+            const int32_t id = t->added[l].items[i].id;
+            if (xdi_tokenizer_is_text(t, false, id, (const uint8_t *)name, bytes)) return id;
+        }
+    return -1;
+}
+
+XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos) {
+    t->bos = bos ? xdi_tokenizer_special(t, bos, strlen(bos)) : -1;
+    t->eos = eos ? xdi_tokenizer_special(t, eos, strlen(eos)) : -1;
+    if (t->bos >= 0)
+        xdi_tokenizer_put_around(t, t->bos, false);
+    else if (bos)
+        xdi_tokenizer_refuse_special(t, "there is no special token", bos);
+}
+
+/* The caller's word instead of the file's. */
+static xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc) {
+    const char *const names[] = { desc->bos, desc->eos };
+    int32_t ids[] = { -1, -1 };
+    if (!desc->bos && !desc->eos) return XD_OK;
+    t->before = t->behind = 0;
+    t->refusal[0] = '\0';
+    for (int i = 0; i < 2; i++) {
+        if (!names[i]) continue;
+        ids[i] = xd_tokenizer_find_special(t, names[i]);
+        XDI_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
+                    "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
+        xdi_tokenizer_put_around(t, ids[i], i > 0);
+    }
+    t->bos = ids[0];
+    t->eos = ids[1];
+    return XD_OK;
+}
+
 /* ---- stages ---- */
 
 static void xdi_tokenizer_mix(uint64_t *hash, uint64_t value) {
@@ -446,9 +503,10 @@ static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     return false;
 }
 
+/* Without an unknown token a character may vanish, and what is beside it then meets across a cut. */
 static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
-    t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0;
+    t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0 && t->unknown >= 0;
     for (uint32_t i = 0; i < t->merge_slots && t->cuts_at_mark; i++) {
         if (t->merges[i].pair == UINT64_MAX) continue;
         const xdi_token *token = &t->tokens[t->merges[i].id];
@@ -479,8 +537,7 @@ static uint32_t xdi_tokenizer_point(const xd_tokenizer *t, const xdi_token *toke
     uint32_t point = XDI_UNICODE_INVALID;
     if (token->text_bytes == 0 || token->kind == XD_TOKEN_KIND_NONE) return point;
     const size_t length = xdi_utf8_decode(text, text + token->text_bytes, &point);
-    const bool one = length == token->text_bytes && (point >= 128 || token->kind == XD_TOKEN_KIND_NORMAL);
-    return one ? point : (uint32_t)XDI_UNICODE_INVALID;
+    return length == token->text_bytes ? point : (uint32_t)XDI_UNICODE_INVALID;
 }
 
 /* Block 0 is that of all pages without tokens. */
@@ -587,6 +644,8 @@ XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     info.byte_level = t->byte_level;
     info.adds_prefix = t->adds_prefix;
     info.unknown = t->unknown;
+    info.bos = t->bos;
+    info.eos = t->eos;
     return info;
 }
 
@@ -609,13 +668,7 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_
 }
 
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name) {
-    const size_t length = strlen(name);
-    for (int l = 0; l < 2; l++)
-        for (uint32_t i = 0; i < t->added[l].count; i++) {
-            const int32_t id = t->added[l].items[i].id;
-            if (xdi_tokenizer_is_text(t, false, id, (const uint8_t *)name, length)) return id;
-        }
-    return -1;
+    return xdi_tokenizer_special(t, name, strlen(name));
 }
 
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const int32_t *ids, int64_t count,
@@ -662,20 +715,32 @@ static xd_result xdi_tokenizer_parse_json(xd_ctx *ctx, const char *text, size_t 
     return result;
 }
 
-XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
-    const char *text = (const char *)data;
-    xd_tokenizer_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
+/* The form is told from the first bytes. */
+static xd_result xdi_tokenizer_parse_form(xd_ctx *ctx, const char *text, size_t bytes,
+                                          const xd_tokenizer_desc *d, xd_tokenizer **out) {
     size_t at = 0;
     while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
     XDI_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
                 (unsigned long long)bytes);
-    if (text[at] == '{') return xdi_tokenizer_parse_json(ctx, text, bytes, &d, out);
-    if (text[0] != '\n') return xdi_tokenizer_from_ranks(ctx, text, bytes, &d, out);
-    XDI_TRY(xdi_tokenizer_check_desc(ctx, &d, "SentencePiece model"));
-    return xdi_tokenizer_from_sentencepiece(ctx, (const uint8_t *)data, bytes, &d, out);
+    if (text[at] == '{') return xdi_tokenizer_parse_json(ctx, text, bytes, d, out);
+    if (text[0] != '\n') return xdi_tokenizer_from_ranks(ctx, text, bytes, d, out);
+    XDI_TRY(xdi_tokenizer_check_desc(ctx, d, "SentencePiece model"));
+    return xdi_tokenizer_from_sentencepiece(ctx, (const uint8_t *)text, bytes, d, out);
+}
+
+XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    xd_tokenizer *t = NULL;
+    xd_tokenizer_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    XDI_TRY(xdi_tokenizer_parse_form(ctx, (const char *)data, bytes, &d, &t));
+    const xd_result result = xdi_tokenizer_replace_ends(t, &d);
+    if (result == XD_OK)
+        *out = t;
+    else
+        xd_tokenizer_destroy(t);
+    return result;
 }
 
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,

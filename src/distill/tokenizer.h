@@ -30,7 +30,7 @@ typedef enum xd_tokenizer_preset {
     XD_TOKENIZER_PRESET_CL100K,
     XD_TOKENIZER_PRESET_O200K,
     XD_TOKENIZER_PRESET_LLAMA3,
-    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release */
+    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, BOS among them */
     XD_TOKENIZER_PRESET_QWEN
 } xd_tokenizer_preset;
 
@@ -46,16 +46,21 @@ typedef struct xd_tokenizer_desc {
     const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
     const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
     int64_t special_count;
-    size_t max_bytes; /* of the file; 0 -> 256 MiB */
+    size_t max_bytes;      /* of the file; 0 -> 256 MiB */
+    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and behind a
+                            * text, in place of all that the file says. Both NULL -> what the file says */
 } xd_tokenizer_desc;
 
 /* Loads a file; its form is told from its content.
  *
  *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
- *                   ByteLevel, Digits, Metaspace, Sequence
+ *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template
+ *                   "single"), BertProcessing, RobertaProcessing, ByteLevel, Sequence
  *   rank file       one "base64 rank" a line; needs a preset or a pattern
  *   .model          SentencePiece BPE with the identity normaliser
  *   Tekken JSON
+ *
+ * A post-processor of another kind is no reason to refuse a file: xd_encode refuses add_special instead.
  *
  * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
  * its largest id, which is at most 2,097,151 (about 100 MB).
@@ -76,10 +81,15 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 typedef struct xd_tokenizer_info {
     int32_t size;     /* largest id + 1: the rows of an embedding it needs */
     int32_t tokens;   /* ids in use; the others are gaps */
-    uint64_t hash;    /* of everything that decides ids and bytes; names caches and projections */
+    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
+                       * around it; names caches and projections */
     bool byte_level;  /* any bytes survive encoding and decoding */
     bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
     int32_t unknown;  /* id for what has no token; -1 when there is none */
+    int32_t bos, eos; /* ids that begin and end a text; -1 when nothing says which. tokenizer.json: the first
+                       * and the last that add_special puts; SentencePiece: the control pieces the trainer
+                       * names; Tekken: <s>, </s>; presets: <|begin_of_text|>, <|end_of_text|> for Llama, else
+                       * none, <|endoftext|> */
 } xd_tokenizer_info;
 
 /* Local. */
@@ -134,6 +144,8 @@ XD_API void xd_encoder_destroy(xd_encoder *encoder);
 typedef struct xd_encode_desc {
     bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
     bool skip_spans;    /* the encoding then has no spans */
+    bool add_special;   /* the tokens that the model expects around a text: the post-processor's; of other
+                         * forms BOS, where there is one, and no EOS, as Llama and Mistral are used */
 } xd_encode_desc;
 
 /* A text's tokens. The arrays belong to the encoder until its next call. */
@@ -141,6 +153,7 @@ typedef struct xd_encoding {
     int64_t count;
     const int32_t *ids;         /* [count] */
     const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
+    const uint8_t *roles;       /* [count] xd_token_role, for xd_align_side; NULL without add_special */
 } xd_encoding;
 
 /* Encodes a text.
@@ -148,13 +161,20 @@ typedef struct xd_encoding {
  *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
  *   desc   NULL -> defaults
  *
- * No token is added at the ends. Spans never go back. They follow each other without hole or overlap but for
- * three cases: a character that normalisation changed is atomic, so every token of it has all its bytes; what
- * normalisation inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown
- * token) is in no span.
+ * A text is one document: with add_special each call puts its own tokens around it, around an empty text and
+ * one that spells them already too. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
+ * (the first before the text), EOS (the last behind it) and SPECIAL (others); all else has the role TEXT.
+ * Decoding with skip_special drops them, when the file calls them special.
+ *
+ * Spans never go back. They follow each other without hole or overlap but for three cases: a character that
+ * normalisation changed is atomic, so every token of it has all its bytes; what normalisation or add_special
+ * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
+ * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
  *
  * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
- * Errors: ARGUMENT for texts of 1 GiB and more; DATA when a split pattern takes too many steps; MEMORY. */
+ * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special where the file's post-processor is
+ * not done here, by name, or where the special tokens lack the preset's BOS; DATA when a split pattern takes
+ * too many steps; MEMORY. */
 XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out);
 

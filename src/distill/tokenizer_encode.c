@@ -48,6 +48,8 @@ struct xd_encoder {
     int32_t *ids;
     xd_token_span *spans;
     int64_t count, capacity;
+    uint8_t *roles; /* made when an encoding has special tokens around it */
+    size_t role_capacity;
     bool parse_special, with_spans;
     const uint8_t *text; /* the normalised text that is being cut, and its length */
     size_t length;
@@ -81,6 +83,7 @@ XD_API void xd_encoder_destroy(xd_encoder *e) {
     xd_release(e->ctx, e->heap);
     xd_release(e->ctx, e->ids);
     xd_release(e->ctx, e->spans);
+    xd_release(e->ctx, e->roles);
     xd_release(e->ctx, e);
 }
 
@@ -634,20 +637,62 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
     return XD_OK;
 }
 
-XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
-                           xd_encoding *out) {
+/* ---- around the text ---- */
+
+/* Puts out `count` special tokens of the place `at` of the text. */
+static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
+    XDI_TRY(xdi_encoder_reserve(e, (size_t)count));
+    for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
+    return XD_OK;
+}
+
+/* What the tokens are, once they are all there. */
+static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
+    const xd_tokenizer *t = e->tokenizer;
+    const size_t count = (size_t)e->count, before = (size_t)t->before, behind = (size_t)t->behind;
+    if (!e->roles || count > e->role_capacity) {
+        void *memory = e->roles;
+        e->role_capacity = 0;
+        XDI_TRY(xdi_encoder_grow(e, &memory, 0, (size_t)e->capacity));
+        e->roles = (uint8_t *)memory;
+        e->role_capacity = (size_t)e->capacity;
+    }
+    if (count == 0) return XD_OK;
+    memset(e->roles, (int)XD_TOKEN_SPECIAL, count);
+    memset(e->roles + before, (int)XD_TOKEN_TEXT, count - before - behind);
+    if (before) e->roles[0] = (uint8_t)XD_TOKEN_BOS;
+    if (behind) e->roles[count - 1] = (uint8_t)XD_TOKEN_EOS;
+    return XD_OK;
+}
+
+static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_special) {
     XDI_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
                 "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
                 (int)XDI_TOKENIZER_TEXT);
+    XDI_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
+                e->tokenizer->refusal);
+    return XD_OK;
+}
+
+XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
+                           xd_encoding *out) {
+    const xd_tokenizer *t = e->tokenizer;
+    const bool add_special = desc && desc->add_special;
+    XDI_TRY(xdi_encoder_check(e, bytes, add_special));
     xdi_text_run whole = { 0, 0, (uint32_t)bytes, true }, part;
     const xdi_text_view view = { (const uint8_t *)text, bytes, &whole, 1 };
     e->count = 0;
     e->parse_special = desc && desc->parse_special;
     e->with_spans = !desc || !desc->skip_spans;
-    XDI_TRY(xdi_encoder_reserve(e, 1));
+    XDI_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
     XDI_TRY(xdi_encoder_added(e, 0, &view, &part));
+    if (add_special) {
+        XDI_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
+        XDI_TRY(xdi_encoder_fill_roles(e));
+    }
     out->count = e->count;
     out->ids = e->ids;
     out->spans = e->with_spans ? e->spans : NULL;
+    out->roles = add_special ? e->roles : NULL;
     return XD_OK;
 }

@@ -97,6 +97,7 @@ enum {
     XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
+    XDI_TOKENIZER_AROUND = 64,   /* special tokens around a text */
     XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
 };
 
@@ -192,7 +193,11 @@ struct xd_tokenizer {
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
     int split_count;
-    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;                     /* -1: none */
+    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then `behind` it */
+    int before, behind;
+    char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;
 };
 
@@ -233,6 +238,15 @@ XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokeni
                                                     size_t *bytes);
 /* Adds them. Errors: ARGUMENT for an id that is taken. */
 XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
+/* One more token around a text; before it when none is behind it yet. Without room it becomes a refusal. */
+XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
+/* Why add_special cannot be done; of several reasons the first is kept. */
+XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
+/* The ADDED or SPECIAL token of a name, -1 when there is none. */
+XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
+/* The tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
+ * missing. The special tokens are there already. */
+XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos);
 /* Sorts, derives and hashes; then the object is complete. */
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 

@@ -311,6 +311,105 @@ static bool xdi_hf_has(const xd_json *stage, const char *list, const char *type)
     return false;
 }
 
+/* ---- post-processors ---- */
+
+/* One token of a post-processor: its id must be one of the vocabulary, which is complete. */
+static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const xd_json *id, bool behind) {
+    int64_t value = -1;
+    XDI_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
+                "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
+                (unsigned long long)xd_json_offset(stage));
+    XDI_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
+                XD_ERROR_FORMAT,
+                "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
+                xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
+                (int)l->t->size - 1);
+    xdi_tokenizer_put_around(l->t, (int32_t)value, behind);
+    return XD_OK;
+}
+
+/* {"Sequence": {"id": "A"}}, the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
+static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stage, const xd_json *piece,
+                                           bool *behind) {
+    const xd_json *text = xd_json_find(piece, "Sequence"), *token = xd_json_find(piece, "SpecialToken");
+    const unsigned long long offset = (unsigned long long)xd_json_offset(piece);
+    size_t bytes = 0;
+    const char *name = xd_json_string(xd_json_find(text ? text : token, "id"), &bytes);
+    XDI_REQUIRE(
+        l->ctx, name && !(text && token), XD_ERROR_FORMAT,
+        "tokenizer.json: the piece at byte %llu of a template is neither a Sequence nor a SpecialToken",
+        offset);
+    if (text) {
+        XDI_REQUIRE(l->ctx, strcmp(name, "A") == 0 && !*behind, XD_ERROR_FORMAT,
+                    "tokenizer.json: sequence %.80s at byte %llu of a single template, which has A once",
+                    name, offset);
+        *behind = true;
+        return XD_OK;
+    }
+    const xd_json *entry = xd_json_find_n(xd_json_find(stage, "special_tokens"), name, bytes);
+    const xd_json *ids = xd_json_find(entry, "ids");
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
+                name, offset);
+    for (const xd_json *id = xd_json_first(ids); id && !l->t->refusal[0]; id = xd_json_next(id))
+        XDI_TRY(xdi_hf_put_around(l, stage, id, *behind));
+    return XD_OK;
+}
+
+static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
+    const xd_json *single = xd_json_find(stage, "single");
+    bool behind = false;
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(single) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                "tokenizer.json: TemplateProcessing at byte %llu has no list of pieces called single",
+                (unsigned long long)xd_json_offset(stage));
+    for (const xd_json *piece = xd_json_first(single); piece; piece = xd_json_next(piece))
+        XDI_TRY(xdi_hf_add_template_piece(l, stage, piece, &behind));
+    XDI_REQUIRE(l->ctx, behind, XD_ERROR_FORMAT,
+                "tokenizer.json: the single template of TemplateProcessing at byte %llu has no sequence A",
+                (unsigned long long)xd_json_offset(stage));
+    return XD_OK;
+}
+
+/* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
+static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
+    XDI_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
+    return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
+}
+
+static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stage) {
+    const xd_json *type = xd_json_find(stage, "type"), *list = xd_json_find(stage, "processors");
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(type) == XD_JSON_STRING, XD_ERROR_FORMAT,
+                "tokenizer.json: the post-processor at byte %llu has no type",
+                (unsigned long long)xd_json_offset(stage));
+    if (xdi_hf_is(type, "Sequence")) {
+        XDI_REQUIRE(l->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                    "tokenizer.json: the post-processor Sequence at byte %llu has no processors",
+                    (unsigned long long)xd_json_offset(stage));
+        for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
+            XDI_TRY(xdi_hf_add_post_processor(l, item));
+        return XD_OK;
+    }
+    if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
+    if (l->t->before + l->t->behind > 0)            /* what the package makes of it has no meaning */
+        xdi_tokenizer_refuse_special(l->t, "post-processor behind another:", xdi_hf_type(stage));
+    if (xdi_hf_is(type, "TemplateProcessing")) return xdi_hf_add_template(l, stage);
+    if (xdi_hf_is(type, "BertProcessing") || xdi_hf_is(type, "RobertaProcessing"))
+        return xdi_hf_add_cls_and_sep(l, stage);
+    xdi_tokenizer_refuse_special(l->t, "unsupported post-processor", xdi_hf_type(stage));
+    return XD_OK;
+}
+
+static xd_result xdi_hf_fill_around(xdi_hf_loader *l) {
+    const xd_json *stage = xd_json_find(l->root, "post_processor");
+    xd_tokenizer *t = l->t;
+    if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
+    XDI_TRY(xdi_hf_add_post_processor(l, stage));
+    if (t->refusal[0]) return XD_OK;
+    if (t->before) t->bos = t->around[0];
+    if (t->behind) t->eos = t->around[t->before + t->behind - 1];
+    return XD_OK;
+}
+
 /* ---- the whole file ---- */
 
 static xd_result xdi_hf_check_model(xdi_hf_loader *l) {
@@ -384,6 +483,7 @@ static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item))
         XDI_TRY(xdi_hf_add_added(l, item));
     XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    XDI_TRY(xdi_hf_fill_around(l));
     return xdi_tokenizer_finish(t);
 }
 

@@ -54,16 +54,19 @@ typedef struct xdi_ranks_preset {
     xd_tokenizer_special specials[13]; /* up to the first without content */
     int reserved_begin, reserved_end;  /* ids of "<|reserved_special_token_N|>" ... */
     int reserved_first;                /* ... and the N of the first */
+    const char *bos, *eos;             /* names; NULL: none */
 } xdi_ranks_preset;
 
 static const xdi_ranks_preset xdi_ranks_presets[] = {
-    { NULL, false, { { NULL, 0 } }, 0, 0, 0 },
+    { NULL, false, { { NULL, 0 } }, 0, 0, 0, NULL, NULL },
     { "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
       false,
       { { "<|endoftext|>", 50256 }, { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
     { "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
       "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
       "\\s*[\\r\\n]|\\s+(?!\\S)|\\s",
@@ -76,13 +79,17 @@ static const xdi_ranks_preset xdi_ranks_presets[] = {
         { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
     { XDI_RANKS_O200K,
       false,
       { { "<|endoftext|>", 199999 }, { "<|endofprompt|>", 200018 }, { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
     { XDI_RANKS_WORDS("\\p{N}{1,3}"),
       false,
       { { "<|begin_of_text|>", 128000 },
@@ -100,14 +107,18 @@ static const xdi_ranks_preset xdi_ranks_presets[] = {
         { NULL, 0 } },
       128012,
       128256,
-      2 },
-    { XDI_RANKS_O200K, false, { { NULL, 0 } }, 0, 0, 0 },
+      2,
+      "<|begin_of_text|>",
+      "<|end_of_text|>" },
+    { XDI_RANKS_O200K, false, { { NULL, 0 } }, 0, 0, 0, "<|begin_of_text|>", "<|end_of_text|>" },
     { XDI_RANKS_WORDS("\\p{N}"),
       true,
       { { "<|endoftext|>", 151643 }, { "<|im_start|>", 151644 }, { "<|im_end|>", 151645 }, { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
 };
 
 enum {
@@ -231,6 +242,7 @@ static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
     XDI_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
     XDI_TRY(xdi_ranks_add_preset(t, preset));
     XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    xdi_tokenizer_name_ends(t, preset->bos, preset->eos);
     if (preset->nfc) XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
     t->normalizer_count = t->rewrite_count;
     const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
@@ -372,6 +384,7 @@ XD_PRIVATE xd_result xdi_tokenizer_from_tekken(xd_ctx *ctx, const xd_json *root,
     if (result == XD_OK) result = xdi_tekken_add_vocab(&k, t, buffer);
     if (result == XD_OK) result = xdi_tekken_add_specials(&k, t);
     if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
+    if (result == XD_OK) xdi_tokenizer_name_ends(t, "<s>", "</s>");
     if (result == XD_OK) result = xdi_ranks_finish(t, k.pattern, k.pattern_bytes);
     xd_release(ctx, buffer);
     if (result == XD_OK)

@@ -77,6 +77,12 @@ enum {
     XDI_SENTENCEPIECE_BYTE
 };
 
+/* A piece that the trainer names. */
+typedef struct xdi_sentencepiece_name {
+    const char *text;
+    size_t bytes;
+} xdi_sentencepiece_name;
+
 typedef struct xdi_sentencepiece {
     xdi_protobuf file;
     int64_t pieces;
@@ -84,6 +90,7 @@ typedef struct xdi_sentencepiece {
     uint64_t model_type;
     bool prefix, remove_spaces, escape_spaces, byte_fallback, spaces_behind;
     size_t character_map, rules;
+    xdi_sentencepiece_name bos, eos;
 } xdi_sentencepiece;
 
 /* One piece of the vocabulary. */
@@ -120,6 +127,12 @@ static xd_result xdi_sentencepiece_read_piece(const xdi_protobuf *file, const xd
     return XD_OK;
 }
 
+static void xdi_sentencepiece_read_name(xdi_sentencepiece_name *name, const xdi_protobuf_field *f) {
+    if (f->length == 0) return; /* the default stands */
+    name->text = (const char *)f->bytes;
+    name->bytes = f->length;
+}
+
 static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_protobuf_field *field) {
     xdi_protobuf p = xdi_protobuf_inside(&m->file, field);
     xdi_protobuf_field f;
@@ -130,6 +143,8 @@ static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_
         if (f.number == 3 && f.wire == 0) m->model_type = f.value;
         if (f.number == 24 && f.wire == 0) m->spaces_behind = f.value != 0;
         if (f.number == 35 && f.wire == 0) m->byte_fallback = f.value != 0;
+        if (f.number == 46 && f.wire == 2) xdi_sentencepiece_read_name(&m->bos, &f);
+        if (f.number == 47 && f.wire == 2) xdi_sentencepiece_read_name(&m->eos, &f);
     }
 }
 
@@ -156,6 +171,10 @@ static xd_result xdi_sentencepiece_measure(xdi_sentencepiece *m) {
     bool found;
     m->model_type = 1; /* the defaults of the format */
     m->prefix = m->remove_spaces = m->escape_spaces = true;
+    m->bos.text = "<s>";
+    m->bos.bytes = 3;
+    m->eos.text = "</s>";
+    m->eos.bytes = 4;
     for (;;) {
         XDI_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
@@ -216,6 +235,13 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     }
 }
 
+/* The control piece of a name, -1 when there is none: the package goes by the names too, and never looks at
+ * the ids that stand beside them. */
+static int32_t xdi_sentencepiece_control(const xd_tokenizer *t, const xdi_sentencepiece_name *name) {
+    const int32_t id = xdi_tokenizer_special(t, name->text, name->bytes);
+    return id >= 0 && t->tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;
+}
+
 /* A score as an integer that grows while the score falls. */
 static int32_t xdi_sentencepiece_rank(float score) {
     int32_t bits;
@@ -242,6 +268,9 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     }
     t->byte_fallback = m->byte_fallback;
     t->fuse_unknown = true;
+    t->bos = xdi_sentencepiece_control(t, &m->bos);
+    t->eos = xdi_sentencepiece_control(t, &m->eos);
+    if (t->bos >= 0) xdi_tokenizer_put_around(t, t->bos, false);
     XDI_TRY(xdi_tokenizer_derive_merges(t, ranks));
     XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
     if (m->prefix) {

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
 """Compare ids with the packages that own each form of tokenizer file, on real files and much text.
 
-    python3 tests/tokenizers/compare.py FOLDER [--mb 20] [--text FILE_OR_FOLDER ...] [--only NAME] [-J FILE]
+    python3 tests/tokenizers/compare.py FOLDER [--mb 20] [--text FILE_OR_FOLDER ...] [--only NAME] [--add-special]
+                                        [-J FILE]
 
 FOLDER holds, at any depth, the files of the table FILES; what is not there is skipped with a line, and so is a file
 whose package (tokenizers, tiktoken, sentencepiece, unicodedata2) is not installed. The text is what --text names (the
-files of this repository when nothing is), and as much again of generated documents in many scripts. Prints for each
-file how many documents differ, the speed of both, and ends with `N passed, N failed, N skipped`.
+files of this repository when nothing is), and as much again of generated documents in many scripts. With --add-special
+both sides put the special tokens of the form around each document, [0, 0) and [bytes, bytes) here; a tokenizer.json
+whose post-processor adds none is also compared with one of Llama 3's shape put in, BOS and EOS being the first and the
+last of its special tokens. Prints for each file how many documents differ, the speed of both, and ends with
+`N passed, N failed, N skipped`.
 """
 
 import argparse
@@ -68,16 +72,21 @@ class Skip(Exception):
 
 class Desc(ctypes.Structure):
     _fields_ = [("preset", ctypes.c_int), ("pattern", ctypes.c_char_p), ("specials", ctypes.c_void_p),
-                ("special_count", ctypes.c_int64), ("max_bytes", ctypes.c_size_t)]
+                ("special_count", ctypes.c_int64), ("max_bytes", ctypes.c_size_t), ("bos", ctypes.c_char_p),
+                ("eos", ctypes.c_char_p)]
+
+
+class Special(ctypes.Structure):
+    _fields_ = [("content", ctypes.c_char_p), ("id", ctypes.c_int32)]
 
 
 class EncodeDesc(ctypes.Structure):
-    _fields_ = [("parse_special", ctypes.c_bool), ("skip_spans", ctypes.c_bool)]
+    _fields_ = [("parse_special", ctypes.c_bool), ("skip_spans", ctypes.c_bool), ("add_special", ctypes.c_bool)]
 
 
 class Encoding(ctypes.Structure):
     _fields_ = [("count", ctypes.c_int64), ("ids", ctypes.POINTER(ctypes.c_int32)),
-                ("spans", ctypes.POINTER(ctypes.c_int64 * 2))]
+                ("spans", ctypes.POINTER(ctypes.c_int64 * 2)), ("roles", ctypes.POINTER(ctypes.c_uint8))]
 
 
 class Error(ctypes.Structure):
@@ -101,6 +110,9 @@ class Ours:
         self.tokenizer, self.encoder = ctypes.c_void_p(), ctypes.c_void_p()
         self.check(library.xd_ctx_create(None, ctypes.byref(self.context)))
         desc = Desc(preset=preset)
+        if preset == LLAMA4:
+            bos = Special(b"<|begin_of_text|>", len(path.read_bytes().splitlines()))
+            desc.specials, desc.special_count = ctypes.cast(ctypes.byref(bos), ctypes.c_void_p), 1
         self.check(library.xd_tokenizer_load(self.context, str(path).encode(), ctypes.byref(desc),
                                              ctypes.byref(self.tokenizer)))
         self.check(library.xd_encoder_create(self.context, self.tokenizer, ctypes.byref(self.encoder)))
@@ -114,10 +126,10 @@ class Ours:
         if result:
             sys.exit(self.library.xd_last_error(self.context).contents.message.decode())
 
-    def encode(self, data, special=False, skip_spans=True):
+    def encode(self, data, special=False, skip_spans=True, add_special=False):
         out = Encoding()
         self.check(self.library.xd_encode(self.encoder, data, ctypes.c_size_t(len(data)),
-                                          ctypes.byref(EncodeDesc(special, skip_spans)), ctypes.byref(out)))
+                                          ctypes.byref(EncodeDesc(special, skip_spans, add_special)), ctypes.byref(out)))
         return out
 
     def decode(self, encoding, capacity):
@@ -196,14 +208,21 @@ def old_normalization(tokenizer):
             if normalizer.normalize_str(text) != unicode.normalize(form, text)}
 
 
-def oracle(kind, path, preset):
+def oracle(kind, path, preset, add_special):
     """(function from text to ids, characters to leave out)"""
     if kind == "json":
         tokenizer = need("tokenizers").Tokenizer.from_file(str(path))
-        return lambda text: tokenizer.encode(text, add_special_tokens=False).ids, old_normalization(tokenizer)
+        return lambda text: tokenizer.encode(text, add_special_tokens=add_special).ids, old_normalization(tokenizer)
     if kind == "sentencepiece":
         processor = need("sentencepiece").SentencePieceProcessor(model_file=str(path))
-        return processor.encode, set()
+        return lambda text: processor.encode(text, add_bos=add_special), set()
+    plain, left_out = rank_oracle(kind, path, preset)
+    bos = [1] if kind == "tekken" else [128000] if preset == LLAMA3 else [200000] if preset == LLAMA4 else []
+    return lambda text: bos * add_special + plain(text), left_out
+
+
+def rank_oracle(kind, path, preset):
+    """The same for the forms of tiktoken, which leaves BOS to its callers."""
     tiktoken = need("tiktoken")
     if kind == "tekken":
         data = json.loads(path.read_bytes())
@@ -223,29 +242,53 @@ def oracle(kind, path, preset):
 
 
 def tiles(encoding, length):
-    """Do the spans go on without hole or step back, from the first byte to the last?"""
+    """Do the spans go on without hole or step back, from the first byte to the last, and are the tokens around the text
+    at its ends?"""
     at = 0
     for i in range(encoding.count):
         begin, end = encoding.spans[i]
         if begin > at or end < at or end < begin:
             return False
+        if encoding.roles and encoding.roles[i] and [begin, end] != [length * (at > 0)] * 2:
+            return False
         at = end
     return at == length
 
 
-def compare(library, path, kind, preset, texts, real, rng):
-    reference, left_out = oracle(kind, path, preset)
+def with_template(path, folder):
+    """The file with a post-processor like Llama 3's, which puts its first special token before a text and its last one
+    behind it; None when it has one that adds tokens, or no special tokens."""
+    data = json.loads(path.read_bytes())
+    special = [token for token in data["added_tokens"] if token["special"]]
+    if "special_tokens" in json.dumps(data.get("post_processor")) or not special:
+        return None
+    pieces = [{"SpecialToken": {"id": token["content"], "type_id": 0}} for token in (special[0], special[-1])]
+    single = [pieces[0], {"Sequence": {"id": "A", "type_id": 0}}, pieces[1]]
+    table = {t["content"]: {"id": t["content"], "ids": [t["id"]], "tokens": [t["content"]]}
+             for t in (special[0], special[-1])}
+    template = {"type": "TemplateProcessing", "single": single, "special_tokens": table,
+                "pair": single + [{"Sequence": {"id": "B", "type_id": 1}}]}
+    trim = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    data["post_processor"] = {"type": "Sequence", "processors": [trim, template]}
+    path = pathlib.Path(folder) / "tokenizer.json"
+    path.write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def compare(library, path, kind, preset, texts, real, rng, add_special=False):
+    reference, left_out = oracle(kind, path, preset, add_special)
     if left_out:
         print("    %d characters left out: the package's Unicode is older" % len(left_out))
         texts = ["".join(c for c in text if c not in left_out) for text in texts]
     ours, differing, holes = Ours(library, path, preset), 0, 0
+    settings = {"special": kind == "json", "add_special": add_special}
     seconds = {True: [0.0, 0.0, 0], False: [0.0, 0.0, 0]}  # of real text, and of generated: ours, theirs, bytes
     for number, text in enumerate(texts):
         data = text.encode()
         sums = seconds[number < real]
         sums[2] += len(data)
         start = time.process_time()
-        mine = ours.encode(data, special=kind == "json")
+        mine = ours.encode(data, **settings)
         middle = time.process_time()
         theirs = reference(text)
         sums[1] += time.process_time() - middle
@@ -255,7 +298,7 @@ def compare(library, path, kind, preset, texts, real, rng):
             if differing <= 3:
                 print("    differs: %r" % text[:200])
         if rng.random() < 0.05:
-            holes += not tiles(ours.encode(data, special=kind == "json", skip_spans=False), len(data))
+            holes += not tiles(ours.encode(data, skip_spans=False, **settings), len(data))
     lost = 0
     for _ in range(200):
         data = bytes(rng.randrange(256) for _ in range(rng.randrange(300)))
@@ -293,6 +336,7 @@ def main():
     arguments.add_argument("--mb", type=float, default=20)
     arguments.add_argument("--text", type=pathlib.Path, nargs="*", default=[ROOT / "data", ROOT / "src"])
     arguments.add_argument("--only")
+    arguments.add_argument("--add-special", action="store_true", help="special tokens around each document")
     arguments.add_argument("-J", metavar="FILE", help="append a line of JSON for each file of the table to FILE")
     arguments.add_argument("--cc", default="cc")
     options = arguments.parse_args()
@@ -313,11 +357,16 @@ def main():
             try:
                 if not path:
                     raise Skip("no file %s" % ending)
-                result = compare(library, path, kind, preset, texts, real, random.Random(1))
-                good = result["differing"] == result["holes"] == result["lost"] == 0
-                passed, failed = passed + good, failed + (not good)
-                if options.J:
-                    keep(options.J, name, kind, result)
+                for file in [path, options.add_special and kind == "json" and with_template(path, folder)]:
+                    if not file:
+                        continue
+                    if file != path:
+                        print("%s, with a template" % name)
+                    result = compare(library, file, kind, preset, texts, real, random.Random(1), options.add_special)
+                    good = result["differing"] == result["holes"] == result["lost"] == 0
+                    passed, failed = passed + good, failed + (not good)
+                    if options.J:
+                        keep(options.J, name, kind, result)
             except Skip as reason:
                 print("    skipped: %s" % reason)
                 skipped += 1

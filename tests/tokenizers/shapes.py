@@ -4,8 +4,8 @@
     python3 tests/tokenizers/shapes.py [--rounds 2000] [--seed 1]
 
 Real files have few of the combinations that the form allows; these have all: merges as texts and as pairs, ignore_merges,
-byte fallback, unknown tokens, added tokens with every flag, each normalizer and pre-tokenizer. Ends with
-`N passed, N failed, N skipped`, and prints what differs.
+byte fallback, unknown tokens, added tokens with every flag, each normalizer, pre-tokenizer and post-processor. Ends
+with `N passed, N failed, N skipped`, and prints what differs.
 """
 
 import argparse
@@ -28,6 +28,7 @@ def spellings():
 
 
 SPELLING = spellings()
+TRIM = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 
 
 def some_pattern(rng):
@@ -72,6 +73,28 @@ def pre_tokenizer(rng, byte_level):
     return stages[0] if len(stages) == 1 else {"type": "Sequence", "pretokenizers": stages}
 
 
+def post_processor(rng, ids, depth=0):
+    """Any of the kinds; at most one of a sequence adds tokens, for the package makes a pair of what a second one gets."""
+    kind = rng.randrange(5 if depth else 7)
+    pair = lambda: rng.choice(sorted(ids.items()))
+    if kind == 0:
+        return TRIM if depth else None
+    if kind in (1, 2):
+        more = {"trim_offsets": rng.random() < 0.5, "add_prefix_space": rng.random() < 0.5} if kind == 2 else {}
+        return {"type": "RobertaProcessing" if kind == 2 else "BertProcessing", "sep": pair(), "cls": pair(), **more}
+    if kind in (3, 4):
+        named = {name: dict(id=name, ids=[i for _, i in some], tokens=[t for t, _ in some])
+                 for name in ("<s>", "</s>", "A") for some in [[pair() for _ in range(rng.randrange(4))]]}
+        sides = [[{"SpecialToken": {"id": rng.choice(sorted(named)), "type_id": 0}} for _ in range(rng.randrange(3))]
+                 for _ in range(2)]
+        single = sides[0] + [{"Sequence": {"id": "A", "type_id": 0}}] + sides[1]
+        return {"type": "TemplateProcessing", "single": single, "special_tokens": named,
+                "pair": single + [{"Sequence": {"id": "B", "type_id": 1}}]}
+    stages = [post_processor(rng, ids, 1)]
+    stages.insert(rng.randrange(2), TRIM)
+    return {"type": "Sequence", "processors": stages if kind == 5 else [{"type": "Sequence", "processors": stages}]}
+
+
 def make(rng):
     byte_level = rng.random() < 0.5
     if byte_level:
@@ -111,8 +134,8 @@ def make(rng):
              "byte_fallback": not byte_level and rng.random() < 0.5, "ignore_merges": rng.random() < 0.3,
              "vocab": ids, "merges": merges if pairs else [" ".join(m) for m in merges if " " not in "".join(m)]}
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": sorted(added, key=lambda a: a["id"]),
-            "normalizer": stage, "pre_tokenizer": cut, "post_processor": None,
-            "decoder": None, "model": model}
+            "normalizer": stage, "pre_tokenizer": cut, "post_processor": post_processor(rng, {**ids, **{
+                a["content"]: a["id"] for a in added}}), "decoder": None, "model": model}
 
 
 def main():
@@ -148,18 +171,18 @@ def main():
                 print("round %d: we refuse: %s" % (round_number, error))
                 skipped += 1
                 continue
-            for special in (True, False):
+            for special, around in ((True, False), (False, False), (True, True)):
                 theirs.encode_special_tokens = not special
                 for text in texts:
-                    encoding = ours.encode(text.encode(), special=special)
-                    mine = encoding.ids[:encoding.count]
-                    if mine != theirs.encode(text, add_special_tokens=False).ids:
-                        bad = (special, text, mine, theirs.encode(text, add_special_tokens=False).ids)
+                    encoding = ours.encode(text.encode(), special=special, add_special=around)
+                    mine, other = encoding.ids[:encoding.count], theirs.encode(text, add_special_tokens=around).ids
+                    if mine != other:
+                        bad = (special, around, text, mine, other)
             ours.close()
             passed, failed = passed + (not bad), failed + bool(bad)
             if bad and failed <= 5:
                 del shape["model"]["vocab"]
-                print("round %d: parse_special %s, text %r: %s, the package %s\n    %s" %
+                print("round %d: parse_special %s, add_special %s, text %r: %s, the package %s\n    %s" %
                       (round_number, *bad, json.dumps(shape, ensure_ascii=False)))
     print("%d passed, %d failed, %d skipped" % (passed, failed, skipped))
     return failed > 0

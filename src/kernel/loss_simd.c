@@ -286,6 +286,48 @@ static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles 
     return false;
 }
 
+/* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
+ * numbers, or all -infinity. */
+static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t columns, double *max,
+                             int64_t *column) {
+    float largest = -INFINITY;
+    int64_t tile = 0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const float here = tiles->max(xdi_fast_array(x, 0, c), xdi_fast_tile_at(c, columns));
+        if (!(here < INFINITY)) return false;
+        if (!(here > largest)) continue;
+        largest = here;
+        tile = c;
+    }
+    if (largest == -INFINITY) return false;
+    *max = (double)largest;
+    *column = xdi_fast_find(tiles, x, tile, largest);
+    return true;
+}
+
+static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        double max, teacher_max = 0.0;
+        int64_t arg, teacher_arg;
+        if (one.row_scale[0] == 0.0 || !xdi_fast_dtypes(a) ||
+            !xdi_fast_row_max(tiles, &one.student, columns, &max, &arg) ||
+            (soft && !xdi_fast_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
+            plain.references(launch, &one);
+            continue;
+        }
+        one.references[XD_LOSS_MAX] = max;
+        one.references[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+        one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
+        one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
+    }
+    return XD_OK;
+}
+
 /* The references are this shard's own: what the sweep finds by itself. */
 static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
@@ -508,7 +550,6 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const bool streamed = xdi_fast_streams(a);
-    if (a->fixed) return plain.grad(launch, a); /* where a row is cut decides f32 references */
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, streamed);
@@ -585,6 +626,7 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
 
 /* The loss entries that vectors do better. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
+    kernels->references = xdi_fast_loss_references;
     kernels->stats = xdi_fast_loss_stats;
     kernels->mixture = xdi_fast_loss_mixture;
     kernels->grad = xdi_fast_loss_grad;

@@ -1348,8 +1348,9 @@ typedef struct xd_xtoken_matrix {
     const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
     const float *column_weight;
     /* On a device: not NULL -> the entries above are those of all columns, and slot holds teacher ids, whose places
-     * in J these are; -1: not in it. */
-    const int32_t *places; /* [teacher ids] */
+     * in J these are; -1: not in it. Without begin a student's id is the teacher's. Where chunks have lists of
+     * their own, each has its places. */
+    const int32_t *places; /* [teacher ids], or [place_count, vocabulary] */
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -1358,9 +1359,9 @@ typedef struct xd_xtoken_chunk {
     double factor;           /* of the derivative; 0 -> it is zero */
     double value;            /* out: d(c) */
     double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
-    double largest;          /* out: largest |dy| */
-    bool compared;           /* false: nothing is done but dy = 0 */
-    bool agree;              /* out: the likeliest column is the same on both sides */
+    double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
+    bool compared;  /* false: nothing is done but dy = 0 */
+    bool agree;     /* out: the likeliest column is the same on both sides */
 } xd_xtoken_chunk;
 
 /* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
@@ -1427,7 +1428,8 @@ typedef struct xd_xtoken_args {
     float *slope;          /* [columns] out */
     const int64_t *offset; /* [place_count + 1] where the list of each chunk begins */
     const int32_t *list;   /* [k] teacher ids, k = offset[place_count]; student and teacher are as long */
-    int64_t vocabulary;    /* of the teacher: length of slots in list_slopes */
+    int64_t vocabulary;    /* of the teacher: ids in places of the matrix, and in slots of list_slots */
+    bool direct; /* gradient of a device: dy times the chunk's factor is the derivative by the logits */
     const double *slopes;  /* [count] derivative by the label's log-probability at temperature 1; NULL -> 0 */
     double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
     bool entropy;          /* it is asked for */
@@ -1439,7 +1441,7 @@ typedef struct xd_xtoken_args {
     float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
     double *row_lse;       /* [rows of logits] out, or largest elements */
     double *out;           /* what the entries of a device make of cells */
-    int32_t *slots;        /* [columns] out */
+    int32_t *slots;        /* [columns] out, or [place_count, vocabulary] */
 } xd_xtoken_args;
 
 /* Entries of the kernel table. p = exp(z / temperature - lse). */
@@ -1456,7 +1458,8 @@ typedef struct xd_xtoken_kernels {
     /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
      *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
      * plus   slopes (one at the label - softmax(z))
-     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. */
+     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. On a
+     * device, with `direct`, the part of a matrix is   factor M dy. */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -1473,10 +1476,11 @@ typedef struct xd_xtoken_kernels {
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [count, k], doubles: scale z at the columns ids - first; -infinity for what this shard lacks */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* student and teacher [count, k] logits -> value and agree of chunks [count], of which only those marked
-     * as compared are touched; student becomes the derivative of value by its logits over the temperature */
+    /* student and teacher [count, k] logits -> value, agree and largest of chunks [count], of which only those
+     * marked as compared are touched; student becomes the derivative of value by its logits over the temperature */
     xd_result (*compare)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* slope = 0, but scale student [k] at the columns ids - first that this shard has */
+    /* slope = 0, but scale student [k] at the columns ids - first that this shard has. NULL on a device, where
+     * `gradient` reads student by itself. */
     xd_result (*spread)(const xd_launch *launch, const xd_xtoken_args *args);
 
     /* Chunks with lists of columns of their own. M is the transposed projection of the matrix; without
@@ -1491,17 +1495,19 @@ typedef struct xd_xtoken_kernels {
     /* cells [count] += sum of p M dy / largest */
     xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_args *args);
     /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
-     * before and after; a device takes slots [vocabulary] instead, and the projection by student id in
-     * matrix.begin, slot and weight. */
+     * before and after. NULL on a device, which has list_slots and `gradient` for it. */
     xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
 
     /* What the driver of a CPU does itself; NULL there. */
 
     /* slots [columns] = place of each id in `ids`, -1 where it has none */
     xd_result (*slots)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* slots [place_count, vocabulary] = place of each id in its chunk's list, -1 where it has none */
+    xd_result (*list_slots)(const xd_launch *launch, const xd_xtoken_args *args);
     /* fixed cells [count] -> out: doubles, in memory of their own */
     xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] of `delta` -> out: what gradient takes as delta. Positions alone in their chunk have its own. */
+    /* cells [count] of `delta` or list_delta -> out: what gradient takes as delta. Positions alone in their chunk have
+     * its own, but where chunks have lists. */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
     /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -3858,7 +3864,7 @@ typedef struct xd_xtoken_teacher_values {
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
     double denominator; /* D_i */
     double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
-    double compared;    /* ... of these */
+    double compared;    /* ... of these; where the loss is not finite nothing agrees */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
@@ -3908,7 +3914,9 @@ typedef struct xd_xtoken_desc {
      * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
      * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
     bool compat;
-    int64_t tile; /* chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one */
+    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
+     * than 16 MB hold, of [V_t] words each. */
+    int64_t tile;
     xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
                          separate and f32; data NULL -> values only */
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
@@ -3920,10 +3928,13 @@ typedef struct xd_xtoken_desc {
 /* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
  * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
  * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
- * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
+ * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk, 16 a row
+ * and 32 a row of logits.
  * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
- * 48), [J] and [V_t] times 16; for GOLD [V/tp + V_t] times 8 (INVARIANT: 24), the map and the tails. 0 for an
- * invalid desc. Local. */
+ * 48), [J] and [V_t] times 16; for SAME the same with V in place of V_t; for GOLD [V/tp + V_t] times 8 (INVARIANT:
+ * 24), the map and the tails; for LIKELIHOOD 32 bytes a row of logits. CACHED takes memory of its own there for the
+ * call: 12 bytes an entry of J, of all chunks, and a tile's [V_t] words, at most 16 MB of them or one chunk's. 0 for
+ * an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
@@ -3935,18 +3946,19 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
  * and sequences.
  *
- * On a GPU there are PROJECTED and GOLD. The work is ordered on the context's stream, and the host waits for
- * it: with labels once for statistics of rows, with scores once for each teacher, and at the end of each pass
- * for the divergences, so that the results are on the host when the call returns. Tiles run without it; a
- * larger `tile` means fewer and larger launches, GOLD takes some twenty a chunk. Besides the workspace, row
- * statistics take memory of the GPU for the call, and lists memory of the host. The bits are the GPU's own: in
- * INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
+ * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
+ * teacher, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
+ * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
+ * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
+ * the GPU's own: in INVARIANT mode the same for every split there, and up to rounding those of a CPU.
  *
- * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for other
- * kinds on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is not
- * finite: they count with loss and gradient zero, and status counts them, over all of comm; the first finding
- * it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero and
- * status says so. */
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
+ * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
+ * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
+ * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero
+ * and status says so. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>distill/xtoken_route */
@@ -4009,8 +4021,17 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
  * Between processes the payload goes by messages of the communicator, whatever it is made of: the students'
  * step i is one all_to_all that all ranks with a side take part in, inside xd_route_take on student ranks, and
  * on ranks that only teach inside the xd_route_post that completes the students' next window. So a teacher
- * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) and
- * memory of a GPU are not built.
+ * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) is not
+ * built.
+ *
+ * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
+ * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
+ * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
+ * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
+ * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. There a slot is
+ * read by the kernels of other ranks, so ranks on different GPUs need peer access between them. Messages need a
+ * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not. NCCL takes the
+ * ids too, and then the host waits for them.
  *
  * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
  * either side and on every transport. */
@@ -4059,8 +4080,8 @@ typedef struct xd_route_desc {
 
 /* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
 typedef struct xd_route_window {
-    xd_rows rows;         /* valid until xd_route_release; not to be written */
-    const int64_t *ids;   /* COLUMNS: [sample_count, columns]; else NULL */
+    xd_rows rows;         /* valid until xd_route_release; not to be written; memory of the device */
+    const int64_t *ids;   /* COLUMNS: [sample_count, columns], on the host; else NULL */
     int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
     bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
 } xd_route_window;
@@ -4081,35 +4102,41 @@ typedef struct xd_route_info {
  * do not overlap.
  *
  * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
- * must outlive the route. Takes memory for the plan: some words for each rectangle this rank sends or takes,
- * and for each rank and sample; and what xd_route_info.bytes says.
+ * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: some
+ * words for each rectangle this rank sends or takes, and for each rank and sample; and what
+ * xd_route_info.bytes says.
  * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
  * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
  * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
- * ranks, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. */
+ * ranks, sample and how much), DTYPE, MISMATCH, MEMORY, DEVICE. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
 
 /* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
- * them. */
+ * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
+ * and a teacher rank until students have released what it posted, or have destroyed their route; after
+ * timeout_seconds its ring stays allocated, because somebody may still read it. */
 XD_API void xd_route_destroy(xd_route *route);
 
 /* What was agreed, and where this rank stands. Local. */
 XD_API xd_route_info xd_route_describe(const xd_route *route);
 
 /* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
- * dtype, and, for COLUMNS, ids [samples of it, columns] (ids may be NULL otherwise). Calling again before the
- * post gives the same slot.
+ * dtype, and, for COLUMNS, ids [samples of it, columns] on the host (ids may be NULL otherwise). Calling again
+ * before the post gives the same slot.
  *
- * Waits until no student needs what the slot held before, at most timeout_seconds. Errors: STATE (not a teacher
+ * Waits until no student needs what the slot held before, at most timeout_seconds; on a GPU until they have said
+ * so, and the context's stream waits for the rest: fill the slot by work on that stream. Errors: STATE (not a teacher
  * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
 
-/* Makes the slot visible to students; they read it until they release it. On messages and on a rank that only
- * teaches: collective, see above. Errors: STATE (xd_route_slot was not called), those of the communicator. */
+/* Makes the slot visible to students, with all that the context's stream was given so far; they read it until they
+ * release it. On messages and on a rank that only teaches: collective, see above. Errors: STATE (xd_route_slot was
+ * not called), DEVICE, those of the communicator. */
 XD_API xd_result xd_route_post(xd_route *route);
 
 /* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
- * returns. Further errors, before anything waits: SHAPE, DTYPE, ARGUMENT (no ids). */
+ * returns; rows of a GPU for work on the context's stream. Further errors, before anything waits: SHAPE, DTYPE,
+ * ARGUMENT (no ids; on a GPU rows of the host, or ids that are not). */
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
 
 /* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
@@ -4117,7 +4144,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
  * naming the rank. */
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
 
-/* The window is no longer read. Local. Errors: STATE when there is none. */
+/* The window is no longer read, on a GPU behind what the context's stream was given so far. Local. Errors: STATE
+ * when there is none, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
 /* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
@@ -4127,11 +4155,12 @@ XD_API xd_result xd_route_release(xd_route *route);
  *   logits  [B * held, V_t/tp] f32 or bf16
  *   mask    [B * held] 0 -> the position has no say; NULL -> all have
  *   comm    ranks that hold other positions of the same sequences; NULL -> none
- *   ids     [B, k] ascending, the same on all ranks of both groups
+ *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
  *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
  *
- * Collective over the vocabulary's group and comm. Takes [held, k] words for the call where the vocabulary is
- * split. Errors, the same on every rank: those of xd_select_columns; SHAPE and DTYPE of values. */
+ * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
+ * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
+ * rank: those of xd_select_columns; SHAPE and DTYPE of values. */
 XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
                                     const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                     xd_rows values);
@@ -4165,7 +4194,7 @@ typedef enum xd_tokenizer_preset {
     XD_TOKENIZER_PRESET_CL100K,
     XD_TOKENIZER_PRESET_O200K,
     XD_TOKENIZER_PRESET_LLAMA3,
-    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release */
+    XD_TOKENIZER_PRESET_LLAMA4, /* pattern only: pass the special tokens of your release, BOS among them */
     XD_TOKENIZER_PRESET_QWEN
 } xd_tokenizer_preset;
 
@@ -4181,16 +4210,21 @@ typedef struct xd_tokenizer_desc {
     const char *pattern;                  /* of a rank file: overrides the preset's; NUL-terminated */
     const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
     int64_t special_count;
-    size_t max_bytes; /* of the file; 0 -> 256 MiB */
+    size_t max_bytes;      /* of the file; 0 -> 256 MiB */
+    const char *bos, *eos; /* names of ADDED or SPECIAL tokens: what add_special puts before and behind a
+                            * text, in place of all that the file says. Both NULL -> what the file says */
 } xd_tokenizer_desc;
 
 /* Loads a file; its form is told from its content.
  *
  *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
- *                   ByteLevel, Digits, Metaspace, Sequence
+ *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template
+ *                   "single"), BertProcessing, RobertaProcessing, ByteLevel, Sequence
  *   rank file       one "base64 rank" a line; needs a preset or a pattern
  *   .model          SentencePiece BPE with the identity normaliser
  *   Tekken JSON
+ *
+ * A post-processor of another kind is no reason to refuse a file: xd_encode refuses add_special instead.
  *
  * Local. Deterministic. The file is read whole. What a hostile one costs is in proportion to its size and to
  * its largest id, which is at most 2,097,151 (about 100 MB).
@@ -4211,10 +4245,15 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 typedef struct xd_tokenizer_info {
     int32_t size;     /* largest id + 1: the rows of an embedding it needs */
     int32_t tokens;   /* ids in use; the others are gaps */
-    uint64_t hash;    /* of everything that decides ids and bytes; names caches and projections */
+    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
+                       * around it; names caches and projections */
     bool byte_level;  /* any bytes survive encoding and decoding */
     bool adds_prefix; /* a text may begin with a blank that is not in it; decoding takes it away */
     int32_t unknown;  /* id for what has no token; -1 when there is none */
+    int32_t bos, eos; /* ids that begin and end a text; -1 when nothing says which. tokenizer.json: the first
+                       * and the last that add_special puts; SentencePiece: the control pieces the trainer
+                       * names; Tekken: <s>, </s>; presets: <|begin_of_text|>, <|end_of_text|> for Llama, else
+                       * none, <|endoftext|> */
 } xd_tokenizer_info;
 
 /* Local. */
@@ -4269,6 +4308,8 @@ XD_API void xd_encoder_destroy(xd_encoder *encoder);
 typedef struct xd_encode_desc {
     bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
     bool skip_spans;    /* the encoding then has no spans */
+    bool add_special;   /* the tokens that the model expects around a text: the post-processor's; of other
+                         * forms BOS, where there is one, and no EOS, as Llama and Mistral are used */
 } xd_encode_desc;
 
 /* A text's tokens. The arrays belong to the encoder until its next call. */
@@ -4276,6 +4317,7 @@ typedef struct xd_encoding {
     int64_t count;
     const int32_t *ids;         /* [count] */
     const xd_token_span *spans; /* [count], of the text as it was given; NULL when skipped */
+    const uint8_t *roles;       /* [count] xd_token_role, for xd_align_side; NULL without add_special */
 } xd_encoding;
 
 /* Encodes a text.
@@ -4283,13 +4325,20 @@ typedef struct xd_encoding {
  *   text   UTF-8, not NUL-terminated; bytes that are not UTF-8 are characters of no class
  *   desc   NULL -> defaults
  *
- * No token is added at the ends. Spans never go back. They follow each other without hole or overlap but for
- * three cases: a character that normalisation changed is atomic, so every token of it has all its bytes; what
- * normalisation inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown
- * token) is in no span.
+ * A text is one document: with add_special each call puts its own tokens around it, around an empty text and
+ * one that spells them already too. They have the empty spans [0, 0) and [bytes, bytes) and the roles BOS
+ * (the first before the text), EOS (the last behind it) and SPECIAL (others); all else has the role TEXT.
+ * Decoding with skip_special drops them, when the file calls them special.
+ *
+ * Spans never go back. They follow each other without hole or overlap but for three cases: a character that
+ * normalisation changed is atomic, so every token of it has all its bytes; what normalisation or add_special
+ * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
+ * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
  *
  * Local. Time is O(bytes log bytes). Allocates when a text is longer than those before.
- * Errors: ARGUMENT for texts of 1 GiB and more; DATA when a split pattern takes too many steps; MEMORY. */
+ * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special where the file's post-processor is
+ * not done here, by name, or where the special tokens lack the preset's BOS; DATA when a split pattern takes
+ * too many steps; MEMORY. */
 XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out);
 
@@ -6885,6 +6934,7 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    float *own_kept, *other_kept; /* [XDI_TILE] p and q themselves, of bf16 only; NULL -> not wanted */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -6925,6 +6975,14 @@ typedef struct xdi_tile_gradient {
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
+/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+typedef struct xdi_tile_kept {
+    float *p, *q;
+    float p_scale, q_scale;
+    xdi_simd_array out;
+    bool streamed; /* as in xdi_tile_gradient */
+} xdi_tile_kept;
+
 /* One set of loops. n is the number of elements. */
 typedef struct xdi_tiles {
     /* Largest element, -infinity without one; NaN when there is a NaN. */
@@ -6939,6 +6997,7 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    void (*kept)(const xdi_tile_kept *g, int64_t n);
     void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
@@ -7202,7 +7261,7 @@ XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch);
 /* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
  * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
  * to a span. The walk over arrays, spans and dtypes is written once, in optimizer_cpu.c. */
-enum { XDI_SPAN = 512, XDI_SPAN_LONG = 1 << 16 };
+enum { XDI_SPAN = 512 };
 
 /* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
  * below 2^-140. */
@@ -7238,7 +7297,7 @@ typedef struct xdi_span_kernels {
     /* lerp whose source is BF16, for a level that gains by it; NULL: the source is widened first. */
     void (*lerp_bf16)(const xdi_span_average *average, float *target, const uint16_t *source, int64_t n);
 
-    bool fast; /* visits long arrays out of order and gathers exact norms by exponent; for speed only */
+    bool fast; /* gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
 /* optimizer_simd.c: the spans of a level, XD_CPU_PLAIN and above. */
@@ -7333,14 +7392,28 @@ XDI_SPAN_LEVEL(avx512)
 
 #include <math.h>
 
+/* floor and rint of what is below 2^52 and, to be rounded, not negative: without a call, and without a branch
+ * that no processor could foresee. */
+static inline int64_t xdi_fixed_floor(double x) {
+    const int64_t whole = (int64_t)x;
+    return whole - ((double)whole > x ? 1 : 0);
+}
+
+static inline int64_t xdi_fixed_nearest(double x) {
+    const int64_t below = (int64_t)x;
+    const double rest = x - (double)below;
+    const int up = rest > 0.5, tie = rest == 0.5;
+    return below + (up | (tie & (int)(below & 1)));
+}
+
 XD_API bool xd_fixed_add(xd_fixed *sum, double term) {
     if (!(fabs(term) < 4194304.0)) return false; /* also NaN */
     const double scaled = term * 1073741824.0;   /* 2^30: exact */
-    const double high = floor(scaled);
-    const int64_t next = sum->high + (int64_t)high;
+    const int64_t high = xdi_fixed_floor(scaled);
+    const int64_t next = sum->high + high;
     if (next >= (int64_t)1 << 55 || next <= -((int64_t)1 << 55)) return false;
     sum->high = next;
-    sum->low += (int64_t)rint((scaled - high) * 1099511627776.0); /* 2^40 */
+    sum->low += xdi_fixed_nearest((scaled - (double)high) * 1099511627776.0); /* 2^40 */
     return true;
 }
 
@@ -8093,7 +8166,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
     /* less than each by itself. */                                                                         \
     INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
-                             bool careful, bool own) {                                                      \
+                             bool careful, bool own, v *kept) {                                             \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
         v right = b;                                                                                        \
@@ -8103,17 +8176,32 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
+        if (kept) {                                                                                         \
+            const v f = v##_exp2(b, &pair->q);                                                              \
+            sums->other = v##_add(sums->other, f);                                                          \
+            kept[0] = e;                                                                                    \
+            kept[1] = f;                                                                                    \
+        } else {                                                                                            \
+            sums->other = v##_add_exp2(b, &pair->q, sums->other);                                           \
+        }                                                                                                   \
         sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
+    INLINE void v##_keep_two(float *kept, int64_t i, v a, v b) {                                            \
+        xdi_simd_array to;                                                                                  \
+        to.data = kept;                                                                                     \
+        to.bf16 = false;                                                                                    \
+        v##_store(to, i, a);                                                                                \
+        v##_store(to, i + v##_lanes, b);                                                                    \
+    }                                                                                                       \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
+                             bool keeps) {                                                                  \
         const xdi_tile_pair given = *pair;                                                                  \
         const double factor = (double)given.q.factor;                                                       \
         const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
         const float back = (float)(exact / factor);                                                         \
         v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
-        v a, b, c, d;                                                                                       \
+        v a, b, c, d, first[2], second[2];                                                                  \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
@@ -8121,8 +8209,11 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
             own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
             other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
-            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
-            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
+            v##_pair_add(&s, &given, a, c, back, careful, own, keeps ? first : NULL);                       \
+            v##_pair_add(&r, &given, b, d, back, careful, own, keeps ? second : NULL);                      \
+            if (!keeps) continue;                                                                           \
+            v##_keep_two(given.own_kept, i, first[0], second[0]);                                           \
+            v##_keep_two(given.other_kept, i, first[1], second[1]);                                         \
         }                                                                                                   \
         pair->own = v##_total(v##_add(s.own, r.own));                                                       \
         pair->other = v##_total(v##_add(s.other, r.other));                                                 \
@@ -8134,14 +8225,18 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
         switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
-        case 0: v##_pair_loop(pair, n, false, false, parity); break;                                        \
-        case 1: v##_pair_loop(pair, n, false, true, parity); break;                                         \
-        case 2: v##_pair_loop(pair, n, true, false, parity); break;                                         \
-        default: v##_pair_loop(pair, n, true, true, parity); break;                                         \
+        case 0: v##_pair_loop(pair, n, false, false, parity, false); break;                                 \
+        case 1: v##_pair_loop(pair, n, false, true, parity, false); break;                                  \
+        case 2: v##_pair_loop(pair, n, true, false, parity, false); break;                                  \
+        default: v##_pair_loop(pair, n, true, true, parity, false); break;                                  \
         }                                                                                                   \
     }                                                                                                       \
     LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
-        if (pair->x.bf16 && pair->y.bf16)                                                                   \
+        if (pair->own_kept && pair->careful)                                                                \
+            v##_pair_loop(pair, n, true, true, true, true);                                                 \
+        else if (pair->own_kept)                                                                            \
+            v##_pair_loop(pair, n, false, true, true, true);                                                \
+        else if (pair->x.bf16 && pair->y.bf16)                                                              \
             v##_pair_kind(pair, n, true);                                                                   \
         else                                                                                                \
             v##_pair_kind(pair, n, false);                                                                  \
@@ -8154,6 +8249,10 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         if (whole == n) return;                                                                             \
         rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
         rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
+        if (pair->own_kept) {                                                                               \
+            rest.own_kept += whole;                                                                         \
+            rest.other_kept += whole;                                                                       \
+        }                                                                                                   \
         v##_pair_whole(&rest, two);                                                                         \
         pair->own += rest.own;                                                                              \
         pair->other += rest.other;                                                                          \
@@ -8302,18 +8401,54 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                              \
     }
 
-#define XDI_TILES(v, INLINE, LEAF)                                                            \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
-    LEAF void v##_tile_fence(void) {                                                          \
-        v##_fence();                                                                          \
-    }                                                                                         \
-    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
-                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
-                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
+#define XDI_TILES_KEPT(v, INLINE, LEAF)                                       \
+    INLINE v v##_kept_at(const xdi_tile_kept *g, int64_t i) {                 \
+        xdi_simd_array p, q;                                                  \
+        p.data = g->p;                                                        \
+        q.data = g->q;                                                        \
+        p.bf16 = q.bf16 = false;                                              \
+        return v##_sub(v##_mul(v##_set(g->p_scale), v##_load(p, i)),          \
+                       v##_mul(v##_set(g->q_scale), v##_load(q, i)));         \
+    }                                                                         \
+    INLINE void v##_kept_loop(const xdi_tile_kept *g, int64_t n, bool sent) { \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                      \
+            const v a = v##_kept_at(g, i), b = v##_kept_at(g, i + v##_lanes); \
+            if (sent)                                                         \
+                v##_stream_two(g->out, i, a, b);                              \
+            else                                                              \
+                v##_store_two(g->out, i, a, b);                               \
+        }                                                                     \
+    }                                                                         \
+    LEAF void v##_tile_kept(const xdi_tile_kept *given, int64_t n) {          \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;               \
+        uint16_t out[2 * v##_lanes];                                          \
+        xdi_tile_kept g = *given; /* stores cannot change a copy */           \
+        if (g.streamed)                                                       \
+            v##_kept_loop(&g, whole, true);                                   \
+        else                                                                  \
+            v##_kept_loop(&g, whole, false);                                  \
+        if (whole == n) return;                                               \
+        g.p += whole;                                                         \
+        g.q += whole;                                                         \
+        g.out.data = out;                                                     \
+        v##_kept_loop(&g, two, false);                                        \
+        xdi_simd_copy(g.out, 0, n - whole, given->out, whole);                \
+    }
+
+#define XDI_TILES(v, INLINE, LEAF)                                                              \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                             \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                             \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                          \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                         \
+    XDI_TILES_KEPT(v, INLINE, LEAF)                                                             \
+    LEAF void v##_tile_fence(void) {                                                            \
+        v##_fence();                                                                            \
+    }                                                                                           \
+    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear, v##_tile_sum,       \
+                                         v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_kept,    v##_tile_fence,  v##_tile_raise,     \
+                                         v##_tile_collect, v##_tile_range,  v##_tile_offsets,   \
+                                         v##_tile_unpack };
 
 /* ---- what selections need ---- */
 
@@ -8636,8 +8771,15 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_fast_take_max(other, pair->other_max, tile);
 }
 
+/* A row's powers as its sums took them, so that the gradient need not take them again: tile after tile, each
+ * relative to the integer that held then. */
+typedef struct xdi_fast_kept {
+    float *student, *teacher;             /* [tiles, XDI_TILE] */
+    float *student_whole, *teacher_whole; /* [tiles] */
+} xdi_fast_kept;
+
 static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, xdi_fast_row *row) {
+                          bool soft, const xdi_fast_kept *kept, xdi_fast_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
@@ -8659,12 +8801,17 @@ static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
+            pair.own_kept = kept ? kept->teacher + c : NULL;
+            pair.other_kept = kept ? kept->student + c : NULL;
             xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
             xdi_fast_add_tile(tiles, student, n, c, &row->student);
             xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
         }
+        if (!kept) continue;
+        kept->student_whole[c / XDI_TILE] = row->student.power.whole;
+        kept->teacher_whole[c / XDI_TILE] = row->teacher.power.whole;
     }
     return true;
 }
@@ -8695,9 +8842,10 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
     return begin;
 }
 
-/* References and sums of the one row in a. False when it is a row for the plain kernels; nothing is then
- * written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
+/* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
+ * the plain kernels; no reference and no sum is then written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, const xdi_fast_kept *kept,
+                              double *ref, double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool hard_loss = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
@@ -8706,7 +8854,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, dou
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -8740,12 +8888,57 @@ XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
     return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
 }
 
-static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
-                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
-        return;
+/* Whether the powers were kept. */
+static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one,
+                                       const xdi_fast_kept *kept) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
+        return kept != NULL;
     plain->references(launch, one);
     plain->stats(launch, one);
+    return false;
+}
+
+/* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
+ * numbers, or all -infinity. */
+static bool xdi_fast_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t columns, double *max,
+                             int64_t *column) {
+    float largest = -INFINITY;
+    int64_t tile = 0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const float here = tiles->max(xdi_fast_array(x, 0, c), xdi_fast_tile_at(c, columns));
+        if (!(here < INFINITY)) return false;
+        if (!(here > largest)) continue;
+        largest = here;
+        tile = c;
+    }
+    if (largest == -INFINITY) return false;
+    *max = (double)largest;
+    *column = xdi_fast_find(tiles, x, tile, largest);
+    return true;
+}
+
+static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const bool soft = a->teacher.data && a->soft_weight != 0.0;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const xd_loss_args one = xdi_fast_row_args(a, r);
+        double max, teacher_max = 0.0;
+        int64_t arg, teacher_arg;
+        if (one.row_scale[0] == 0.0 || !xdi_fast_dtypes(a) ||
+            !xdi_fast_row_max(tiles, &one.student, columns, &max, &arg) ||
+            (soft && !xdi_fast_row_max(tiles, &one.teacher, columns, &teacher_max, &teacher_arg))) {
+            plain.references(launch, &one);
+            continue;
+        }
+        one.references[XD_LOSS_MAX] = max;
+        one.references[XD_LOSS_ARG] = (double)(arg + a->offsets[a->shard]);
+        one.references[XD_LOSS_TEACHER_AT_ARG] = soft ? xdi_loss_load(&one.teacher, 0, arg) : 0.0;
+        one.references[XD_LOSS_TEACHER_MAX] = teacher_max;
+    }
+    return XD_OK;
 }
 
 /* The references are this shard's own: what the sweep finds by itself. */
@@ -8756,7 +8949,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -8908,6 +9101,26 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
     }
 }
 
+/* What xdi_fast_gradient_row does, of the powers that were kept. A hard loss takes the same ones. */
+static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                              const xdi_fast_kept *kept, bool streamed) {
+    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
+    const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
+    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
+    const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
+    xdi_tile_kept g;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const int64_t tile = c / XDI_TILE;
+        g.p = kept->student + c;
+        g.q = kept->teacher + c;
+        g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
+        g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
+        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        tiles->kept(&g, xdi_fast_tile_at(c, columns));
+    }
+}
+
 /* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
 typedef struct xdi_fast_column {
     int64_t at; /* -1: not on this shard */
@@ -8924,7 +9137,8 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one,
+                                   const xdi_fast_kept *kept, bool streamed) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -8934,7 +9148,10 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, columns, streamed);
+    if (kept)
+        xdi_fast_kept_row(tiles, one, columns, kept, streamed);
+    else
+        xdi_fast_gradient_row(tiles, one, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -8946,10 +9163,9 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const bool streamed = xdi_fast_streams(a);
-    if (a->fixed) return plain.grad(launch, a); /* where a row is cut decides f32 references */
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, streamed);
     }
     tiles->fence();
     return XD_OK;
@@ -8957,31 +9173,73 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
+/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
+ * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
+static bool xdi_fast_keeps(const xd_loss_args *a) {
+    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
+    const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
+                        a->gradient.dtype == XD_DTYPE_BF16;
+    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
+           (!hard || shared);
+}
+
+/* The parts of one block, which is what is returned; NULL when there is no memory. */
+static float *xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE, side = tiles * XDI_TILE;
+    float *memory = (float *)xdi_scratch_take(ctx, (size_t)(2 * (side + tiles)) * sizeof *memory);
+    if (!memory) return NULL;
+    kept->student = memory;
+    kept->teacher = memory + side;
+    kept->student_whole = memory + 2 * side;
+    kept->teacher_whole = memory + 2 * side + tiles;
+    return memory;
+}
+
+static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
+                                    const xd_loss_kernels *plain, xd_loss_args *one,
+                                    const xdi_fast_kept *kept, bool streamed) {
+    const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
+    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
+    if (one->shards > 1) return XD_OK;
+    one->all_references = one->references;
+    one->all_sums = one->sums;
+    one->all_mixtures = one->mixtures;
+    XDI_TRY(plain->combine(launch, one));
+    if (mixed) {
+        xdi_fast_loss_row_mixture(launch, tiles, plain, one);
+        XDI_TRY(plain->mixture_combine(launch, one));
+    }
+    if (one->gradient.data)
+        xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, streamed);
+    return XD_OK;
+}
+
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool mixed = a->teacher.data && a->soft_weight != 0.0 && a->divergence == XD_JSD;
     const bool streamed = xdi_fast_streams(a);
-    for (int64_t r = 0; r < a->student.rows; r++) {
+    xd_result result = XD_OK;
+    xdi_fast_kept kept = { NULL, NULL, NULL, NULL };
+    float *memory = NULL;
+    if (xdi_fast_keeps(a)) {
+        memory = xdi_fast_keep(launch->ctx, a, &kept);
+        XDI_REQUIRE(launch->ctx, memory, XD_ERROR_MEMORY, "no room for the powers of a row of %lld columns",
+                    (long long)a->student.cols);
+    }
+    for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_partials(launch, tiles, &plain, &one);
-        if (a->shards > 1) continue;
-        one.all_references = one.references;
-        one.all_sums = one.sums;
-        one.all_mixtures = one.mixtures;
-        XDI_TRY(plain.combine(launch, &one));
-        if (mixed) {
-            xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
-            XDI_TRY(plain.mixture_combine(launch, &one));
-        }
-        if (a->gradient.data) xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
+        result = xdi_fast_fused_row(launch, tiles, &plain, &one, memory ? &kept : NULL, streamed);
     }
     tiles->fence();
-    return XD_OK;
+    xdi_scratch_give(launch->ctx, memory);
+    return result;
 }
 
 /* The loss entries that vectors do better. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
+    kernels->references = xdi_fast_loss_references;
     kernels->stats = xdi_fast_loss_stats;
     kernels->mixture = xdi_fast_loss_mixture;
     kernels->grad = xdi_fast_loss_grad;
@@ -10507,6 +10765,7 @@ static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken
         xdi_cpu_xtoken_log_softmax(s, a->k);
         xdi_cpu_xtoken_log_softmax(t, a->k);
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
+        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
     }
     return XD_OK;
 }
@@ -11918,14 +12177,6 @@ XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at) {
     return count - at < room ? count - at : room;
 }
 
-/* Where the span of a step begins. A processor fetches several streams of addresses further ahead than
- * one, so the faster levels cut a long array into `ways` regions and visit them by turns. */
-static int64_t xdi_span_at(const xdi_span_kernels *spans, int64_t ways, int64_t step, int64_t count) {
-    const int64_t total = (count + XDI_SPAN - 1) / XDI_SPAN, region = step % ways, longer = total % ways;
-    if (!spans->fast || count < XDI_SPAN_LONG) return step * XDI_SPAN;
-    return (region * (total / ways) + (region < longer ? region : longer) + step / ways) * XDI_SPAN;
-}
-
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer) {
     if (dtype == XD_DTYPE_F32) return (const float *)data + at;
@@ -12007,10 +12258,8 @@ XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *a
     if (xdi_status_refuses(launch->status)) return XD_OK;
     for (int64_t k = 0; k < args->array_count; k++) {
         const xd_lerp_array *a = &args->arrays[k];
-        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
-            const int64_t at = xdi_span_at(spans, 2, step, a->count);
+        for (int64_t at = 0; at < a->count; at += XDI_SPAN)
             xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
-        }
     }
     return XD_OK;
 }
@@ -12070,8 +12319,7 @@ XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_arg
         average.target_dtype = a->average_dtype;
         average.source = a->value ? a->value : a->master;
         average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
-        for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
-            const int64_t at = xdi_span_at(spans, a->value ? 1 : 2, step, a->count);
+        for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
             const int64_t n = xdi_span_length(a->count, at);
             update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
             if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
@@ -12089,8 +12337,8 @@ static bool xdi_cast_takes(xd_dtype dtype) {
 
 static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
     float widened[XDI_SPAN];
-    for (int64_t step = 0; step * XDI_SPAN < a->count; step++) {
-        const int64_t at = xdi_span_at(spans, 2, step, a->count), n = xdi_span_length(a->count, at);
+    for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(a->count, at);
         if (a->target_dtype == XD_DTYPE_F32)
             spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
         else
@@ -12130,8 +12378,8 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
     float values[XDI_SPAN];
     XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
                 "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
-    for (int64_t step = 0; step * XDI_SPAN < args->count; step++) {
-        const int64_t at = xdi_span_at(spans, 2, step, args->count), n = xdi_span_length(args->count, at);
+    for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(args->count, at);
         float *x = (float *)args->data + at;
         if (args->dtype == XD_DTYPE_F32) {
             spans->scale(x, args->factor, n);
@@ -12288,10 +12536,8 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
         for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
             xdi_norm_block(args, spans, a, at,
                            a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
-        for (int64_t step = 0; !binned && step * XDI_SPAN < a->count; step++) {
-            const int64_t at = xdi_span_at(spans, 4, step, a->count);
+        for (int64_t at = 0; !binned && at < a->count; at += XDI_SPAN)
             xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
-        }
     }
     return XD_OK;
 }
@@ -24413,16 +24659,54 @@ typedef struct xdi_xtoken_sizes {
     int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch, teachers;
 } xdi_xtoken_sizes;
 
+/* LIKELIHOOD: what the kind needs beside the workspace. */
+typedef struct xdi_likelihood {
+    double *sums;    /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
+    double *moments; /* [teacher rows, XD_XTOKEN_MOMENTS] where it reads logits */
+    int64_t *rows;   /* [count] of the student that have a gradient */
+    double *slopes;  /* [count] d loss / d log-probability of those */
+    int64_t count;
+} xdi_likelihood;
+
+/* CACHED: where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+typedef struct xdi_xcached_places {
+    int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
+    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
+    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
+    int64_t *places;         /* [total] ascending within a chunk */
+    double *mass;            /* [V_t] zero between uses */
+    int32_t *ids;            /* [k] of one position, and their probabilities */
+    double *probabilities;
+} xdi_xcached_places;
+
+/* CACHED on a device: J and a of all chunks, tile after tile, in memory of their own as a cache's size is known in
+ * the call alone. The host's are copied once a call. */
+typedef struct xdi_staged_cached {
+    int64_t width;               /* tiles have so many offsets */
+    int64_t *begin;              /* [tiles + 1] where the entries of a tile begin */
+    int64_t *offset;             /* [tiles, width] where, within a tile, those of its chunks begin */
+    double *target;              /* a */
+    int32_t *ids;                /* J */
+    double *q, *settled;         /* the device's: cells of the largest tile, and these as doubles */
+    int32_t *slots;              /* the device's: [tile, V_t] places of teacher ids in a chunk's J */
+    unsigned char *here, *there; /* the lists; both to be released */
+    size_t bytes;                /* of the lists */
+} xdi_staged_cached;
+
 /* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
 typedef struct xdi_xtoken_lists {
-    int64_t *first, *rows,
-        *places; /* [tiles + 1] begins of a tile's rows; the student's of chunks looked at */
+    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's of chunks looked at, and their places
+     * in the tile */
+    int64_t *first, *rows, *places;
     int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
-    int64_t *ids;                              /* [B, 2k] J where it is given, and its places in the rows */
-    uint8_t *mask;                             /* [teacher rows] who has a say in J */
+    int64_t *ids;  /* [B, 2k] J where it is given, and its places in the rows; SAME: [k] where J is all ids */
+    uint8_t *mask; /* [teacher rows] who has a say in J */
     int32_t *pair, *other, *rest, *other_rest; /* GOLD: the exact map */
-    xd_xtoken_chunk *chunks;                   /* [B, C]; they come back with their divergences */
-    xd_projection projection, copied;          /* in memory of the device; what to free of it */
+    xd_xtoken_chunk *chunks;          /* [B, C], SAME: [rows]; they come back with their divergences */
+    xd_projection projection, copied; /* in memory of the device; what to free of it */
+    xdi_likelihood likelihood;
+    double *moments; /* LIKELIHOOD: the device's */
+    xdi_staged_cached cached;
 } xdi_xtoken_lists;
 
 /* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
@@ -24498,7 +24782,7 @@ typedef struct xdi_xtoken {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k);
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* ---- xtoken.c ---- */
@@ -24544,7 +24828,7 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
 /* Which of the teacher's rows of sequence b count, in mask [held]; true when all of them have a say. */
 XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, uint8_t *mask);
 
-/* ---- xtoken_device.c: the same on a device, for teachers of kind PROJECTED and GOLD ---- */
+/* ---- xtoken_device.c: the same on a device ---- */
 
 /* The lists from the arena of the host and everything else from the device's; false when it does not fit. */
 XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
@@ -24552,8 +24836,11 @@ XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *
 /* Projections of the host are copied to the device. */
 XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x);
 XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result);
-/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, for which the host waits. */
+/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, and the moments of LIKELIHOOD, for which the
+ * host waits. */
 XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x);
+/* What all passes use, once weights and chunks are known: CACHED. Collective over comm and the vocabulary. */
+XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x);
 /* Moments of all rows of a teacher in moments, for which the host waits; `a` says which. */
 XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a, double *moments);
 /* All teachers and the rest of the gradient; waits for the divergences. */
@@ -24563,9 +24850,31 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x);
 XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
                                                  const int64_t *places, int64_t count);
+/* J of sequence b in x->ids, of ids [0, size): the places of its columns in the teacher's rows. */
+XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l, int64_t size, int64_t b);
+/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
+ * of the tiles begins. */
+XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+                                       int64_t *places);
+
 /* xtoken_device_gold.c: all chunks of a teacher. */
 XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
                                             const xdi_xtoken_lists *l);
+/* xtoken_device_same.c: a teacher's lists, and all its positions. */
+XD_PRIVATE void xdi_xtoken_device_same_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l);
+XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l);
+/* xtoken_device_cached.c: J and a of all chunks, collective like xdi_xtoken_device_begin; their release; what a pass
+ * adds to the lists; and all chunks. */
+XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                   xdi_xtoken_lists *l);
+XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l);
+XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              xdi_xtoken_lists *l);
+XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l);
 
 /* ---- the kinds: sums of a term, and the gradient when x->write ---- */
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
@@ -24590,8 +24899,34 @@ XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out)
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_same.c: a row before it is compared, the comparison of rows at work, of which `a` tells, and what a row that
+ * was compared adds to the sums. */
+XD_PRIVATE xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row);
+XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a);
+XD_PRIVATE void xdi_same_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t row);
 XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_cached.c: sizes of p, collective over sequence_comm; its blocks; its places, collective again; J and a of one
+ * chunk, which has at most `bound` entries, and returns how many; the chunk before it is compared. */
+XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p);
+XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          xdi_xcached_places *p, xd_arena *arena, bool *fits);
+XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p);
+XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot);
+XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      int64_t slot, int32_t *columns, double *target);
+XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                             int64_t c, bool compared);
 XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_likelihood.c: the blocks that a device is told of and the others; the loss of all chunks, added to the sums,
+ * and the rows that have a gradient, collective over sequence_comm. On a device the moments are given. */
+XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
+                                            bool *fits);
+XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
+                                           xd_arena *arena, bool *fits);
+XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h);
 
 /* xtoken_cached.c: does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);
@@ -24912,10 +25247,19 @@ XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_t
     return d->mode == XD_XTOKEN_AVERAGED_LOGITS || d->columns > most ? most : d->columns;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k) {
-    const int64_t fits = k > 0 ? ((int64_t)1 << 18) / k : 1;
-    if (d->tile > 0) return d->tile;
-    return fits < 1 ? 1 : fits > 32 ? 32 : fits;
+/* How many lists of n elements there is room for. */
+static int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
+    return n < 1 || n > room ? 1 : room / n;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
+    const int64_t fits = xdi_xtoken_fits((int64_t)1 << 18, k);
+    const int64_t tile = d->tile > 0 ? d->tile : fits > 32 ? 32 : fits;
+    if (t->kind == XD_XTOKEN_GOLD) return 1;
+    if (t->kind != XD_XTOKEN_CACHED) return tile;
+    const int64_t maps =
+        xdi_xtoken_fits((int64_t)1 << 22, xdi_xtoken_vocabulary(t)); /* see xdi_staged_cached */
+    return tile < maps ? tile : maps;
 }
 
 static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
@@ -25029,9 +25373,6 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
     const xd_xtoken_teacher *t = &d->teachers[index];
     XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
                 "teacher %d is of kind %d", index, (int)t->kind);
-    XDI_REQUIRE(ctx, (int)t->kind <= (int)XD_XTOKEN_GOLD || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU,
-                XD_ERROR_UNSUPPORTED, "teacher %d is of kind %d; on a GPU there are PROJECTED and GOLD",
-                index, (int)t->kind);
     XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
                                        : xdi_xtoken_check_known(ctx, d, index));
     XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,
@@ -25301,11 +25642,11 @@ static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
 
 static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
     const xd_xtoken_desc *d = &x->d;
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, k);
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, t, k);
     const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
+    if (xdi_xtoken_reads_logits(t)) s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
     s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
-    s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_GOLD) {
         s->student = xdi_xtoken_most(s->student, columns);
         s->teacher = xdi_xtoken_most(s->teacher, size);
@@ -25319,6 +25660,7 @@ static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher
     s->student = xdi_xtoken_most(s->student, tile * k);
     s->teacher = xdi_xtoken_most(s->teacher, tile * k);
     s->tile = xdi_xtoken_most(s->tile, tile);
+    if (t->kind == XD_XTOKEN_SAME && x->on_device) s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
     if (t->kind != XD_XTOKEN_PROJECTED) return;
     s->slots = xdi_xtoken_most(s->slots, size);
     s->begin = columns + 1;
@@ -25428,7 +25770,7 @@ static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
     term->held = t->logits.rows / x->d.sequences;
     term->vocabulary = xdi_xtoken_vocabulary(t);
     term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = t->kind == XD_XTOKEN_GOLD ? 1 : xdi_xtoken_tile(&x->d, term->k);
+    term->tile = xdi_xtoken_tile(&x->d, t, term->k);
     term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     term->weight = t->weight == 0.0 ? 1.0 : t->weight;
 }
@@ -25684,6 +26026,7 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     xd_xtoken_values values;
     XDI_TRY(xdi_xtoken_rows(x));
     XDI_TRY(xdi_xtoken_denominators(x));
+    if (x->on_device) XDI_TRY(xdi_xtoken_device_begin(x));
     x->found_in_rows = x->found;
     if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
     XDI_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
@@ -25803,7 +26146,7 @@ XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *te
     if (!chunk->compared || !x->owner) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 
@@ -25915,10 +26258,10 @@ XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) 
 
 #include <string.h>
 
-/* A call on a device, and PROJECTED there. What lists decide is settled on the host first: the rows of every
- * tile, the chunks' sizes and weights, who has a say in J. One copy brings all of it; then the device runs tile
- * after tile without the host; then the chunks come back with their divergences. The host waits for that, and
- * before it, where there are labels, for the statistics of rows. */
+/* A call on a device, and PROJECTED and LIKELIHOOD there. What lists decide is settled on the host first: the rows of
+ * every tile, the chunks' sizes and weights, who has a say in J, everything about likelihoods. One copy brings all of
+ * it; then the device runs tile after tile without the host; then the chunks come back with their divergences. The
+ * host waits for that, and before it, where there are labels, for the statistics of rows. */
 
 /* ---- memory ---- */
 
@@ -25926,31 +26269,60 @@ static int64_t xdi_staged_tiles(int64_t chunks, int64_t tile) {
     return (chunks + tile - 1) / tile; /* of a sequence */
 }
 
+/* What comes back of a teacher: chunks, or positions; LIKELIHOOD is the host's. */
+static int64_t xdi_staged_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t) {
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return 0;
+    return t->kind == XD_XTOKEN_SAME ? d->student.rows : d->sequences * t->chunks;
+}
+
+/* Rows of the teacher, and what it has instead of a choice, or for it. */
+static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teacher *t, int64_t firsts,
+                                     xdi_xtoken_lists *l, xd_arena *arena, bool *fits) {
+    const int64_t k = xdi_xtoken_columns(&x->d, t, x->vocab.size), rows = t->logits.rows;
+    const bool same = t->kind == XD_XTOKEN_SAME, gold = t->kind == XD_XTOKEN_GOLD;
+    int64_t ids = t->column_ids ? x->d.sequences * 2 * k : 0;
+    if (same) ids = k == x->vocab.size ? k : 0;
+    l->teacher_first = (int64_t *)xdi_xtoken_take(arena, same ? 0 : firsts, sizeof(int64_t), fits);
+    l->teacher_rows = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->teacher_places = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->ids = (int64_t *)xdi_xtoken_take(arena, ids, sizeof(int64_t), fits);
+    l->mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : rows, 1, fits);
+    if (!gold || !t->map) return;
+    l->pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
+    l->other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+}
+
 /* The lists of one teacher but for its chunks. */
 static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size);
-    const bool gold = t->kind == XD_XTOKEN_GOLD;
-    const int64_t firsts = d->sequences * xdi_staged_tiles(t->chunks, gold ? 1 : xdi_xtoken_tile(d, k)) + 1;
+    const int64_t tile = xdi_xtoken_tile(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
+    const int64_t tiles = d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_staged_tiles(t->chunks, tile));
     xdi_xtoken_lists l;
     memset(&l, 0, sizeof l);
-    l.first = (int64_t *)xdi_xtoken_take(arena, firsts, sizeof(int64_t), fits);
-    l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-    l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-    l.teacher_first = (int64_t *)xdi_xtoken_take(arena, firsts, sizeof(int64_t), fits);
-    l.teacher_rows = (int64_t *)xdi_xtoken_take(arena, t->logits.rows, sizeof(int64_t), fits);
-    l.teacher_places = (int64_t *)xdi_xtoken_take(arena, t->logits.rows, sizeof(int64_t), fits);
-    l.ids =
-        (int64_t *)xdi_xtoken_take(arena, t->column_ids ? d->sequences * 2 * k : 0, sizeof(int64_t), fits);
-    l.mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : t->logits.rows, 1, fits);
-    if (gold && t->map) {
-        l.pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-        l.other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-        l.rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
-        l.other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) {
+        xdi_likelihood_layout_lists(x, &l.likelihood, arena, fits);
+    } else {
+        l.first = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), fits);
+        l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+        l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+        if (t->kind != XD_XTOKEN_CACHED) xdi_staged_teacher_lists(x, t, tiles + 1, &l, arena, fits);
     }
     if (x->device.lists) x->device.lists[index] = l;
+}
+
+/* Blocks of LIKELIHOOD that are no lists: sums and moments. */
+static void xdi_staged_layout_likelihood(xdi_xtoken *x, int index, xd_arena *host, xd_arena *device,
+                                         bool *fits) {
+    const xd_xtoken_teacher *t = &x->d.teachers[index];
+    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
+    xdi_likelihood plan, *h = x->device.lists ? &x->device.lists[index].likelihood : &plan;
+    if (t->kind != XD_XTOKEN_LIKELIHOOD) return;
+    xdi_likelihood_layout_work(x, t, h, host, fits);
+    double *moments = (double *)xdi_xtoken_take(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+    if (x->device.lists) x->device.lists[index].moments = moments;
 }
 
 static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *arena, bool *fits) {
@@ -25965,8 +26337,8 @@ static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_
     for (int i = 0; i < d->teacher_count; i++) xdi_staged_lists(x, i, arena, fits);
     *fits = *fits && xd_arena_take(arena, 0, &chunks);
     for (int i = 0; i < d->teacher_count; i++) {
-        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(arena, d->sequences * d->teachers[i].chunks,
-                                                                  sizeof *all, fits);
+        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(
+            arena, xdi_staged_chunks(d, &d->teachers[i]), sizeof *all, fits);
         if (v->lists) v->lists[i].chunks = all;
     }
     *fits = *fits && xd_arena_take(arena, 0, &end);
@@ -26011,6 +26383,7 @@ XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *
     x->ids = (int64_t *)xdi_xtoken_take(device, s->ids, sizeof(int64_t), &fits);
     x->slots = (int32_t *)xdi_xtoken_take(device, s->slots, sizeof(int32_t), &fits);
     xdi_staged_layout_gold(x, s, device, &fits);
+    for (int i = 0; i < x->d.teacher_count; i++) xdi_staged_layout_likelihood(x, i, host, device, &fits);
     const int64_t cells = s->student + s->teacher + x->held + 2;
     x->student = (double *)xdi_xtoken_take(device, cells > rows ? cells : rows,
                                            x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
@@ -26024,7 +26397,9 @@ XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list) {
 XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         xdi_xtoken_lists *l = &x->device.lists[i];
-        if (x->d.teachers[i].kind != XD_XTOKEN_PROJECTED) continue;
+        const xd_xtoken_kind kind = x->d.teachers[i].kind;
+        if (!x->d.teachers[i].projection || (kind != XD_XTOKEN_PROJECTED && kind != XD_XTOKEN_CACHED))
+            continue;
         l->projection = *x->d.teachers[i].projection;
         if (xdi_projection_is_near(x->ctx, &l->projection)) continue;
         XDI_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
@@ -26037,8 +26412,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
 XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
     const xd_device_ops memory = x->device.kernels.memory;
     if (result != XD_OK) memory.synchronize(&x->launch);
-    for (int i = 0; i < x->d.teacher_count && x->device.lists; i++)
+    for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
         xd_projection_drop(x->ctx, &x->device.lists[i].copied);
+        xdi_xtoken_device_cached_close(x, &x->device.lists[i]);
+    }
     memory.release(x->ctx, x->device.memory);
 }
 
@@ -26076,6 +26453,41 @@ static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) 
     return x->kernels.row_logs(&x->launch, &a);
 }
 
+/* Starts the moments of all rows of a teacher; `a` says which, its labels are the host's. */
+static xd_result xdi_staged_moments(const xdi_xtoken *x, const xd_xtoken_args *a) {
+    const xdi_xtoken_device *v = &x->device;
+    const size_t rows = (size_t)a->logits.rows;
+    xd_xtoken_args all = *a;
+    for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
+    all.count = a->logits.rows;
+    all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
+    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
+                            XD_COPY_TO_DEVICE));
+    if (a->labels) {
+        all.labels = v->teacher_labels;
+        XDI_TRY(
+            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
+    }
+    return x->kernels.moments(&x->launch, &all);
+}
+
+/* Those of LIKELIHOOD, on their way to the host. */
+static xd_result xdi_staged_likelihoods(const xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        const xdi_xtoken_lists *l = &x->device.lists[i];
+        const xd_xtoken_teacher *t = x->terms[i].teacher;
+        if (t->kind != XD_XTOKEN_LIKELIHOOD || !xdi_xtoken_reads_logits(t)) continue;
+        xd_xtoken_args a = xdi_xtoken_teacher_args(x, &x->terms[i], 0);
+        a.labels = t->labels;
+        a.moments = l->moments;
+        XDI_TRY(xdi_staged_moments(x, &a));
+        XDI_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
+                                (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
+                                XD_COPY_TO_HOST));
+    }
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const size_t bytes = (size_t)d->student.rows * 8;
@@ -26085,6 +26497,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
     XDI_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
     XDI_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
     XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
+    XDI_TRY(xdi_staged_likelihoods(x));
     XDI_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
     XDI_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
     XDI_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
@@ -26094,30 +26507,18 @@ XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
 
 XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a,
                                                double *moments) {
-    const xdi_xtoken_device *v = &x->device;
-    const size_t rows = (size_t)a->logits.rows;
-    xd_xtoken_args all = *a;
-    for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
-    all.count = a->logits.rows;
-    all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
-    all.moments = v->moments;
-    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
-                            XD_COPY_TO_DEVICE));
-    if (a->labels) {
-        all.labels = v->teacher_labels;
-        XDI_TRY(
-            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
-    }
-    XDI_TRY(x->kernels.moments(&x->launch, &all));
-    return xd_read(x->ctx, moments, v->moments, rows * XD_XTOKEN_MOMENTS * sizeof *moments);
+    xd_xtoken_args there = *a;
+    there.moments = x->device.moments;
+    XDI_TRY(xdi_staged_moments(x, &there));
+    return xd_read(x->ctx, moments, there.moments,
+                   (size_t)a->logits.rows * XD_XTOKEN_MOMENTS * sizeof *moments);
 }
 
 /* ---- lists ---- */
 
-/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
- * of the tiles begins. */
-static void xdi_staged_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *chunks,
-                            int64_t held, int64_t *first, int64_t *rows, int64_t *places) {
+XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+                                       int64_t *places) {
     const int64_t each = xdi_staged_tiles(term->teacher->chunks, term->tile), tiles = x->d.sequences * each;
     memset(first, 0, (size_t)(tiles + 1) * sizeof *first);
     for (int64_t i = 0; i < x->d.sequences * held; i++)
@@ -26134,12 +26535,12 @@ static void xdi_staged_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, co
     first[0] = 0;
 }
 
-static void xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
+static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t *ids = t->column_ids;
-    xdi_staged_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
-    xdi_staged_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
-                    l->teacher_places);
+    xdi_xtoken_device_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
+    xdi_xtoken_device_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
+                           l->teacher_places);
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < term->k && ids; j++) {
             l->ids[2 * b * term->k + j] = ids[b * term->k + j];
@@ -26156,15 +26557,33 @@ static void xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtok
         memcpy(l->other_rest, t->map->teacher_rest,
                (size_t)t->map->teacher_rest_count * sizeof *l->other_rest);
     }
-    const int64_t last = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
-    for (int64_t i = 0; i < l->first[last]; i++) x->written[l->rows[i]] = 1;
+}
+
+/* The lists of a teacher; the rows that it looks at are marked. */
+static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
+    const xd_xtoken_teacher *t = term->teacher;
+    int64_t tiles = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) {
+        XDI_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
+        for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
+        return XD_OK;
+    }
+    if (t->kind == XD_XTOKEN_SAME) {
+        xdi_xtoken_device_same_fill(x, term, l);
+        tiles = x->d.sequences;
+    } else if (t->kind == XD_XTOKEN_CACHED) {
+        xdi_xtoken_device_cached_fill(x, term, l);
+    } else {
+        xdi_staged_fill_chunks(x, term, l);
+    }
+    for (int64_t i = 0; i < l->first[tiles]; i++) x->written[l->rows[i]] = 1;
+    return XD_OK;
 }
 
 /* ---- tiles ---- */
 
-/* J of sequence b: the places of its columns in the teacher's rows. */
-static xd_result xdi_staged_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                   const xdi_xtoken_lists *l, int64_t b) {
+XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l, int64_t size, int64_t b) {
     const xd_kernels *kernels = &x->device.kernels;
     const xd_rows *y = &term->teacher->logits;
     const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
@@ -26173,16 +26592,16 @@ static xd_result xdi_staged_choose(const xdi_xtoken *x, const xdi_xtoken_term *t
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
     const uint8_t *mask = (const uint8_t *)xdi_xtoken_there(x, l->mask + b * term->held);
-    XDI_TRY(kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, term->vocabulary,
-                                        x->device.maxima));
+    XDI_TRY(
+        kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, term->vocabulary,
-                              XD_DTYPE_F32, XD_MAX));
+        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
+                              XD_MAX));
     memset(&a, 0, sizeof a);
     a.logits.data = x->device.maxima;
     a.logits.dtype = XD_DTYPE_F32;
     a.logits.rows = 1;
-    a.logits.cols = a.columns = term->vocabulary;
+    a.logits.cols = a.columns = size;
     a.k = term->k;
     a.values = x->device.values;
     a.ids = x->ids;
@@ -26199,7 +26618,7 @@ static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, 
         *ids = (const int64_t *)xdi_xtoken_there(x, l->ids + 2 * b * term->k);
         *in_rows = *ids + term->k;
     } else {
-        XDI_TRY(xdi_staged_choose(x, term, l, b));
+        XDI_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
         *ids = *in_rows = x->ids;
     }
     a.ids = *ids;
@@ -26306,15 +26725,46 @@ static xd_result xdi_staged_take_home(xdi_xtoken *x) {
     XDI_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
-        const int64_t chunks = term->teacher->chunks;
-        for (int64_t c = 0; c < x->d.sequences * chunks && term->active; c++) {
-            const xd_xtoken_chunk *chunk = &x->device.lists[i].chunks[c];
-            if (term->teacher->kind == XD_XTOKEN_GOLD)
-                xdi_gold_add_chunk(x, term, chunk, c / chunks, c % chunks);
+        const xdi_xtoken_lists *l = &x->device.lists[i];
+        const xd_xtoken_teacher *t = term->teacher;
+        if (!term->active) continue;
+        if (t->kind == XD_XTOKEN_SAME) { /* of rows that count */
+            for (int64_t c = 0; c < l->first[x->d.sequences]; c++)
+                xdi_same_add_chunk(x, term, &l->chunks[c], l->rows[c]);
+            continue;
+        }
+        for (int64_t c = 0; c < xdi_staged_chunks(&x->d, t); c++) {
+            if (t->kind == XD_XTOKEN_GOLD)
+                xdi_gold_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
             else
-                xdi_projected_add_chunk(x, term, chunk, c / chunks, c % chunks);
+                xdi_projected_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
         }
     }
+    return XD_OK;
+}
+
+/* dz += slope (onehot(label) - p), p at temperature 1: the only part of LIKELIHOOD that is the device's. */
+static xd_result xdi_staged_likelihood(const xdi_xtoken *x, const xdi_xtoken_lists *l) {
+    const xdi_likelihood *h = &l->likelihood;
+    xd_xtoken_args a = xdi_xtoken_device_args(x, h->rows, h->rows, h->count);
+    a.slopes = (const double *)xdi_xtoken_there(x, h->slopes);
+    return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
+}
+
+static xd_result xdi_staged_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l) {
+    switch (term->teacher->kind) {
+    case XD_XTOKEN_GOLD: return xdi_xtoken_device_gold(x, term, l);
+    case XD_XTOKEN_SAME: return xdi_xtoken_device_same(x, term, l);
+    case XD_XTOKEN_CACHED: return xdi_xtoken_device_cached(x, term, l);
+    case XD_XTOKEN_LIKELIHOOD: return xdi_staged_likelihood(x, l);
+    default: return xdi_staged_term(x, term, l);
+    }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active && x->terms[i].teacher->kind == XD_XTOKEN_CACHED)
+            XDI_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
     return XD_OK;
 }
 
@@ -26322,17 +26772,13 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
     xdi_xtoken_device *v = &x->device;
     int64_t rest = 0;
     for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) xdi_staged_fill(x, &x->terms[i], &v->lists[i]);
+        if (x->terms[i].active) XDI_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
     for (int64_t row = 0; row < x->d.student.rows; row++)
         if (!x->written[row]) v->rest[rest++] = row;
     XDI_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
     XDI_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        const xdi_xtoken_term *term = &x->terms[i];
-        if (!term->active) continue;
-        XDI_TRY(term->teacher->kind == XD_XTOKEN_GOLD ? xdi_xtoken_device_gold(x, term, &v->lists[i])
-                                                      : xdi_staged_term(x, term, &v->lists[i]));
-    }
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active) XDI_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
     if (x->write) {
         const xd_xtoken_args a = xdi_xtoken_device_args(x, v->rest, v->rest, rest);
         XDI_TRY(x->kernels.gradient(&x->launch, &a));
@@ -26443,6 +26889,291 @@ XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term
         XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
         XDI_TRY(xdi_staged_gold_finish(x, l, &g, index));
     }
+    return XD_OK;
+}
+
+/* >>distill/xtoken_device_same.c */
+
+#include <string.h>
+
+/* SAME on a device: tile after tile of the rows that count, in four launches. */
+
+XD_PRIVATE void xdi_xtoken_device_same_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
+    int64_t count = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        l->first[b] = count;
+        for (int64_t row = b * x->held; row < (b + 1) * x->held; row++) {
+            if (x->row_weight[row] == 0.0) continue;
+            l->places[count] = (count - l->first[b]) % term->tile;
+            l->chunks[count] = xdi_same_chunk(x, term, row);
+            l->rows[count++] = row;
+        }
+        if (term->k < x->vocab.size) xdi_xtoken_voters(x, term, b, l->mask + b * term->held);
+    }
+    l->first[x->d.sequences] = count;
+    for (int64_t j = 0; j < term->k && term->k == x->vocab.size; j++) l->ids[j] = j;
+}
+
+/* J of sequence b, and where every id is in it. */
+static xd_result xdi_staged_same_columns(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                         const xdi_xtoken_lists *l, int64_t b, const int64_t **ids) {
+    const bool all = term->k == x->vocab.size;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+    if (b > 0 && (all || x->d.compat)) return XD_OK;
+    if (!all) XDI_TRY(xdi_xtoken_device_choose(x, term, l, x->vocab.size, b));
+    *ids = all ? (const int64_t *)xdi_xtoken_there(x, l->ids) : x->ids;
+    a.ids = *ids;
+    a.k = term->k;
+    a.columns = x->vocab.size;
+    a.slots = x->slots;
+    return x->kernels.slots(&x->launch, &a);
+}
+
+/* Rows [at, at + count) of the list. */
+static xd_result xdi_staged_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                      const int64_t *ids, int64_t at, int64_t count) {
+    xd_xtoken_args a = xdi_xtoken_device_args(x, l->rows + at, l->places + at, count);
+    a.ids = ids;
+    a.k = term->k;
+    a.student = x->student;
+    a.teacher = x->student + count * term->k;
+    a.divisor = 1.0;
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + at);
+    a.reverse = x->d.reverse;
+    XDI_TRY(xdi_same_compare(x, term, &a));
+    if (!x->write) return XD_OK;
+    a.matrix.places = x->slots;
+    a.vocabulary = x->vocab.size;
+    a.direct = true;
+    return x->kernels.gradient(&x->launch, &a);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l) {
+    const int64_t *ids = NULL;
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        XDI_TRY(xdi_staged_same_columns(x, term, l, b, &ids));
+        for (int64_t at = l->first[b]; at < l->first[b + 1]; at += term->tile) {
+            const int64_t left = l->first[b + 1] - at;
+            XDI_TRY(xdi_staged_same_tile(x, term, l, ids, at, left < term->tile ? left : term->tile));
+        }
+    }
+    return XD_OK;
+}
+
+/* >>distill/xtoken_device_cached.c */
+
+#include <string.h>
+
+/* CACHED on a device. The host reads the cache once a call, for all tiles: J and a of every chunk go to the device in
+ * one copy, and its passes run without the host, a tile in some ten launches. */
+
+static int64_t xdi_staged_list_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    return x->d.sequences * ((term->teacher->chunks + term->tile - 1) / term->tile);
+}
+
+/* ---- memory ---- */
+
+/* Entries that the chunks looked at can have at most. */
+static int64_t xdi_staged_cached_room(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                      const xdi_xcached_places *p) {
+    const int64_t chunks = term->teacher->chunks;
+    int64_t room = 0;
+    for (int64_t i = 0; i < x->d.sequences * chunks; i++)
+        if (xdi_xtoken_looks(x, term, i / chunks, i % chunks)) room += xdi_xcached_bound(term, p, i);
+    return room;
+}
+
+/* The lists, and behind them what the host needs to make them. */
+static bool xdi_staged_cached_layout_host(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t room,
+                                          xdi_xcached_places *p, xdi_staged_cached *h, xd_arena *arena) {
+    const int64_t tiles = xdi_staged_list_tiles(x, term), chunks = term->teacher->chunks;
+    bool fits = true;
+    h->width = (chunks < term->tile ? chunks : term->tile) + 1;
+    h->begin = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), &fits);
+    h->offset = (int64_t *)xdi_xtoken_take(arena, tiles * h->width, sizeof(int64_t), &fits);
+    h->target = (double *)xdi_xtoken_take(arena, room, sizeof(double), &fits);
+    h->ids = (int32_t *)xdi_xtoken_take(arena, room, sizeof(int32_t), &fits);
+    h->here = arena->base;
+    h->bytes = arena->used;
+    xdi_xcached_layout_places(x, term, p, arena, &fits);
+    return fits;
+}
+
+static bool xdi_staged_cached_layout_device(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            xdi_staged_cached *h, xd_arena *arena) {
+    const int64_t tiles = xdi_staged_list_tiles(x, term);
+    int64_t most = 0;
+    bool fits = true;
+    for (int64_t i = 0; i < tiles; i++)
+        if (h->begin[i + 1] - h->begin[i] > most) most = h->begin[i + 1] - h->begin[i];
+    h->there = (unsigned char *)xdi_xtoken_take(arena, (int64_t)h->bytes, 1, &fits);
+    h->q = (double *)xdi_xtoken_take(arena, most, x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
+    h->settled = (double *)xdi_xtoken_take(arena, x->fixed ? most : 0, sizeof(double), &fits);
+    h->slots = (int32_t *)xdi_xtoken_take(arena, (h->width - 1) * term->vocabulary, sizeof(int32_t), &fits);
+    return fits;
+}
+
+XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l) {
+    x->device.kernels.memory.release(x->ctx, l->cached.there);
+    xd_release(x->ctx, l->cached.here);
+    memset(&l->cached, 0, sizeof l->cached);
+}
+
+/* ---- lists ---- */
+
+/* J and a of all chunks that are looked at, tile after tile. */
+static void xdi_staged_cached_read(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                   xdi_staged_cached *h) {
+    const int64_t chunks = term->teacher->chunks;
+    int64_t at = 0, index = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+            int64_t *offset = h->offset + index * h->width;
+            h->begin[index] = at;
+            for (int64_t c = first; c < chunks && c - first < term->tile; c++) {
+                if (xdi_xtoken_looks(x, term, b, c))
+                    at += xdi_xcached_target(x, term, p, b * chunks + c, h->ids + at, h->target + at);
+                *++offset = at - h->begin[index]; /* the first of them is 0 */
+            }
+        }
+    h->begin[index] = at;
+}
+
+/* Memory of the host, and in it everything that the device is told. Positions are exchanged. */
+static xd_result xdi_staged_cached_host(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                        xdi_staged_cached *h) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xd_result result = XD_OK;
+    xdi_xcached_places p;
+    XDI_TRY(xdi_xcached_size_places(x, term, &p));
+    const int64_t room = xdi_staged_cached_room(x, term, &p);
+    if (xdi_staged_cached_layout_host(x, term, room, &p, h, &arena))
+        h->here = (unsigned char *)xd_allocate(x->ctx, arena.peak + 1);
+    if (!h->here)
+        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)p.total);
+    XDI_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    arena = xd_arena_over(h->here, arena.peak);
+    xdi_staged_cached_layout_host(x, term, room, &p, h, &arena);
+    XDI_TRY(xdi_xcached_find_places(x, term, &p));
+    xdi_staged_cached_read(x, term, &p, h);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                   xdi_xtoken_lists *l) {
+    const xd_device_ops memory = x->device.kernels.memory;
+    xdi_staged_cached *h = &l->cached;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xd_result result = XD_OK;
+    XDI_TRY(xdi_staged_cached_host(x, term, h));
+    if (xdi_staged_cached_layout_device(x, term, h, &arena))
+        h->there = (unsigned char *)memory.allocate(x->ctx, arena.peak + 1);
+    if (!h->there)
+        result =
+            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "the device has no room for %zu bytes of a cache", arena.peak);
+    XDI_TRY(xdi_vocab_agree(x->vocab.tp, x->d.comm, result));
+    arena = xd_arena_over(h->there, arena.peak);
+    xdi_staged_cached_layout_device(x, term, h, &arena);
+    return memory.copy(&x->launch, h->there, h->here, h->bytes, XD_COPY_TO_DEVICE);
+}
+
+XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              xdi_xtoken_lists *l) {
+    const int64_t chunks = term->teacher->chunks;
+    int64_t index = 0;
+    xdi_xtoken_device_sort(x, term, term->teacher->student_chunks, x->held, l->first, l->rows, l->places);
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+            const int64_t *offset = l->cached.offset + index * l->cached.width;
+            for (int64_t c = first; c < chunks && c - first < term->tile; c++, offset++)
+                l->chunks[b * chunks + c] = xdi_xcached_chunk(x, term, b, c, offset[0] != offset[1]);
+        }
+}
+
+/* ---- tiles ---- */
+
+/* The device's address of something in the lists of a cache. */
+static const void *xdi_staged_cached_there(const xdi_staged_cached *h, const void *list) {
+    return h->there + ((const unsigned char *)list - h->here);
+}
+
+/* Tile `index` of all, whose chunks are slots [slot, slot + places) of [B, C]. */
+static xd_xtoken_args xdi_staged_cached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             const xdi_xtoken_lists *l, int64_t index, int64_t slot,
+                                             int64_t places) {
+    const xdi_staged_cached *h = &l->cached;
+    const int64_t at = l->first[index];
+    xd_xtoken_args a = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
+    a.place_count = places;
+    a.offset = (const int64_t *)xdi_staged_cached_there(h, h->offset + index * h->width);
+    a.list = (const int32_t *)xdi_staged_cached_there(h, h->ids + h->begin[index]);
+    a.k = h->begin[index + 1] - h->begin[index];
+    a.student = h->q;
+    a.teacher = (double *)xdi_staged_cached_there(h, h->target + h->begin[index]);
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + slot);
+    a.vocabulary = term->vocabulary;
+    a.reverse = x->d.reverse;
+    if (!term->teacher->projection) return a;
+    a.matrix.column_begin = l->projection.column_begin;
+    a.matrix.column_student = l->projection.student_id;
+    a.matrix.column_weight = l->projection.column_weight;
+    return a;
+}
+
+/* Sums of the tile over all ranks, as doubles. */
+static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_cached *h, xd_xtoken_args *a) {
+    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
+    xd_xtoken_args s = *a;
+    s.cells = h->q;
+    XDI_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
+    XDI_TRY(x->kernels.list_project(&x->launch, &s));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
+    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, s.cells, a->k));
+    if (!x->fixed) return XD_OK;
+    s.count = a->k;
+    s.out = a->student = h->settled;
+    return x->kernels.settle(&x->launch, &s);
+}
+
+/* dz = p (h - delta) / tau, h = M dy and delta = sum_v p_v h_v; delta is summed in units of the largest |dy|, for
+ * fixed point. */
+static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l, const xd_xtoken_args *tile) {
+    const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
+    xd_xtoken_args a = *tile;
+    a.cells = x->student;
+    XDI_TRY(x->device.kernels.memory.fill(&x->launch, a.cells, 0, (size_t)a.count * cell));
+    XDI_TRY(x->kernels.list_delta(&x->launch, &a));
+    XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.cells, a.count));
+    a.out = x->device.delta;
+    XDI_TRY(x->kernels.row_deltas(&x->launch, &a));
+    a.delta = a.out;
+    a.slots = l->cached.slots;
+    XDI_TRY(x->kernels.list_slots(&x->launch, &a));
+    a.matrix.places = a.slots;
+    if (term->teacher->projection) {
+        a.matrix.begin = l->projection.row_begin + x->vocab.begin;
+        a.matrix.slot = l->projection.teacher_id;
+        a.matrix.weight = l->projection.weight;
+    }
+    return x->kernels.gradient(&x->launch, &a);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l) {
+    const int64_t chunks = term->teacher->chunks;
+    int64_t index = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+            const int64_t left = chunks - first, places = left < term->tile ? left : term->tile;
+            xd_xtoken_args a = xdi_staged_cached_args(x, term, l, index, b * chunks + first, places);
+            if (a.k > 0) {
+                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, &a));
+                XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
+            }
+            if (x->write) XDI_TRY(xdi_staged_cached_gradient(x, term, l, &a));
+        }
     return XD_OK;
 }
 
@@ -26563,7 +27294,7 @@ XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, c
     const bool good = isfinite(value) != 0;
     if (!chunk->compared || !x->owner) return;
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);
@@ -26640,12 +27371,13 @@ static xd_xtoken_args xdi_same_args(xdi_xtoken *x, const xdi_xtoken_term *term, 
     return a;
 }
 
-/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged. */
+/* The teacher's columns J of rows at work, or the weighted sum of all teachers' where their logits are averaged:
+ * `divisor` of them. */
 static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
     const bool all = x->d.mode == XD_XTOKEN_AVERAGED_LOGITS;
     const xdi_xtoken_term *terms = all ? x->terms : term;
     xd_xtoken_args t = *a;
-    t.cells = x->teacher;
+    t.cells = a->teacher;
     t.first = 0;
     if (all) a->divisor = 0.0;
     for (int i = 0; i < (all ? x->d.teacher_count : 1); i++) {
@@ -26662,41 +27394,55 @@ static xd_result xdi_same_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 /* The student's, from the ranks that own them. */
 static xd_result xdi_same_student(xdi_xtoken *x, const xd_xtoken_args *a) {
     xd_xtoken_args s = *a;
-    s.cells = x->student;
+    s.cells = a->student;
     XDI_TRY(x->kernels.pick(&x->launch, &s));
     if (!x->vocab.tp) return XD_OK;
-    return xd_all_reduce(x->vocab.tp, x->student, x->student, a->count * a->k, XD_DTYPE_F64, XD_MAX);
+    return xd_all_reduce(x->vocab.tp, s.cells, s.cells, a->count * a->k, XD_DTYPE_F64, XD_MAX);
 }
 
-/* What row i of those at work adds to the sums, and its gradient. */
-static xd_result xdi_same_row(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_args *a,
-                              int64_t i) {
-    const int64_t row = a->rows[i];
-    const xd_xtoken_chunk *chunk = &x->chunks[i];
-    const double weight = x->row_weight[row];
+XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a) {
+    XDI_TRY(xdi_same_student(x, a));
+    XDI_TRY(xdi_same_teacher(x, term, a));
+    return x->kernels.compare(&x->launch, a);
+}
+
+XD_PRIVATE xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row) {
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = x->row_weight[row] != 0.0;
+    chunk.factor = x->row_weight[row] * xdi_xtoken_factor(x, term) / x->d.temperature;
+    return chunk;
+}
+
+XD_PRIVATE void xdi_same_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t row) {
     const bool good = isfinite(chunk->value) != 0;
     if (!good) xdi_xtoken_found(x, row, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    if (!good || !x->write) return XD_OK;
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE,
+                   good ? x->row_weight[row] * chunk->value : 0.0);
+}
+
+/* The gradient of row i of those at work. */
+static xd_result xdi_same_gradient(xdi_xtoken *x, const xd_xtoken_args *a, int64_t i) {
     xd_xtoken_args one = *a;
-    one.student = x->student + i * a->k;
-    one.scale = weight * xdi_xtoken_factor(x, term) / x->d.temperature;
+    one.student = a->student + i * a->k;
+    one.scale = a->chunks[i].factor;
     one.slope = x->u;
     XDI_TRY(x->kernels.spread(&x->launch, &one));
-    return xdi_xtoken_write(x, row, x->u, 0.0);
+    return xdi_xtoken_write(x, a->rows[i], x->u, 0.0);
 }
 
 static xd_result xdi_same_tile(xdi_xtoken *x, const xdi_xtoken_term *term, int64_t first, int64_t count) {
     xd_xtoken_args a = xdi_same_args(x, term, first, count);
-    memset(x->chunks, 0, (size_t)count * sizeof *x->chunks);
-    for (int64_t i = 0; i < count; i++) x->chunks[i].compared = x->row_weight[first + i] != 0.0;
-    XDI_TRY(xdi_same_student(x, &a));
-    XDI_TRY(xdi_same_teacher(x, term, &a));
-    XDI_TRY(x->kernels.compare(&x->launch, &a));
-    for (int64_t i = 0; i < count; i++)
-        if (x->chunks[i].compared) XDI_TRY(xdi_same_row(x, term, &a, i));
+    for (int64_t i = 0; i < count; i++) x->chunks[i] = xdi_same_chunk(x, term, first + i);
+    XDI_TRY(xdi_same_compare(x, term, &a));
+    for (int64_t i = 0; i < count; i++) {
+        if (!a.chunks[i].compared) continue;
+        xdi_same_add_chunk(x, term, &a.chunks[i], first + i);
+        if (x->write && a.chunks[i].largest != 0.0) XDI_TRY(xdi_same_gradient(x, &a, i));
+    }
     return XD_OK;
 }
 
@@ -26723,15 +27469,9 @@ enum { XDI_XCACHED_ROOM = 16384 };
 
 /* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
 typedef struct xdi_xcached {
-    int64_t k, most, total,
-        room;                /* ids a position, teacher rows of a rank, those with a chunk on all, entries */
-    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
-    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
-    int64_t *places;         /* [total] ascending within a chunk */
-    double *mass;            /* [V_t] zero between uses */
-    double *slopes;          /* [columns] zero between uses: scratch of the kernels */
-    int32_t *ids;            /* [k] of one position, and their probabilities */
-    double *probabilities;
+    xdi_xcached_places in;
+    int64_t room;   /* entries */
+    double *slopes; /* [columns] zero between uses: scratch of the kernels */
     int64_t b, first, end, row_count;
     int64_t *rows; /* [held] student rows of the tile, and their chunks in it */
     int64_t *chunk;
@@ -26805,39 +27545,54 @@ XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *
 
 /* ---- places in the cache ---- */
 
-/* Entries that a chunk can have at most. */
-static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached *h, int64_t slot) {
-    const int64_t entries = term->teacher_sizes[slot] * h->k;
+XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
+    const int64_t entries = term->teacher_sizes[slot] * p->k;
     return entries < term->vocabulary ? entries : term->vocabulary;
 }
 
-static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks;
+    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    p->most = term->teacher->logits.rows;
+    p->total = 0;
+    for (int64_t i = 0; i < slots; i++) p->total += term->teacher_sizes[i];
+    if (!x->d.sequence_comm) return XD_OK;
+    return xd_all_reduce(x->d.sequence_comm, &p->most, &p->most, 1, XD_DTYPE_I64, XD_MAX);
+}
+
+XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          xdi_xcached_places *p, xd_arena *arena, bool *fits) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
+    p->mine = (int64_t *)xdi_xtoken_take(arena, 2 * p->most, sizeof(int64_t), fits);
+    p->all = (int64_t *)xdi_xtoken_take(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
+    p->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), fits);
+    p->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), fits);
+    p->places = (int64_t *)xdi_xtoken_take(arena, p->total, sizeof(int64_t), fits);
+    p->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), fits);
+    p->ids = (int32_t *)xdi_xtoken_take(arena, p->k, sizeof(int32_t), fits);
+    p->probabilities = (double *)xdi_xtoken_take(arena, p->k, sizeof(double), fits);
+}
+
+/* Room for one tile at least. */
+static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     int64_t longest = 1;
-    for (int64_t i = 0; i < slots; i++) {
-        const int64_t bound = xdi_xcached_bound(term, h, i);
-        h->total += term->teacher_sizes[i];
+    for (int64_t i = 0; i < x->d.sequences * term->teacher->chunks; i++) {
+        const int64_t bound = xdi_xcached_bound(term, &h->in, i);
         if (bound > longest) longest = bound;
     }
-    h->room = h->total * h->k;
+    h->room = h->in.total * h->in.k;
     if (h->room > XDI_XCACHED_ROOM) h->room = XDI_XCACHED_ROOM;
     if (h->room < longest) h->room = longest;
 }
 
 static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                xd_arena *arena) {
-    const int64_t chunks = term->teacher->chunks, slots = x->d.sequences * chunks;
-    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
+    const int64_t chunks = term->teacher->chunks;
     bool fits = true;
-    h->mine = (int64_t *)xdi_xtoken_take(arena, 2 * h->most, sizeof(int64_t), &fits);
-    h->all = (int64_t *)xdi_xtoken_take(arena, 2 * h->most * ranks, sizeof(int64_t), &fits);
-    h->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), &fits);
-    h->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), &fits);
-    h->places = (int64_t *)xdi_xtoken_take(arena, h->total, sizeof(int64_t), &fits);
-    h->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), &fits);
+    xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
     h->slopes = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
-    h->ids = (int32_t *)xdi_xtoken_take(arena, h->k, sizeof(int32_t), &fits);
-    h->probabilities = (double *)xdi_xtoken_take(arena, h->k, sizeof(double), &fits);
     h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
     h->chunk = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
     h->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
@@ -26850,56 +27605,58 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
 }
 
 /* Every rank gets the places of all positions; it reads the cache by itself. */
-static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                       const int64_t **all, int64_t *count) {
     const xd_xtoken_teacher *t = term->teacher;
     xd_comm *comm = x->d.sequence_comm;
     const bool alone = !comm || xd_comm_size(comm) == 1;
-    for (int64_t i = 0; i < h->most; i++) {
+    for (int64_t i = 0; i < p->most; i++) {
         const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
-        h->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
-        h->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+        p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
+        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
     }
-    *all = alone ? h->mine : h->all;
-    *count = h->most * (alone ? 1 : xd_comm_size(comm));
-    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, h->mine, h->all, 2 * h->most, XD_DTYPE_I64);
+    *all = alone ? p->mine : p->all;
+    *count = p->most * (alone ? 1 : xd_comm_size(comm));
+    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
 }
 
-/* Sorts them by chunk and place, so that sums do not depend on which rank held what. */
-static void xdi_xcached_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
-                             const int64_t *all, int64_t count) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
-    h->begin[0] = 0;
-    for (int64_t i = 0; i < slots; i++) h->begin[i + 1] = h->begin[i] + term->teacher_sizes[i];
+/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
+XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
+    int64_t count;
+    XDI_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
+    p->begin[0] = 0;
+    for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
     for (int64_t i = 0; i < count; i++) {
         const int64_t slot = all[2 * i], place = all[2 * i + 1];
         if (slot < 0) continue;
-        int64_t at = h->begin[slot] + h->filled[slot]++;
-        for (; at > h->begin[slot] && h->places[at - 1] > place; at--) h->places[at] = h->places[at - 1];
-        h->places[at] = place;
+        int64_t at = p->begin[slot] + p->filled[slot]++;
+        for (; at > p->begin[slot] && p->places[at - 1] > place; at--) p->places[at] = p->places[at - 1];
+        p->places[at] = place;
     }
+    return XD_OK;
 }
 
 /* ---- the sums of a tile ---- */
 
-/* J and a of one chunk, at the tile's entry `at`. Returns the size of J. */
-static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
-                                  int64_t slot, int64_t at) {
+XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      int64_t slot, int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
-    for (int64_t i = h->begin[slot]; i < h->begin[slot + 1]; i++) {
-        xd_teacher_cache_entries(x->ctx, cache, h->places[i], h->ids, h->probabilities);
-        for (int64_t j = 0; j < h->k; j++) {
-            const int32_t id = h->ids[j];
-            if (h->probabilities[j] == 0.0) continue;
-            if (h->mass[id] == 0.0) h->columns[at + count++] = id;
-            h->mass[id] += h->probabilities[j];
+    for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
+        xd_teacher_cache_entries(x->ctx, cache, p->places[i], p->ids, p->probabilities);
+        for (int64_t j = 0; j < p->k; j++) {
+            const int32_t id = p->ids[j];
+            if (p->probabilities[j] == 0.0) continue;
+            if (p->mass[id] == 0.0) columns[count++] = id;
+            p->mass[id] += p->probabilities[j];
         }
     }
-    for (int64_t i = at; i < at + count; i++) {
-        h->target[i] = h->mass[h->columns[i]] / positions;
-        h->mass[h->columns[i]] = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        target[i] = p->mass[columns[i]] / positions;
+        p->mass[columns[i]] = 0.0;
     }
     return count;
 }
@@ -26912,8 +27669,11 @@ static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *te
     for (; h->end < chunks && h->end - h->first < most; h->end++) {
         const int64_t slot = h->b * chunks + h->end, at = h->offset[h->end - h->first];
         const bool looks = xdi_xtoken_looks(x, term, h->b, h->end);
-        if (looks && at + xdi_xcached_bound(term, h, slot) > h->room) break;
-        h->offset[h->end - h->first + 1] = at + (looks ? xdi_xcached_target(x, term, h, slot, at) : 0);
+        if (looks && at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
+        h->offset[h->end - h->first + 1] = at;
+        if (looks)
+            h->offset[h->end - h->first + 1] +=
+                xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
     }
 }
 
@@ -26963,34 +27723,24 @@ static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 
 /* ---- chunks ---- */
 
-static void xdi_xcached_open_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
-                                   int64_t c) {
-    xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
-    memset(chunk, 0, sizeof *chunk);
-    chunk->compared = h->offset[c - h->first] != h->offset[c - h->first + 1];
-    chunk->student = (double)term->student_sizes[h->b * term->teacher->chunks + c];
-    if (chunk->compared)
-        chunk->factor = xdi_xtoken_weight(x, term, h->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
-}
-
-/* What a chunk adds to the sums. */
-static void xdi_xcached_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
-                                  int64_t c) {
-    const xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
-    const double weight = xdi_xtoken_weight(x, term, h->b, c);
-    const bool good = isfinite(chunk->value) != 0;
-    if (!chunk->compared || !x->owner) return;
-    if (!good && weight != 0.0) xdi_xtoken_found(x, h->b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                             int64_t c, bool compared) {
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = compared;
+    chunk.student = (double)term->student_sizes[b * term->teacher->chunks + c];
+    if (compared)
+        chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    return chunk;
 }
 
 static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
     const xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_open_chunk(x, term, h, c);
+    for (int64_t i = 0; i < a.place_count; i++)
+        a.chunks[i] = xdi_xcached_chunk(x, term, h->b, h->first + i, h->offset[i] != h->offset[i + 1]);
     XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
-    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_add_chunk(x, term, h, c);
+    for (int64_t i = 0; i < a.place_count; i++)
+        xdi_projected_add_chunk(x, term, &a.chunks[i], h->b, h->first + i);
     return XD_OK;
 }
 
@@ -27019,10 +27769,7 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
 }
 
 static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    const int64_t *all;
-    int64_t count;
-    XDI_TRY(xdi_xcached_exchange(x, term, h, &all, &count));
-    xdi_xcached_sort(x, term, h, all, count);
+    XDI_TRY(xdi_xcached_find_places(x, term, &h->in));
     for (h->b = 0; h->b < x->d.sequences; h->b++)
         for (h->end = 0; h->end < term->teacher->chunks;) {
             xdi_xcached_next_tile(x, term, h);
@@ -27039,14 +27786,12 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
     xd_result result = XD_OK;
     xdi_xcached h;
     memset(&h, 0, sizeof h);
-    h.k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
-    h.most = term->teacher->logits.rows;
-    if (x->d.sequence_comm)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, &h.most, &h.most, 1, XD_DTYPE_I64, XD_MAX));
+    XDI_TRY(xdi_xcached_size_places(x, term, &h.in));
     xdi_xcached_size(x, term, &h);
     void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
     if (!memory)
-        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.total);
+        result =
+            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
     result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
     arena = xd_arena_over(memory, arena.peak);
     if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);
@@ -27061,15 +27806,6 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
 
 /* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
 #define XDI_LIKELIHOOD_MOST (-1e-7)
-
-/* What the kind needs beside the workspace. */
-typedef struct xdi_likelihood {
-    double *sums;      /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
-    double *log_probs; /* [rows] of the student's next tokens */
-    double *moments;   /* [teacher rows, XD_XTOKEN_MOMENTS] */
-    int64_t *rows;     /* [rows of both sides] at work */
-    double *slopes;    /* [rows] d loss / d log-probability of those */
-} xdi_likelihood;
 
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
@@ -27094,40 +27830,45 @@ static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *t
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
 }
 
+/* Moments of the teacher's rows that are looked at; a device has made those of all rows. */
+static xd_result xdi_likelihood_moments(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) < 0) continue;
+        xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
+        a.rows = &row;
+        a.labels = t->labels;
+        a.moments = h->moments + row * XD_XTOKEN_MOMENTS;
+        XDI_TRY(x->kernels.moments(&x->launch, &a));
+    }
+    return XD_OK;
+}
+
 /* The teacher's part: log softmax, at temperature 1, of its rows at their labels. */
-static xd_result xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+static void xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
     const bool reads = xdi_xtoken_reads_logits(t);
-    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 0);
-    for (int64_t row = 0; row < t->logits.rows; row++)
-        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) >= 0)
-            h->rows[a.count++] = row;
-    a.rows = h->rows;
-    a.labels = t->labels;
-    a.moments = h->moments;
-    if (reads && a.count > 0) XDI_TRY(x->kernels.moments(&x->launch, &a));
-    for (int64_t i = 0; i < a.count; i++) {
-        const int64_t row = a.rows[i];
-        const double *m = h->moments + i * XD_XTOKEN_MOMENTS;
-        const double l = reads ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
-                               : xdi_xtoken_known(t, row);
-        xdi_xtoken_add(x, h->sums,
-                       slots + xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]), l);
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
+        const double *m = reads ? h->moments + row * XD_XTOKEN_MOMENTS : NULL;
+        if (slot < 0) continue;
+        xdi_xtoken_add(x, h->sums, slots + slot,
+                       m ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
+                         : xdi_xtoken_known(t, row));
     }
-    return XD_OK;
 }
 
 static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
-    XDI_TRY(xd_gather_columns(x->ctx, x->d.vocab, x->d.student, x->d.labels, 1, 1, h->log_probs));
     xdi_xtoken_zero(x, h->sums, 2 * slots);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
-        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, h->log_probs[row] - x->lse_one[row]);
+        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->log_probs[row]);
     }
-    XDI_TRY(xdi_likelihood_teacher(x, term, h));
+    if (xdi_xtoken_reads_logits(t) && !x->on_device) XDI_TRY(xdi_likelihood_moments(x, term, h));
+    xdi_likelihood_teacher(x, term, h);
     return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
 }
 
@@ -27174,23 +27915,18 @@ static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, dou
 
 /* ---- gradient ---- */
 
-/* dz += slope (onehot(label) - p), p at temperature 1. */
-static xd_result xdi_likelihood_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                         const xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+/* The rows that have a gradient, and by how much. */
+static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
+    h->count = 0;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, term->teacher->student_chunks[row]);
         if (slot < 0 || h->sums[slot] == 0.0) continue;
-        h->rows[a.count] = row;
-        h->slopes[a.count++] = h->sums[slot];
+        h->rows[h->count] = row;
+        h->slopes[h->count++] = h->sums[slot];
     }
-    a.rows = h->rows;
-    a.slopes = h->slopes;
-    return x->kernels.gradient(&x->launch, &a);
 }
 
-static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
     XDI_TRY(xdi_likelihood_sums(x, term, h));
@@ -27199,18 +27935,38 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, 
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
             xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
     }
-    return x->write ? xdi_likelihood_gradient(x, term, h) : XD_OK;
+    xdi_likelihood_rows(x, term, h);
+    return XD_OK;
+}
+
+/* dz += slope (onehot(label) - p), p at temperature 1. */
+static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
+    XDI_TRY(xdi_likelihood_settle(x, term, h));
+    if (!x->write) return XD_OK;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, h->count);
+    a.rows = h->rows;
+    a.slopes = h->slopes;
+    return x->kernels.gradient(&x->launch, &a);
+}
+
+XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
+                                            bool *fits) {
+    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(int64_t), fits);
+    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), fits);
+}
+
+XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
+                                           xd_arena *arena, bool *fits) {
+    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
+    h->sums = (double *)xdi_xtoken_take(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
+    h->moments = (double *)xdi_xtoken_take(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
 }
 
 static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
                                   xd_arena *arena) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks, teacher_rows = term->teacher->logits.rows;
     bool fits = true;
-    h->sums = (double *)xdi_xtoken_take(arena, 2 * slots, sizeof(xd_fixed), &fits);
-    h->log_probs = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
-    h->moments = (double *)xdi_xtoken_take(arena, XD_XTOKEN_MOMENTS * teacher_rows, sizeof(double), &fits);
-    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows + teacher_rows, sizeof(int64_t), &fits);
-    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
+    xdi_likelihood_layout_lists(x, h, arena, &fits);
+    xdi_likelihood_layout_work(x, term->teacher, h, arena, &fits);
     return fits;
 }
 
@@ -27270,7 +28026,7 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
         a.rows = &row;
-        if (x->on_device)
+        if (reads && x->on_device)
             moments = x->moments + row * XD_XTOKEN_MOMENTS;
         else if (reads)
             XDI_TRY(x->kernels.moments(&x->launch, &a));
@@ -27458,6 +28214,69 @@ typedef struct xdi_route_plan {
     int64_t piece_count;
     int *sources, *last_sources, *counts; /* [ranks] scratch */
 } xdi_route_plan;
+
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
+ * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
+ * writer. On messages nobody else sees the ring, and the counters stay unused.
+ *
+ * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
+ * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
+ * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
+ * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
+ * the host waits for the GPU. A later record of the same event covers the earlier one. */
+enum { XDI_ROUTE_LINE = 64 };
+
+struct xd_route {
+    xd_ctx *ctx;
+    xd_comm *comm; /* ranks with a side; NULL: this one has none */
+    xd_kernels kernels;
+    xd_route_desc d;
+    xdi_route_plan plan;
+    int needed;
+    bool shared;
+    bool open;                         /* a slot was handed out and not posted */
+    bool holds;                        /* a window was taken and not released */
+    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
+    char **rings;                      /* [ranks] head and ids; NULL where this rank sees none */
+    char **rows;                       /* [ranks] the slots' rows; the same */
+    size_t *row_bytes, *id_bytes;      /* [ranks] of a slot */
+    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
+    uint64_t *left;                    /* ranks that share rings and have destroyed the route; atomic */
+    void *memory;                      /* of the host: the rings, when they are this rank's own */
+    void *own_rows;                    /* of a GPU: this rank's */
+    int64_t *links;                    /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
+    bool linked;                       /* all ranks have everybody's links */
+    char *window;                      /* of the device, like send and recv */
+    int64_t *window_ids;
+    char *send, *recv; /* messages */
+    int64_t *send_ids, *recv_ids;
+    int64_t *counts; /* [4][ranks] */
+    size_t bytes;
+};
+
+/* teacher_route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
+ * the ranks with a side. */
+XD_PRIVATE xd_result xdi_route_place(xd_route *route);
+/* teacher_route_memory.c: gives all memory back; rings that others read, when they do not any more. */
+XD_PRIVATE void xdi_route_leave(xd_route *route);
+/* teacher_route_memory.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
+XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher);
+XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student);
+XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number);
+/* teacher_route_memory.c: waits until the counter, which `rank` raises, reaches target. */
+XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
+                                     int rank);
+/* teacher_route_memory.c: events; nothing on a CPU. */
+XD_PRIVATE xd_result xdi_route_show(const xd_route *route);
+XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route);
+XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student);
+/* teacher_route_memory.c: is the window of this rank's step a part of a slot as it is? */
+XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
+/* teacher_route_memory.c: copies rows into those of another stride and dtype, on the context's stream. */
+XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
+                                    const xd_rows *to);
 
 /* teacher_route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
  * Collective over comm; on failure the plan is half-built and to be freed as well. */
@@ -27960,37 +28779,423 @@ XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan) {
     xd_release(ctx, plan->sources);
 }
 
+/* >>distill/teacher_route_memory.c */
+
+#include <string.h>
+#include <time.h>
+
+/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
+#define XDI_ROUTE_GONE ((uint64_t)1 << 63)
+
+enum { XDI_ROUTE_NAP = 50000 /* nanoseconds */, XDI_ROUTE_CASTS = 32 /* rows of a call */ };
+
+/* ---- rings ---- */
+
+/* Adds a block of whole lines, at least one; false when that is too much. */
+static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
+    const size_t lines = bytes / XDI_ROUTE_LINE + 1;
+    if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
+    *sum += lines * XDI_ROUTE_LINE;
+    return true;
+}
+
+/* Bytes of samples * held * columns elements; false when that is too much. */
+static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes) {
+    const int64_t samples = xdi_route_plan_samples(half, 0);
+    *bytes = xd_dtype_size(dtype);
+    return xdi_size_multiply(*bytes, (size_t)samples, bytes) &&
+           xdi_size_multiply(*bytes, (size_t)half->held, bytes) &&
+           xdi_size_multiply(*bytes, (size_t)(half->column_end - half->column_begin), bytes);
+}
+
+static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
+    *bytes = 0;
+    if (route->d.payload != XD_ROUTE_COLUMNS) return true;
+    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t),
+                             (size_t)route->d.columns, bytes);
+}
+
+/* Sizes of rank r's slots, of its head and ids, and of its rows. */
+static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_t *rows) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][r];
+    const size_t slots = (size_t)route->d.slots;
+    size_t block, ids;
+    *head = *rows = route->row_bytes[r] = route->id_bytes[r] = 0;
+    if (half->sample_count == 0) return true;
+    if (!xdi_route_block_bytes(half, route->d.wire, &block) || !xdi_route_ids_bytes(route, half, &ids))
+        return false;
+    if (!xdi_route_add_bytes(&route->row_bytes[r], block)) return false;
+    if (ids > 0 && !xdi_route_add_bytes(&route->id_bytes[r], ids)) return false;
+    return xdi_size_multiply(route->row_bytes[r], slots, rows) &&
+           xdi_size_multiply(route->id_bytes[r], slots, &ids) &&
+           xdi_route_add_bytes(head, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
+           xdi_route_add_bytes(head, ids);
+}
+
+/* All rings this rank sees behind one another in host memory: of *total bytes, and, on a GPU, *on_device bytes more in
+ * other places. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
+static int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
+    const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
+    size_t head, rows;
+    *total = *on_device = 0;
+    xdi_route_add_bytes(total, sizeof *route->left);
+    for (int r = 0; r < route->plan.ranks; r++) {
+        const bool sees = route->shared || r == route->plan.rank;
+        if (!xdi_route_ring_bytes(route, r, &head, &rows)) return r;
+        if (!sees) continue;
+        if (memory) route->rings[r] = memory + *total;
+        if (!xdi_route_add_bytes(total, head)) return r;
+        if (memory && on_cpu) route->rows[r] = memory + *total;
+        if (!xdi_route_add_bytes(on_cpu ? total : on_device, rows)) return r;
+    }
+    return -1;
+}
+
+/* This rank's rows on a GPU. */
+static xd_result xdi_route_place_rows(xd_route *route) {
+    const int me = route->plan.rank;
+    size_t head, rows;
+    xdi_route_ring_bytes(route, me, &head, &rows); /* it fitted before */
+    if (route->kernels.device == XD_DEVICE_CPU || rows == 0) return XD_OK;
+    route->rows[me] = (char *)route->kernels.memory.allocate(route->ctx, rows);
+    route->own_rows = route->rows[me];
+    XDI_REQUIRE(route->ctx, route->own_rows, XD_ERROR_MEMORY, "the GPU has no room for a ring of %zu bytes",
+                rows);
+    return XD_OK;
+}
+
+static xd_result xdi_route_place_rings(xd_route *route) {
+    xd_ctx *ctx = route->ctx;
+    size_t total, on_device;
+    void *memory = NULL;
+    const bool own = !route->shared || route->plan.ranks == 1;
+    const int large = xdi_route_lay_rings(route, NULL, &total, &on_device);
+    xd_result result = large < 0 ? XD_OK
+                                 : XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
+                                            xd_comm_world_rank(route->comm, large));
+    if (result == XD_OK && own) {
+        memory = route->memory = xd_allocate(ctx, total);
+        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
+    }
+    if (result == XD_OK) result = xdi_route_place_rows(route);
+    XDI_TRY(xd_agree(route->comm, result));
+    if (!own) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    route->bytes += total + on_device;
+    route->left = (uint64_t *)memory;
+    xdi_route_lay_rings(route, (char *)memory, &total, &on_device);
+    return XD_OK;
+}
+
+XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
+    return (uint64_t *)(void *)route->rings[teacher];
+}
+
+XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student) {
+    return (uint64_t *)(void *)(route->rings[teacher] + XDI_ROUTE_LINE * ((size_t)student + 1));
+}
+
+XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_t number) {
+    return route->rows[teacher] + (size_t)(number % (uint64_t)route->d.slots) * route->row_bytes[teacher];
+}
+
+XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number) {
+    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
+    return (int64_t *)(void *)(route->rings[teacher] + head +
+                               (size_t)(number % (uint64_t)route->d.slots) * route->id_bytes[teacher]);
+}
+
+XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
+                                     int rank) {
+    const int world_rank = xd_comm_world_rank(route->comm, rank);
+    if (rank != route->plan.rank) XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
+    if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
+    return XDI_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
+                            world_rank);
+}
+
+/* ---- shared on a GPU: the links ----
+ *
+ * What ranks know of one another: link 0 is the address of a rank's rows, 1 + i the event of its slot i, slots + 1
+ * that of its reads. Threads of a process share addresses. Events live until the last rank has left, because others
+ * may wait for them after their rank has gone. */
+
+static int64_t *xdi_route_link(const xd_route *route, int rank, int64_t i) {
+    return route->links + rank * ((int64_t)route->d.slots + 2) + i;
+}
+
+static void *xdi_route_event(const xd_route *route, int rank, int64_t i) {
+    return (void *)(intptr_t)*xdi_route_link(route, rank, i);
+}
+
+static bool xdi_route_has_side(const xd_route *route, int side) {
+    return route->plan.halves[side][route->plan.rank].sample_count > 0;
+}
+
+static xd_result xdi_route_make_links(xd_route *route) {
+    const int64_t slots = route->d.slots;
+    size_t words;
+    const bool fits =
+        xdi_size_multiply((size_t)slots + 2, (size_t)route->plan.ranks * sizeof(int64_t), &words);
+    if (fits) route->links = (int64_t *)xd_allocate(route->ctx, words);
+    XDI_REQUIRE(route->ctx, route->links, XD_ERROR_MEMORY, "no room for the events of %lld slots",
+                (long long)slots);
+    *xdi_route_link(route, route->plan.rank, 0) = (int64_t)(intptr_t)route->own_rows;
+    for (int64_t i = 1; i <= slots + 1; i++) {
+        if (!xdi_route_has_side(route, i <= slots ? XDI_ROUTE_TEACHER : XDI_ROUTE_STUDENT)) continue;
+        void *event = route->kernels.memory.event_create(route->ctx);
+        XDI_REQUIRE(route->ctx, event, XD_ERROR_DEVICE, "the device has no events for a ring of %lld slots",
+                    (long long)slots);
+        *xdi_route_link(route, route->plan.rank, i) = (int64_t)(intptr_t)event;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_route_trade_links(xd_route *route) {
+    if (!route->shared || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
+    XDI_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
+    XDI_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
+                                      (int64_t)route->d.slots + 2, XD_DTYPE_I64));
+    route->linked = true;
+    for (int r = 0; r < route->plan.ranks; r++)
+        route->rows[r] = (char *)(intptr_t)*xdi_route_link(route, r, 0);
+    return XD_OK;
+}
+
+/* The slot of the micro-batch to be posted is complete at this point of the stream. */
+XD_PRIVATE xd_result xdi_route_show(const xd_route *route) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    if (!route->linked) return XD_OK;
+    const int64_t slot = (int64_t)(route->posted % (uint64_t)route->d.slots);
+    return route->kernels.memory.event_record(&launch, xdi_route_event(route, route->plan.rank, 1 + slot));
+}
+
+/* The stream goes on when the slot is complete; its counter has been seen. */
+XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    if (!route->linked) return XD_OK;
+    const int64_t slot = (int64_t)(number % (uint64_t)route->d.slots);
+    return route->kernels.memory.event_wait(&launch, xdi_route_event(route, teacher, 1 + slot));
+}
+
+/* What this rank has launched so far is all that reads the slots it is about to release. */
+XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    if (!route->linked) return XD_OK;
+    return route->kernels.memory.event_record(
+        &launch, xdi_route_event(route, route->plan.rank, (int64_t)route->d.slots + 1));
+}
+
+/* The stream goes on when the student has read what it released; its counter has been seen. */
+XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    if (!route->linked) return XD_OK;
+    return route->kernels.memory.event_wait(&launch,
+                                            xdi_route_event(route, student, (int64_t)route->d.slots + 1));
+}
+
+static void xdi_route_drop_events(const xd_route *route, int rank) {
+    for (int64_t i = 1; i <= (int64_t)route->d.slots + 1; i++)
+        if (xdi_route_event(route, rank, i))
+            route->kernels.memory.event_destroy(xdi_route_event(route, rank, i));
+}
+
+/* This rank posts nothing more and reads no more rings. */
+static void xdi_route_say_goodbye(const xd_route *route) {
+    const xdi_route_plan *plan = &route->plan;
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    if (xdi_route_has_side(route, XDI_ROUTE_TEACHER))
+        __atomic_fetch_or(xdi_route_posted(route, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
+    if (!xdi_route_has_side(route, XDI_ROUTE_STUDENT)) return;
+    if (route->kernels.memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return; /* it may still read */
+    for (int r = 0; r < plan->ranks; r++)
+        if (plan->halves[XDI_ROUTE_TEACHER][r].sample_count > 0)
+            __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
+}
+
+/* Waits until nobody reads this rank's rows; false when that is not sure. */
+static bool xdi_route_wait_readers(const xd_route *route) {
+    const int me = route->plan.rank;
+    const struct timespec nap = { 0, XDI_ROUTE_NAP };
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    const double deadline = xd_now(route->ctx) + xd_ctx_settings(route->ctx)->timeout_seconds;
+    for (int s = 0; s < route->plan.ranks; s++) {
+        if (s == me || !route->used_by[s]) continue;
+        while (__atomic_load_n(xdi_route_released(route, me, s), __ATOMIC_ACQUIRE) < route->posted) {
+            if (xd_now(route->ctx) > deadline) return false;
+            nanosleep(&nap, NULL);
+        }
+        if (xdi_route_follow_reader(route, s) != XD_OK) return false;
+    }
+    return route->kernels.memory.synchronize(&launch) != XD_ERROR_TIMEOUT;
+}
+
+/* False when this rank's rows may still be read: then they are not given back. */
+static bool xdi_route_part(const xd_route *route) {
+    const int ranks = route->plan.ranks;
+    if (!route->links) return true;
+    if (!route->linked) {
+        xdi_route_drop_events(route, route->plan.rank);
+        return true;
+    }
+    xdi_route_say_goodbye(route);
+    const bool alone = xdi_route_wait_readers(route);
+    const bool last = __atomic_add_fetch(route->left, 1, __ATOMIC_ACQ_REL) == (uint64_t)ranks;
+    for (int r = 0; r < ranks && last; r++) xdi_route_drop_events(route, r);
+    return alone;
+}
+
+/* ---- windows and messages ---- */
+
+/* The most that one step sends and takes, in elements, and in samples with ids. */
+typedef struct xdi_route_traffic {
+    int64_t sent, taken, sent_ids, taken_ids;
+} xdi_route_traffic;
+
+static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
+    xdi_route_traffic most = { 0, 0, 0, 0 };
+    for (int64_t i = 0; i < plan->takes; i++) {
+        xdi_route_traffic sum = { 0, 0, 0, 0 };
+        for (int64_t p = plan->step_begin[i]; p < plan->step_begin[i + 1]; p++) {
+            const xdi_route_piece *piece = &plan->pieces[p];
+            const int64_t elements = piece->positions * piece->columns, ids = piece->brings_ids ? 1 : 0;
+            sum.sent += piece->teacher == plan->rank ? elements : 0;
+            sum.sent_ids += piece->teacher == plan->rank ? ids : 0;
+            sum.taken += piece->student == plan->rank ? elements : 0;
+            sum.taken_ids += piece->student == plan->rank ? ids : 0;
+        }
+        if (sum.sent > most.sent) most.sent = sum.sent;
+        if (sum.taken > most.taken) most.taken = sum.taken;
+        if (sum.sent_ids > most.sent_ids) most.sent_ids = sum.sent_ids;
+        if (sum.taken_ids > most.taken_ids) most.taken_ids = sum.taken_ids;
+    }
+    return most;
+}
+
+XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step) {
+    return route->shared && route->d.dtype == route->d.wire &&
+           xdi_route_plan_view(&route->plan, step) != NULL;
+}
+
+/* Never an empty block. */
+static void *xdi_route_allocate(xd_route *route, size_t bytes) {
+    route->bytes += bytes + 1;
+    return xd_allocate(route->ctx, bytes + 1);
+}
+
+static char *xdi_route_allocate_rows(xd_route *route, size_t bytes) {
+    route->bytes += bytes + 1;
+    return (char *)route->kernels.memory.allocate(route->ctx, bytes + 1);
+}
+
+/* The window, unless every one of them is a view; and what messages are made in. */
+static xd_result xdi_route_place_buffers(xd_route *route) {
+    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
+    const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
+    size_t window = 0, ids = 0;
+    bool copies = !route->shared, room = true;
+    for (int64_t i = 0; i < half->batches; i++) copies = copies || !xdi_route_is_view(route, i);
+    if (half->sample_count > 0 && copies)
+        room = xdi_route_block_bytes(half, route->d.dtype, &window) && xdi_route_ids_bytes(route, half, &ids);
+    if (room) {
+        route->window = xdi_route_allocate_rows(route, window);
+        route->window_ids = (int64_t *)xdi_route_allocate(route, ids);
+        room = route->window && route->window_ids;
+    }
+    if (room && !route->shared) {
+        const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
+        const size_t list =
+            route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
+        route->send = xdi_route_allocate_rows(route, (size_t)most.sent * wire);
+        route->recv = xdi_route_allocate_rows(route, (size_t)most.taken * wire);
+        route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
+        route->recv_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.taken_ids * list);
+        route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
+        room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
+    }
+    return xd_agree(
+        route->comm,
+        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
+}
+
+/* ---- the whole ---- */
+
+XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
+    const xdi_route_plan *plan = &route->plan;
+    const size_t ranks = (size_t)plan->ranks;
+    route->rings = (char **)xd_allocate(route->ctx, ranks * sizeof *route->rings);
+    route->rows = (char **)xd_allocate(route->ctx, ranks * sizeof *route->rows);
+    route->row_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->row_bytes);
+    route->id_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->id_bytes);
+    route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
+    const bool room = route->rings && route->rows && route->row_bytes && route->id_bytes && route->used_by;
+    XDI_TRY(xd_agree(route->comm, room ? XD_OK
+                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
+                                                  "no room for the rings of %d ranks", plan->ranks)));
+    for (int64_t i = 0; i < plan->piece_count; i++)
+        if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
+    XDI_TRY(xdi_route_place_rings(route));
+    XDI_TRY(xdi_route_trade_links(route));
+    return xdi_route_place_buffers(route);
+}
+
+XD_PRIVATE void xdi_route_leave(xd_route *route) {
+    const xd_device_ops *memory = &route->kernels.memory;
+    if (xdi_route_part(route)) memory->release(route->ctx, route->own_rows);
+    xd_release(route->ctx, route->counts);
+    xd_release(route->ctx, route->recv_ids);
+    xd_release(route->ctx, route->send_ids);
+    memory->release(route->ctx, route->recv);
+    memory->release(route->ctx, route->send);
+    xd_release(route->ctx, route->window_ids);
+    memory->release(route->ctx, route->window);
+    xd_release(route->ctx, route->links);
+    xd_release(route->ctx, route->memory);
+    xd_release(route->ctx, route->used_by);
+    xd_release(route->ctx, route->id_bytes);
+    xd_release(route->ctx, route->row_bytes);
+    xd_release(route->ctx, (void *)route->rows);
+    xd_release(route->ctx, (void *)route->rings);
+}
+
+/* ---- rows ---- */
+
+/* Rows without gaps on both sides are one row. */
+XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
+                                    const xd_rows *to) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const bool dense = from->stride == to->cols && to->stride == to->cols;
+    const int64_t rows = dense ? 1 : to->rows, columns = dense ? to->rows * to->cols : to->cols;
+    const size_t from_step = (size_t)from->stride * xd_dtype_size(from->dtype);
+    const size_t to_step = (size_t)to->stride * xd_dtype_size(to->dtype);
+    xd_cast_array casts[XDI_ROUTE_CASTS];
+    if (rows * columns == 0) return XD_OK;
+    if (from->dtype == to->dtype) {
+        xd_copy copy;
+        memset(&copy, 0, sizeof copy);
+        copy.ndim = dense ? 1 : 2;
+        copy.extent[0] = rows;
+        copy.src_stride[0] = from->stride;
+        copy.dst_stride[0] = to->stride;
+        copy.extent[copy.ndim - 1] = columns;
+        copy.src_stride[copy.ndim - 1] = copy.dst_stride[copy.ndim - 1] = 1;
+        return kernels->copies(&launch, &copy, 1, from->data, to->data, xd_dtype_size(to->dtype));
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        xd_cast_array *cast = &casts[r % XDI_ROUTE_CASTS];
+        cast->target = (char *)to->data + (size_t)r * to_step;
+        cast->source = (const char *)from->data + (size_t)r * from_step;
+        cast->count = columns;
+        cast->target_dtype = to->dtype;
+        cast->source_dtype = from->dtype;
+        if (r + 1 < rows && r % XDI_ROUTE_CASTS + 1 < XDI_ROUTE_CASTS) continue;
+        XDI_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
+    }
+    return XD_OK;
+}
+
 /* >>distill/teacher_route.c */
 
 #include <string.h>
-
-/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
- * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
- * writer. On messages nobody else sees the ring, and the counters stay unused. */
-enum { XDI_ROUTE_LINE = 64 };
-
-struct xd_route {
-    xd_ctx *ctx;
-    xd_comm *comm; /* ranks with a side; NULL: this one has none */
-    xd_route_desc d;
-    xdi_route_plan plan;
-    int needed;
-    bool shared;
-    bool open;                         /* a slot was handed out and not posted */
-    bool holds;                        /* a window was taken and not released */
-    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    char **rings;                      /* [ranks]; NULL where this rank sees none */
-    size_t *slot_bytes;                /* [ranks] */
-    size_t *payload_bytes;             /* [ranks] of a slot, before its ids */
-    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
-    void *memory;                      /* the rings, when they are this rank's own */
-    char *window;
-    int64_t *window_ids;
-    char *send, *recv; /* messages */
-    int64_t *send_ids, *recv_ids;
-    int64_t *counts; /* [4][ranks] */
-    size_t bytes;
-};
 
 /* ---- checks ---- */
 
@@ -28004,8 +29209,6 @@ static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, co
 }
 
 static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "routes move host memory only");
     XDI_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
                 (int)d->payload);
     XDI_REQUIRE(ctx,
@@ -28039,144 +29242,6 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
     if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
 }
 
-/* ---- memory ---- */
-
-static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
-    const size_t lines = bytes / XDI_ROUTE_LINE + 1;
-    if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
-    *sum += lines * XDI_ROUTE_LINE;
-    return true;
-}
-
-/* Bytes of samples * held * columns elements; false when that is too much. */
-static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes) {
-    const int64_t samples = xdi_route_plan_samples(half, 0);
-    *bytes = xd_dtype_size(dtype);
-    return xdi_size_multiply(*bytes, (size_t)samples, bytes) &&
-           xdi_size_multiply(*bytes, (size_t)half->held, bytes) &&
-           xdi_size_multiply(*bytes, (size_t)(half->column_end - half->column_begin), bytes);
-}
-
-static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
-    *bytes = 0;
-    if (route->d.payload != XD_ROUTE_COLUMNS) return true;
-    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t),
-                             (size_t)route->d.columns, bytes);
-}
-
-/* Bytes of rank r's ring, and of its slots. */
-static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *bytes) {
-    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][r];
-    size_t payload, ids, slots;
-    *bytes = 0;
-    if (half->sample_count == 0) return true;
-    if (!xdi_route_block_bytes(half, route->d.wire, &payload) || !xdi_route_ids_bytes(route, half, &ids))
-        return false;
-    if (!xdi_route_add_bytes(&route->payload_bytes[r], payload)) return false;
-    route->slot_bytes[r] = route->payload_bytes[r];
-    if (ids > 0 && !xdi_route_add_bytes(&route->slot_bytes[r], ids)) return false;
-    return xdi_size_multiply(route->slot_bytes[r], (size_t)route->d.slots, &slots) &&
-           xdi_route_add_bytes(bytes, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
-           xdi_route_add_bytes(bytes, slots);
-}
-
-/* One block for all rings this rank sees. */
-static xd_result xdi_route_place_rings(xd_route *route) {
-    xd_ctx *ctx = route->ctx;
-    const int ranks = route->plan.ranks, me = route->plan.rank;
-    size_t total = 0;
-    void *memory = NULL;
-    xd_result result = XD_OK;
-    for (int r = 0; r < ranks && result == XD_OK; r++) {
-        size_t bytes;
-        const bool fits = xdi_route_ring_bytes(route, r, &bytes);
-        if (!fits || !xdi_route_add_bytes(&total, route->shared || r == me ? bytes : 0))
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
-                              xd_comm_world_rank(route->comm, r));
-    }
-    if (result == XD_OK && (!route->shared || ranks == 1)) {
-        memory = route->memory = xd_allocate(ctx, total);
-        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
-    }
-    XDI_TRY(xd_agree(route->comm, result));
-    if (route->shared && ranks > 1) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
-    route->bytes += total;
-    for (int r = 0; r < ranks; r++) {
-        size_t bytes;
-        if (!route->shared && r != me) continue;
-        route->payload_bytes[r] = 0;
-        xdi_route_ring_bytes(route, r, &bytes); /* it fitted before */
-        route->rings[r] = (char *)memory;
-        memory = (char *)memory + (bytes / XDI_ROUTE_LINE + 1) * XDI_ROUTE_LINE;
-    }
-    return XD_OK;
-}
-
-/* The most that one step sends and takes, in elements, and in samples with ids. */
-typedef struct xdi_route_traffic {
-    int64_t sent, taken, sent_ids, taken_ids;
-} xdi_route_traffic;
-
-static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
-    xdi_route_traffic most = { 0, 0, 0, 0 };
-    for (int64_t i = 0; i < plan->takes; i++) {
-        xdi_route_traffic sum = { 0, 0, 0, 0 };
-        for (int64_t p = plan->step_begin[i]; p < plan->step_begin[i + 1]; p++) {
-            const xdi_route_piece *piece = &plan->pieces[p];
-            const int64_t elements = piece->positions * piece->columns, ids = piece->brings_ids ? 1 : 0;
-            sum.sent += piece->teacher == plan->rank ? elements : 0;
-            sum.sent_ids += piece->teacher == plan->rank ? ids : 0;
-            sum.taken += piece->student == plan->rank ? elements : 0;
-            sum.taken_ids += piece->student == plan->rank ? ids : 0;
-        }
-        if (sum.sent > most.sent) most.sent = sum.sent;
-        if (sum.taken > most.taken) most.taken = sum.taken;
-        if (sum.sent_ids > most.sent_ids) most.sent_ids = sum.sent_ids;
-        if (sum.taken_ids > most.taken_ids) most.taken_ids = sum.taken_ids;
-    }
-    return most;
-}
-
-static bool xdi_route_is_view(const xd_route *route, int64_t step) {
-    return route->shared && route->d.dtype == route->d.wire &&
-           xdi_route_plan_view(&route->plan, step) != NULL;
-}
-
-static void *xdi_route_allocate(xd_route *route, size_t bytes) {
-    route->bytes += bytes + 1;
-    return xd_allocate(route->ctx, bytes + 1); /* never an empty block */
-}
-
-/* The window, unless every one of them is a view; and what messages are made in. */
-static xd_result xdi_route_place_buffers(xd_route *route) {
-    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
-    const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
-    size_t window = 0, ids = 0;
-    bool copies = !route->shared, room = true;
-    for (int64_t i = 0; i < half->batches; i++) copies = copies || !xdi_route_is_view(route, i);
-    if (half->sample_count > 0 && copies)
-        room = xdi_route_block_bytes(half, route->d.dtype, &window) && xdi_route_ids_bytes(route, half, &ids);
-    if (room) {
-        route->window = (char *)xdi_route_allocate(route, window);
-        route->window_ids = (int64_t *)xdi_route_allocate(route, ids);
-        room = route->window && route->window_ids;
-    }
-    if (room && !route->shared) {
-        const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
-        const size_t list =
-            route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
-        route->send = (char *)xdi_route_allocate(route, (size_t)most.sent * wire);
-        route->recv = (char *)xdi_route_allocate(route, (size_t)most.taken * wire);
-        route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
-        route->recv_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.taken_ids * list);
-        route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
-        room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
-    }
-    return xd_agree(
-        route->comm,
-        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
-}
-
 /* ---- counters ---- */
 
 /* A table's entry of teacher rank r at the students' step `number`; both counted over all steps. */
@@ -28187,18 +29252,11 @@ static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t numbe
            (uint64_t)entries[number % takes];
 }
 
-static uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
-    return (uint64_t *)(void *)route->rings[teacher];
-}
-
-static uint64_t *xdi_route_released(const xd_route *route, int teacher, int student) {
-    return (uint64_t *)(void *)(route->rings[teacher] + XDI_ROUTE_LINE * ((size_t)student + 1));
-}
-
 /* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
  * later window needs. That can be more than was ever read, so it is told before the first window too. */
-static void xdi_route_let_go(const xd_route *route, uint64_t number) {
+static xd_result xdi_route_let_go(const xd_route *route, uint64_t number) {
     const xdi_route_plan *plan = &route->plan;
+    XDI_TRY(xdi_route_finish_reading(route));
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
         if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches)
@@ -28206,6 +29264,7 @@ static void xdi_route_let_go(const xd_route *route, uint64_t number) {
         __atomic_store_n(xdi_route_released(route, r, plan->rank),
                          xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
     }
+    return XD_OK;
 }
 
 /* ---- creating ---- */
@@ -28214,7 +29273,6 @@ static void xdi_route_let_go(const xd_route *route, uint64_t number) {
 static xd_result xdi_route_build(xd_route *route) {
     XDI_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
     const xdi_route_plan *plan = &route->plan;
-    const size_t ranks = (size_t)plan->ranks;
     const int64_t needed = xdi_route_plan_slots(plan);
     XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
                 XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
@@ -28222,20 +29280,9 @@ static xd_result xdi_route_build(xd_route *route) {
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
-    route->rings = (char **)xd_allocate(route->ctx, ranks * sizeof *route->rings);
-    route->slot_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->slot_bytes);
-    route->payload_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->payload_bytes);
-    route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
-    const bool room = route->rings && route->slot_bytes && route->payload_bytes && route->used_by;
-    XDI_TRY(xd_agree(route->comm, room ? XD_OK
-                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
-                                                  "no room for the rings of %d ranks", plan->ranks)));
-    for (int64_t i = 0; i < plan->piece_count; i++)
-        if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
-    XDI_TRY(xdi_route_place_rings(route));
-    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0)
-        xdi_route_let_go(route, 0);
-    return xdi_route_place_buffers(route);
+    XDI_TRY(xdi_route_place(route));
+    if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
+    return xdi_route_let_go(route, 0);
 }
 
 static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
@@ -28259,10 +29306,12 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.student);
     XDI_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
     XDI_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    XDI_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
         route->ctx = ctx;
+        route->kernels = xd_ctx_kernels(ctx);
         route->d = d;
     }
     if (result == XD_OK) result = xdi_route_open(comm, route);
@@ -28278,18 +29327,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 
 XD_API void xd_route_destroy(xd_route *route) {
     if (!route) return;
-    xd_release(route->ctx, route->counts);
-    xd_release(route->ctx, route->recv_ids);
-    xd_release(route->ctx, route->send_ids);
-    xd_release(route->ctx, route->recv);
-    xd_release(route->ctx, route->send);
-    xd_release(route->ctx, route->window_ids);
-    xd_release(route->ctx, route->window);
-    xd_release(route->ctx, route->memory);
-    xd_release(route->ctx, route->used_by);
-    xd_release(route->ctx, route->payload_bytes);
-    xd_release(route->ctx, route->slot_bytes);
-    xd_release(route->ctx, route->rings);
+    xdi_route_leave(route);
     xdi_route_plan_free(route->ctx, &route->plan);
     xd_comm_destroy(route->comm); /* the last handle frees shared rings */
     xd_release(route->ctx, route);
@@ -28322,114 +29360,74 @@ XD_API xd_route_info xd_route_describe(const xd_route *route) {
     return info;
 }
 
-/* ---- rows ---- */
+/* ---- pieces ---- */
 
-/* Rows of one dtype and stride into those of another. */
-typedef struct xdi_route_rows {
-    char *data;
-    xd_dtype dtype;
-    int64_t stride;
-} xdi_route_rows;
-
-static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row,
-                                        int64_t column) {
-    xdi_route_rows rows;
+/* The piece's rectangle in rows of a stride, from a place in them. */
+static xd_rows xdi_route_rectangle(const xdi_route_piece *p, void *data, xd_dtype dtype, int64_t stride,
+                                   int64_t row, int64_t column) {
+    xd_rows rows;
     rows.data = (char *)data + (size_t)(row * stride + column) * xd_dtype_size(dtype);
     rows.dtype = dtype;
+    rows.rows = p->positions;
+    rows.cols = p->columns;
     rows.stride = stride;
     return rows;
 }
 
-static void xdi_route_copy_row(const xdi_span_kernels *spans, const char *from, xd_dtype from_dtype, char *to,
-                               xd_dtype to_dtype, int64_t columns) {
-    for (int64_t at = 0; at < columns; at += XDI_SPAN) {
-        const int64_t n = columns - at < XDI_SPAN ? columns - at : (int64_t)XDI_SPAN;
-        const void *source = from + (size_t)at * xd_dtype_size(from_dtype);
-        void *target = to + (size_t)at * xd_dtype_size(to_dtype);
-        if (from_dtype == XD_DTYPE_BF16)
-            spans->widen((const uint16_t *)source, XD_DTYPE_BF16, (float *)target, n);
-        else
-            spans->narrow((const float *)source, (uint16_t *)target, XD_DTYPE_BF16, n);
-    }
-}
-
-static void xdi_route_copy(const xd_route *route, xdi_route_rows from, xdi_route_rows to, int64_t rows,
-                           int64_t columns) {
-    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(route->ctx)->cpu);
-    const size_t from_size = xd_dtype_size(from.dtype), to_size = xd_dtype_size(to.dtype);
-    const bool whole = from.dtype == to.dtype && from.stride == columns && to.stride == columns;
-    if (whole && rows * columns > 0) memcpy(to.data, from.data, (size_t)(rows * columns) * to_size);
-    for (int64_t r = 0; r < rows && !whole; r++) {
-        const char *source = from.data + (size_t)(r * from.stride) * from_size;
-        char *target = to.data + (size_t)(r * to.stride) * to_size;
-        if (from.dtype == to.dtype)
-            memcpy(target, source, (size_t)columns * to_size);
-        else
-            xdi_route_copy_row(spans, source, from.dtype, target, to.dtype, columns);
-    }
-}
-
-/* ---- rings ---- */
-
-static char *xdi_route_slot(const xd_route *route, int teacher, uint64_t number) {
-    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
-    return route->rings[teacher] + head +
-           (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
-}
-
-/* Where a piece begins in its slot. */
-static xdi_route_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, char *slot) {
+static xd_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
-    return xdi_route_rows_at(slot, route->d.wire, half->column_end - half->column_begin,
-                             p->from_sample * half->held + p->from_position, p->from_column);
+    return xdi_route_rectangle(p, xdi_route_slot_rows(route, p->teacher, number), route->d.wire,
+                               half->column_end - half->column_begin,
+                               p->from_sample * half->held + p->from_position, p->from_column);
 }
 
-static xdi_route_rows xdi_route_to(const xd_route *route, const xdi_route_piece *p) {
+static xd_rows xdi_route_to(const xd_route *route, const xdi_route_piece *p) {
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
-    return xdi_route_rows_at(route->window, route->d.dtype, half->column_end - half->column_begin,
-                             p->to_sample * half->held + p->to_position, p->to_column);
-}
-
-static int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, char *slot) {
-    return (int64_t *)(void *)(slot + route->payload_bytes[teacher]);
+    return xdi_route_rectangle(p, route->window, route->d.dtype, half->column_end - half->column_begin,
+                               p->to_sample * half->held + p->to_position, p->to_column);
 }
 
 /* ---- messages: one step of the students ---- */
 
-static void xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64_t end, int64_t *counts,
-                           int64_t *id_counts) {
+static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64_t end, int64_t *counts,
+                                int64_t *id_counts) {
     const xdi_route_plan *plan = &route->plan;
     const size_t list = (size_t)route->d.columns * sizeof(int64_t);
     int64_t at = 0, lists = 0;
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->teacher != plan->rank) continue;
-        char *slot = xdi_route_slot(route, p->teacher, first + (uint64_t)p->batch);
-        xdi_route_copy(route, xdi_route_from(route, p, slot),
-                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions,
-                       p->columns);
+        const uint64_t number = first + (uint64_t)p->batch;
+        const xd_rows from = xdi_route_from(route, p, number);
+        const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
+        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->send_ids + lists++ * route->d.columns,
-               xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns, list);
+               xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns, list);
         id_counts[p->student] += route->d.columns;
     }
+    return XD_OK;
 }
 
-static void xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t end, int64_t *at, int64_t *ids_at) {
+static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t end, int64_t *at,
+                                       int64_t *ids_at) {
     const xdi_route_plan *plan = &route->plan;
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
-        xdi_route_copy(route, xdi_route_rows_at(route->recv, route->d.wire, p->columns, 0, at[p->teacher]),
-                       xdi_route_to(route, p), p->positions, p->columns);
+        const xd_rows from =
+            xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
+        const xd_rows to = xdi_route_to(route, p);
+        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
                (size_t)route->d.columns * sizeof(int64_t));
         ids_at[p->teacher] += route->d.columns;
     }
+    return XD_OK;
 }
 
 /* Counts become places, in rank order. */
@@ -28451,7 +29449,7 @@ static xd_result xdi_route_exchange(xd_route *route) {
     const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
     int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
     memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
-    xdi_route_pack(route, first, begin, end, out, ids_out);
+    XDI_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
@@ -28464,8 +29462,7 @@ static xd_result xdi_route_exchange(xd_route *route) {
     route->exchanged++;
     xdi_route_begins(in, ranks);
     xdi_route_begins(ids_in, ranks);
-    xdi_route_unpack_step(route, begin, end, in, ids_in);
-    return XD_OK;
+    return xdi_route_unpack_step(route, begin, end, in, ids_in);
 }
 
 /* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
@@ -28483,6 +29480,13 @@ static xd_result xdi_route_catch_up(xd_route *route) {
 
 /* ---- a teacher's turn ---- */
 
+/* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
+static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
+    const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
+    XDI_TRY(xdi_route_watch(route, released, target, student));
+    return xdi_route_follow_reader(route, student);
+}
+
 /* Is the slot of the next micro-batch free of what it held before? */
 static xd_result xdi_route_wait_slot(xd_route *route) {
     const int me = route->plan.rank;
@@ -28497,8 +29501,7 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
     XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
                 "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
-        if (route->used_by[s] && s != me)
-            XDI_TRY(xdi_threads_watch(route->comm, xdi_route_released(route, me, s), target, s));
+        if (route->used_by[s]) XDI_TRY(xdi_route_wait_reader(route, s, target));
     return XD_OK;
 }
 
@@ -28519,18 +29522,19 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
     const int me = route->plan.rank;
     if (!route->open) XDI_TRY(xdi_route_wait_slot(route));
     route->open = true;
-    char *slot = xdi_route_slot(route, me, route->posted);
-    rows->data = slot;
+    rows->data = xdi_route_slot_rows(route, me, route->posted);
     rows->dtype = route->d.wire;
     rows->rows = xdi_route_next_samples(route) * half->held;
     rows->cols = rows->stride = half->column_end - half->column_begin;
-    if (ids) *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, slot) : NULL;
+    if (ids)
+        *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, route->posted) : NULL;
     return XD_OK;
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
     XDI_TRY(xdi_route_check_teacher(route));
     XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
+    XDI_TRY(xdi_route_show(route));
     route->open = false;
     route->posted++;
     if (route->shared)
@@ -28554,6 +29558,13 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
                 (long long)columns);
     XDI_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
                 "chosen columns without their ids");
+    XDI_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
+                XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
+                rows->data);
+    XDI_REQUIRE(route->ctx,
+                !ids || route->kernels.device == XD_DEVICE_CPU ||
+                    !route->kernels.memory.owns(route->ctx, ids),
+                XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
     return XD_OK;
 }
 
@@ -28563,9 +29574,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     xd_rows slot;
     int64_t *slot_ids = NULL;
     XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
-    xdi_route_copy(route,
-                   xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
-                   xdi_route_rows_at(slot.data, slot.dtype, slot.stride, 0, 0), slot.rows, slot.cols);
+    if (!rows.stride) rows.stride = rows.cols;
+    XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -28574,8 +29584,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
 /* ---- a student's turn ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
-    if (p->teacher == route->plan.rank) return XD_OK; /* nothing is due */
-    return xdi_threads_watch(route->comm, xdi_route_posted(route, p->teacher), number + 1, p->teacher);
+    XDI_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
+    return xdi_route_follow_slot(route, p->teacher, number);
 }
 
 /* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
@@ -28588,29 +29598,27 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
             round * (uint64_t)plan->halves[XDI_ROUTE_TEACHER][p->teacher].batches + (uint64_t)p->batch;
         XDI_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
-        char *slot = xdi_route_slot(route, p->teacher, number);
-        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions,
-                       p->columns);
+        const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
+        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
-                   xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns,
+                   xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,
                    (size_t)route->d.columns * sizeof(int64_t));
     }
-    if (!view) xdi_route_let_go(route, route->taken + 1);
-    return XD_OK;
+    return view ? XD_OK : xdi_route_let_go(route, route->taken + 1);
 }
 
 /* The window as a part of the slot it lies in. */
 static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
     const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
-    char *slot = xdi_route_slot(route, p->teacher, round * (uint64_t)half->batches + (uint64_t)p->batch);
-    const xdi_route_rows from = xdi_route_from(route, p, slot);
+    const uint64_t number = round * (uint64_t)half->batches + (uint64_t)p->batch;
+    const xd_rows from = xdi_route_from(route, p, number);
     window->is_view = true;
     window->rows.data = from.data;
     window->rows.stride = from.stride;
     if (window->ids)
-        window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
+        window->ids = xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns;
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {
@@ -28650,40 +29658,26 @@ XD_API xd_result xd_route_release(xd_route *route) {
     const int64_t step = (int64_t)(route->taken % takes);
     route->holds = false;
     route->taken++;
-    if (xdi_route_is_view(route, step)) xdi_route_let_go(route, route->taken);
-    return XD_OK;
+    return xdi_route_is_view(route, step) ? xdi_route_let_go(route, route->taken) : XD_OK;
 }
 
 /* >>distill/teacher_columns.c */
 
 #include <string.h>
 
-/* This shard's part of the chosen columns of one sequence as f32 bits, zero where another shard has the column:
- * added as integers over the shards they are the values themselves. */
-static void xdi_columns_pick(const xd_vocab_info *info, const xd_rows *logits, int64_t first, int64_t held,
-                             const int64_t *ids, int64_t k, int32_t *bits) {
-    for (int64_t i = 0; i < held; i++)
-        for (int64_t j = 0; j < k; j++) {
-            const bool mine = ids[j] >= info->begin && ids[j] < info->end;
-            const float value = mine ? (float)xdi_loss_load(logits, first + i, ids[j] - info->begin) : 0.0f;
-            memcpy(&bits[i * k + j], &value, sizeof value);
-        }
-}
-
-static void xdi_columns_store(const int32_t *bits, int64_t first, int64_t held, int64_t k,
-                              const xd_rows *values) {
-    for (int64_t i = 0; i < held; i++)
-        for (int64_t j = 0; j < k; j++) {
-            float value;
-            memcpy(&value, &bits[i * k + j], sizeof value);
-            xdi_loss_store(values, first + i, j, (double)value);
-        }
-}
+/* What one call holds, in memory of the device. */
+typedef struct xdi_columns {
+    xd_kernels kernels;
+    const xd_vocab *vocab;
+    const uint8_t *mask;
+    xd_comm *comm;
+    int64_t held, k;
+    int64_t *ids;   /* [sequences, k] */
+    double *picked; /* [held, k] */
+} xdi_columns;
 
 static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t sequences, int64_t k,
                                    const xd_rows *values) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "a teacher's columns are chosen on the CPU only");
     XDI_REQUIRE(ctx, sequences > 0 && logits->rows % sequences == 0, XD_ERROR_SHAPE,
                 "%lld rows for %lld sequences", (long long)logits->rows, (long long)sequences);
     XDI_REQUIRE(ctx, values->dtype == XD_DTYPE_F32 || values->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
@@ -28696,37 +29690,76 @@ static xd_result xdi_columns_check(xd_ctx *ctx, const xd_rows *logits, int64_t s
     return XD_OK;
 }
 
-static xd_result xdi_columns_sequence(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
-                                      int64_t first, int64_t held, const uint8_t *mask, xd_comm *comm,
-                                      int64_t k, int64_t *ids, int32_t *bits, const xd_rows *values) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const size_t skip = (size_t)(first * (logits->stride ? logits->stride : logits->cols));
-    xd_rows rows = *logits;
-    rows.rows = held;
-    if (rows.data) rows.data = (char *)rows.data + skip * xd_dtype_size(rows.dtype);
-    XDI_TRY(xd_select_columns(ctx, vocab, rows, mask ? mask + first : NULL, comm, k, ids, NULL));
-    xdi_columns_pick(&info, logits, first, held, ids, k, bits);
-    if (info.ranks > 1) XDI_TRY(xd_all_reduce(info.tp, bits, bits, held * k, XD_DTYPE_I32, XD_SUM));
-    xdi_columns_store(bits, first, held, k, values);
-    return XD_OK;
+/* Rows of sequence b. */
+static xd_rows xdi_columns_rows(const xdi_columns *c, const xd_rows *all, int64_t b) {
+    xd_rows rows = *all;
+    rows.rows = c->held;
+    rows.stride = all->stride ? all->stride : all->cols;
+    if (rows.data)
+        rows.data = (char *)rows.data + (size_t)(b * c->held * rows.stride) * xd_dtype_size(rows.dtype);
+    return rows;
+}
+
+/* The chosen columns of this shard, zeros where another shard has the column: their bits, added as integers over
+ * the shards, are the values themselves. */
+static xd_result xdi_columns_pick(xd_ctx *ctx, const xdi_columns *c, const xd_rows *logits,
+                                  const int64_t *ids) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_vocab_info info = xd_vocab_describe(c->vocab);
+    xd_softmax_args a;
+    memset(&a, 0, sizeof a);
+    a.logits = *logits;
+    a.begin = info.begin;
+    a.end = info.end;
+    a.size = info.size;
+    a.ids = ids;
+    a.ids_count = c->k;
+    a.parts = c->picked;
+    XDI_TRY(c->kernels.softmax.pick(&launch, &a));
+    if (info.ranks == 1) return XD_OK;
+    return xd_all_reduce(info.tp, c->picked, c->picked, c->held * c->k, XD_DTYPE_I64, XD_SUM);
+}
+
+static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, const xd_rows *logits, int64_t b,
+                                      const xd_rows *values) {
+    const xd_rows rows = xdi_columns_rows(c, logits, b), to = xdi_columns_rows(c, values, b);
+    const uint8_t *mask = c->mask ? c->mask + b * c->held : NULL;
+    int64_t *ids = c->ids + b * c->k;
+    xd_rows from;
+    XDI_TRY(xd_select_columns(ctx, c->vocab, rows, mask, c->comm, c->k, ids, NULL));
+    XDI_TRY(xdi_columns_pick(ctx, c, &rows, ids));
+    from.data = c->picked;
+    from.dtype = XD_DTYPE_F64;
+    from.rows = c->held;
+    from.cols = from.stride = c->k;
+    return xdi_route_copy(ctx, &c->kernels, &from, &to);
 }
 
 XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
                                     const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                     xd_rows values) {
     xd_comm *tp = xd_vocab_describe(vocab).tp;
+    xdi_columns c;
     xd_result result = xdi_columns_check(ctx, &logits, sequences, k, &values);
-    int32_t *bits = NULL;
-    const int64_t held = result == XD_OK ? logits.rows / sequences : 0;
+    memset(&c, 0, sizeof c);
+    c.kernels = xd_ctx_kernels(ctx);
+    c.vocab = vocab;
+    c.mask = mask;
+    c.comm = comm;
+    c.k = k;
     if (result == XD_OK) {
-        bits = (int32_t *)xd_allocate(ctx, (size_t)(held * k + 1) * sizeof *bits);
-        if (!bits) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(held * k));
+        c.held = logits.rows / sequences;
+        c.picked = (double *)xdi_call_memory(ctx, ((size_t)(c.held * k) + 1) * sizeof *c.picked);
+        c.ids = (int64_t *)xdi_call_memory(ctx, ((size_t)(sequences * k) + 1) * sizeof *c.ids);
+        if (!c.picked || !c.ids)
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values", (long long)(c.held * k));
     }
     result = xdi_vocab_agree(tp, comm, result);
     for (int64_t b = 0; b < sequences && result == XD_OK; b++)
-        result = xdi_columns_sequence(ctx, vocab, &logits, b * held, held, mask, comm, k, ids + b * k, bits,
-                                      &values);
-    xd_release(ctx, bits);
+        result = xdi_columns_sequence(ctx, &c, &logits, b, &values);
+    if (result == XD_OK) result = xd_read(ctx, ids, c.ids, (size_t)(sequences * k) * sizeof *ids);
+    xdi_call_memory_done(ctx, c.ids);
+    xdi_call_memory_done(ctx, c.picked);
     return result;
 }
 
@@ -28826,6 +29859,7 @@ enum {
     XDI_TOKENIZER_BITS = 4,
     XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
     XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
+    XDI_TOKENIZER_AROUND = 64,   /* special tokens around a text */
     XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
 };
 
@@ -28921,7 +29955,11 @@ struct xd_tokenizer {
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
     int split_count;
-    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;                     /* -1: none */
+    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then `behind` it */
+    int before, behind;
+    char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;
 };
 
@@ -28962,6 +30000,15 @@ XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokeni
                                                     size_t *bytes);
 /* Adds them. Errors: ARGUMENT for an id that is taken. */
 XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
+/* One more token around a text; before it when none is behind it yet. Without room it becomes a refusal. */
+XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
+/* Why add_special cannot be done; of several reasons the first is kept. */
+XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
+/* The ADDED or SPECIAL token of a name, -1 when there is none. */
+XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
+/* The tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
+ * missing. The special tokens are there already. */
+XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos);
 /* Sorts, derives and hashes; then the object is complete. */
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 
@@ -31290,6 +32337,7 @@ XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern
 
 /* >>distill/tokenizer.c */
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -31383,7 +32431,7 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     XDI_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
     t->ctx = ctx;
     t->size = (int32_t)size;
-    t->unknown = -1;
+    t->unknown = t->bos = t->eos = -1;
     t->blob_capacity = blob_bytes;
     for (t->piece_slots = 16; t->piece_slots < 2 * (uint32_t)size;) t->piece_slots *= 2;
     for (int i = 0; i < 256; i++) t->byte_id[i] = -1;
@@ -31600,6 +32648,62 @@ XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokeni
     return XD_OK;
 }
 
+/* ---- around a text ---- */
+
+XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name) {
+    if (!t->refusal[0]) snprintf(t->refusal, sizeof t->refusal, "%.40s %.40s", what, name);
+}
+
+XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind) {
+    const int count = t->before + t->behind;
+    if (count == XDI_TOKENIZER_AROUND) {
+        xdi_tokenizer_refuse_special(t, "more special tokens than are supported", "around a text");
+        return;
+    }
+    t->around[count] = id;
+    if (behind)
+        t->behind++;
+    else
+        t->before++;
+}
+
+XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes) {
+    for (int l = 0; l < 2; l++)
+        for (uint32_t i = 0; i < t->added[l].count; i++) {
+            const int32_t id = t->added[l].items[i].id;
+            if (xdi_tokenizer_is_text(t, false, id, (const uint8_t *)name, bytes)) return id;
+        }
+    return -1;
+}
+
+XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos) {
+    t->bos = bos ? xdi_tokenizer_special(t, bos, strlen(bos)) : -1;
+    t->eos = eos ? xdi_tokenizer_special(t, eos, strlen(eos)) : -1;
+    if (t->bos >= 0)
+        xdi_tokenizer_put_around(t, t->bos, false);
+    else if (bos)
+        xdi_tokenizer_refuse_special(t, "there is no special token", bos);
+}
+
+/* The caller's word instead of the file's. */
+static xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc) {
+    const char *const names[] = { desc->bos, desc->eos };
+    int32_t ids[] = { -1, -1 };
+    if (!desc->bos && !desc->eos) return XD_OK;
+    t->before = t->behind = 0;
+    t->refusal[0] = '\0';
+    for (int i = 0; i < 2; i++) {
+        if (!names[i]) continue;
+        ids[i] = xd_tokenizer_find_special(t, names[i]);
+        XDI_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
+                    "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
+        xdi_tokenizer_put_around(t, ids[i], i > 0);
+    }
+    t->bos = ids[0];
+    t->eos = ids[1];
+    return XD_OK;
+}
+
 /* ---- stages ---- */
 
 static void xdi_tokenizer_mix(uint64_t *hash, uint64_t value) {
@@ -31738,9 +32842,10 @@ static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
     return false;
 }
 
+/* Without an unknown token a character may vanish, and what is beside it then meets across a cut. */
 static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
     const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
-    t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0;
+    t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0 && t->unknown >= 0;
     for (uint32_t i = 0; i < t->merge_slots && t->cuts_at_mark; i++) {
         if (t->merges[i].pair == UINT64_MAX) continue;
         const xdi_token *token = &t->tokens[t->merges[i].id];
@@ -31771,8 +32876,7 @@ static uint32_t xdi_tokenizer_point(const xd_tokenizer *t, const xdi_token *toke
     uint32_t point = XDI_UNICODE_INVALID;
     if (token->text_bytes == 0 || token->kind == XD_TOKEN_KIND_NONE) return point;
     const size_t length = xdi_utf8_decode(text, text + token->text_bytes, &point);
-    const bool one = length == token->text_bytes && (point >= 128 || token->kind == XD_TOKEN_KIND_NORMAL);
-    return one ? point : (uint32_t)XDI_UNICODE_INVALID;
+    return length == token->text_bytes ? point : (uint32_t)XDI_UNICODE_INVALID;
 }
 
 /* Block 0 is that of all pages without tokens. */
@@ -31879,6 +32983,8 @@ XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     info.byte_level = t->byte_level;
     info.adds_prefix = t->adds_prefix;
     info.unknown = t->unknown;
+    info.bos = t->bos;
+    info.eos = t->eos;
     return info;
 }
 
@@ -31901,13 +33007,7 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_
 }
 
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name) {
-    const size_t length = strlen(name);
-    for (int l = 0; l < 2; l++)
-        for (uint32_t i = 0; i < t->added[l].count; i++) {
-            const int32_t id = t->added[l].items[i].id;
-            if (xdi_tokenizer_is_text(t, false, id, (const uint8_t *)name, length)) return id;
-        }
-    return -1;
+    return xdi_tokenizer_special(t, name, strlen(name));
 }
 
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const int32_t *ids, int64_t count,
@@ -31954,20 +33054,32 @@ static xd_result xdi_tokenizer_parse_json(xd_ctx *ctx, const char *text, size_t 
     return result;
 }
 
-XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
-                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
-    const char *text = (const char *)data;
-    xd_tokenizer_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
+/* The form is told from the first bytes. */
+static xd_result xdi_tokenizer_parse_form(xd_ctx *ctx, const char *text, size_t bytes,
+                                          const xd_tokenizer_desc *d, xd_tokenizer **out) {
     size_t at = 0;
     while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
     XDI_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
                 (unsigned long long)bytes);
-    if (text[at] == '{') return xdi_tokenizer_parse_json(ctx, text, bytes, &d, out);
-    if (text[0] != '\n') return xdi_tokenizer_from_ranks(ctx, text, bytes, &d, out);
-    XDI_TRY(xdi_tokenizer_check_desc(ctx, &d, "SentencePiece model"));
-    return xdi_tokenizer_from_sentencepiece(ctx, (const uint8_t *)data, bytes, &d, out);
+    if (text[at] == '{') return xdi_tokenizer_parse_json(ctx, text, bytes, d, out);
+    if (text[0] != '\n') return xdi_tokenizer_from_ranks(ctx, text, bytes, d, out);
+    XDI_TRY(xdi_tokenizer_check_desc(ctx, d, "SentencePiece model"));
+    return xdi_tokenizer_from_sentencepiece(ctx, (const uint8_t *)text, bytes, d, out);
+}
+
+XD_API xd_result xd_tokenizer_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                    const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    xd_tokenizer *t = NULL;
+    xd_tokenizer_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    XDI_TRY(xdi_tokenizer_parse_form(ctx, (const char *)data, bytes, &d, &t));
+    const xd_result result = xdi_tokenizer_replace_ends(t, &d);
+    if (result == XD_OK)
+        *out = t;
+    else
+        xd_tokenizer_destroy(t);
+    return result;
 }
 
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
@@ -32318,6 +33430,8 @@ struct xd_encoder {
     int32_t *ids;
     xd_token_span *spans;
     int64_t count, capacity;
+    uint8_t *roles; /* made when an encoding has special tokens around it */
+    size_t role_capacity;
     bool parse_special, with_spans;
     const uint8_t *text; /* the normalised text that is being cut, and its length */
     size_t length;
@@ -32351,6 +33465,7 @@ XD_API void xd_encoder_destroy(xd_encoder *e) {
     xd_release(e->ctx, e->heap);
     xd_release(e->ctx, e->ids);
     xd_release(e->ctx, e->spans);
+    xd_release(e->ctx, e->roles);
     xd_release(e->ctx, e);
 }
 
@@ -32904,21 +34019,63 @@ static xd_result xdi_encoder_added(xd_encoder *e, int list, const xdi_text_view 
     return XD_OK;
 }
 
-XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
-                           xd_encoding *out) {
+/* ---- around the text ---- */
+
+/* Puts out `count` special tokens of the place `at` of the text. */
+static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int count, size_t at) {
+    XDI_TRY(xdi_encoder_reserve(e, (size_t)count));
+    for (int i = 0; i < count; i++) xdi_encoder_put(e, ids[i], at, at);
+    return XD_OK;
+}
+
+/* What the tokens are, once they are all there. */
+static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
+    const xd_tokenizer *t = e->tokenizer;
+    const size_t count = (size_t)e->count, before = (size_t)t->before, behind = (size_t)t->behind;
+    if (!e->roles || count > e->role_capacity) {
+        void *memory = e->roles;
+        e->role_capacity = 0;
+        XDI_TRY(xdi_encoder_grow(e, &memory, 0, (size_t)e->capacity));
+        e->roles = (uint8_t *)memory;
+        e->role_capacity = (size_t)e->capacity;
+    }
+    if (count == 0) return XD_OK;
+    memset(e->roles, (int)XD_TOKEN_SPECIAL, count);
+    memset(e->roles + before, (int)XD_TOKEN_TEXT, count - before - behind);
+    if (before) e->roles[0] = (uint8_t)XD_TOKEN_BOS;
+    if (behind) e->roles[count - 1] = (uint8_t)XD_TOKEN_EOS;
+    return XD_OK;
+}
+
+static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_special) {
     XDI_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
                 "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
                 (int)XDI_TOKENIZER_TEXT);
+    XDI_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
+                e->tokenizer->refusal);
+    return XD_OK;
+}
+
+XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
+                           xd_encoding *out) {
+    const xd_tokenizer *t = e->tokenizer;
+    const bool add_special = desc && desc->add_special;
+    XDI_TRY(xdi_encoder_check(e, bytes, add_special));
     xdi_text_run whole = { 0, 0, (uint32_t)bytes, true }, part;
     const xdi_text_view view = { (const uint8_t *)text, bytes, &whole, 1 };
     e->count = 0;
     e->parse_special = desc && desc->parse_special;
     e->with_spans = !desc || !desc->skip_spans;
-    XDI_TRY(xdi_encoder_reserve(e, 1));
+    XDI_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
     XDI_TRY(xdi_encoder_added(e, 0, &view, &part));
+    if (add_special) {
+        XDI_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
+        XDI_TRY(xdi_encoder_fill_roles(e));
+    }
     out->count = e->count;
     out->ids = e->ids;
     out->spans = e->with_spans ? e->spans : NULL;
+    out->roles = add_special ? e->roles : NULL;
     return XD_OK;
 }
 
@@ -33237,6 +34394,105 @@ static bool xdi_hf_has(const xd_json *stage, const char *list, const char *type)
     return false;
 }
 
+/* ---- post-processors ---- */
+
+/* One token of a post-processor: its id must be one of the vocabulary, which is complete. */
+static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const xd_json *id, bool behind) {
+    int64_t value = -1;
+    XDI_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
+                "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
+                (unsigned long long)xd_json_offset(stage));
+    XDI_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
+                XD_ERROR_FORMAT,
+                "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
+                xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
+                (int)l->t->size - 1);
+    xdi_tokenizer_put_around(l->t, (int32_t)value, behind);
+    return XD_OK;
+}
+
+/* {"Sequence": {"id": "A"}}, the text, or {"SpecialToken": {"id": name}}, whose ids are in a table. */
+static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stage, const xd_json *piece,
+                                           bool *behind) {
+    const xd_json *text = xd_json_find(piece, "Sequence"), *token = xd_json_find(piece, "SpecialToken");
+    const unsigned long long offset = (unsigned long long)xd_json_offset(piece);
+    size_t bytes = 0;
+    const char *name = xd_json_string(xd_json_find(text ? text : token, "id"), &bytes);
+    XDI_REQUIRE(
+        l->ctx, name && !(text && token), XD_ERROR_FORMAT,
+        "tokenizer.json: the piece at byte %llu of a template is neither a Sequence nor a SpecialToken",
+        offset);
+    if (text) {
+        XDI_REQUIRE(l->ctx, strcmp(name, "A") == 0 && !*behind, XD_ERROR_FORMAT,
+                    "tokenizer.json: sequence %.80s at byte %llu of a single template, which has A once",
+                    name, offset);
+        *behind = true;
+        return XD_OK;
+    }
+    const xd_json *entry = xd_json_find_n(xd_json_find(stage, "special_tokens"), name, bytes);
+    const xd_json *ids = xd_json_find(entry, "ids");
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
+                name, offset);
+    for (const xd_json *id = xd_json_first(ids); id && !l->t->refusal[0]; id = xd_json_next(id))
+        XDI_TRY(xdi_hf_put_around(l, stage, id, *behind));
+    return XD_OK;
+}
+
+static xd_result xdi_hf_add_template(xdi_hf_loader *l, const xd_json *stage) {
+    const xd_json *single = xd_json_find(stage, "single");
+    bool behind = false;
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(single) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                "tokenizer.json: TemplateProcessing at byte %llu has no list of pieces called single",
+                (unsigned long long)xd_json_offset(stage));
+    for (const xd_json *piece = xd_json_first(single); piece; piece = xd_json_next(piece))
+        XDI_TRY(xdi_hf_add_template_piece(l, stage, piece, &behind));
+    XDI_REQUIRE(l->ctx, behind, XD_ERROR_FORMAT,
+                "tokenizer.json: the single template of TemplateProcessing at byte %llu has no sequence A",
+                (unsigned long long)xd_json_offset(stage));
+    return XD_OK;
+}
+
+/* ["[CLS]", id] before the text and ["[SEP]", id] behind it. */
+static xd_result xdi_hf_add_cls_and_sep(xdi_hf_loader *l, const xd_json *stage) {
+    XDI_TRY(xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "cls"), 1), false));
+    return xdi_hf_put_around(l, stage, xd_json_at(xd_json_find(stage, "sep"), 1), true);
+}
+
+static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stage) {
+    const xd_json *type = xd_json_find(stage, "type"), *list = xd_json_find(stage, "processors");
+    XDI_REQUIRE(l->ctx, xd_json_kind_of(type) == XD_JSON_STRING, XD_ERROR_FORMAT,
+                "tokenizer.json: the post-processor at byte %llu has no type",
+                (unsigned long long)xd_json_offset(stage));
+    if (xdi_hf_is(type, "Sequence")) {
+        XDI_REQUIRE(l->ctx, xd_json_kind_of(list) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
+                    "tokenizer.json: the post-processor Sequence at byte %llu has no processors",
+                    (unsigned long long)xd_json_offset(stage));
+        for (const xd_json *item = xd_json_first(list); item; item = xd_json_next(item))
+            XDI_TRY(xdi_hf_add_post_processor(l, item));
+        return XD_OK;
+    }
+    if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
+    if (l->t->before + l->t->behind > 0)            /* what the package makes of it has no meaning */
+        xdi_tokenizer_refuse_special(l->t, "post-processor behind another:", xdi_hf_type(stage));
+    if (xdi_hf_is(type, "TemplateProcessing")) return xdi_hf_add_template(l, stage);
+    if (xdi_hf_is(type, "BertProcessing") || xdi_hf_is(type, "RobertaProcessing"))
+        return xdi_hf_add_cls_and_sep(l, stage);
+    xdi_tokenizer_refuse_special(l->t, "unsupported post-processor", xdi_hf_type(stage));
+    return XD_OK;
+}
+
+static xd_result xdi_hf_fill_around(xdi_hf_loader *l) {
+    const xd_json *stage = xd_json_find(l->root, "post_processor");
+    xd_tokenizer *t = l->t;
+    if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
+    XDI_TRY(xdi_hf_add_post_processor(l, stage));
+    if (t->refusal[0]) return XD_OK;
+    if (t->before) t->bos = t->around[0];
+    if (t->behind) t->eos = t->around[t->before + t->behind - 1];
+    return XD_OK;
+}
+
 /* ---- the whole file ---- */
 
 static xd_result xdi_hf_check_model(xdi_hf_loader *l) {
@@ -33310,6 +34566,7 @@ static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
     for (const xd_json *item = xd_json_first(l->added); item; item = xd_json_next(item))
         XDI_TRY(xdi_hf_add_added(l, item));
     XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    XDI_TRY(xdi_hf_fill_around(l));
     return xdi_tokenizer_finish(t);
 }
 
@@ -33396,16 +34653,19 @@ typedef struct xdi_ranks_preset {
     xd_tokenizer_special specials[13]; /* up to the first without content */
     int reserved_begin, reserved_end;  /* ids of "<|reserved_special_token_N|>" ... */
     int reserved_first;                /* ... and the N of the first */
+    const char *bos, *eos;             /* names; NULL: none */
 } xdi_ranks_preset;
 
 static const xdi_ranks_preset xdi_ranks_presets[] = {
-    { NULL, false, { { NULL, 0 } }, 0, 0, 0 },
+    { NULL, false, { { NULL, 0 } }, 0, 0, 0, NULL, NULL },
     { "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
       false,
       { { "<|endoftext|>", 50256 }, { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
     { "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
       "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
       "\\s*[\\r\\n]|\\s+(?!\\S)|\\s",
@@ -33418,13 +34678,17 @@ static const xdi_ranks_preset xdi_ranks_presets[] = {
         { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
     { XDI_RANKS_O200K,
       false,
       { { "<|endoftext|>", 199999 }, { "<|endofprompt|>", 200018 }, { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
     { XDI_RANKS_WORDS("\\p{N}{1,3}"),
       false,
       { { "<|begin_of_text|>", 128000 },
@@ -33442,14 +34706,18 @@ static const xdi_ranks_preset xdi_ranks_presets[] = {
         { NULL, 0 } },
       128012,
       128256,
-      2 },
-    { XDI_RANKS_O200K, false, { { NULL, 0 } }, 0, 0, 0 },
+      2,
+      "<|begin_of_text|>",
+      "<|end_of_text|>" },
+    { XDI_RANKS_O200K, false, { { NULL, 0 } }, 0, 0, 0, "<|begin_of_text|>", "<|end_of_text|>" },
     { XDI_RANKS_WORDS("\\p{N}"),
       true,
       { { "<|endoftext|>", 151643 }, { "<|im_start|>", 151644 }, { "<|im_end|>", 151645 }, { NULL, 0 } },
       0,
       0,
-      0 },
+      0,
+      NULL,
+      "<|endoftext|>" },
 };
 
 enum {
@@ -33573,6 +34841,7 @@ static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
     XDI_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
     XDI_TRY(xdi_ranks_add_preset(t, preset));
     XDI_TRY(xdi_tokenizer_add_specials(t, desc));
+    xdi_tokenizer_name_ends(t, preset->bos, preset->eos);
     if (preset->nfc) XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
     t->normalizer_count = t->rewrite_count;
     const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
@@ -33714,6 +34983,7 @@ XD_PRIVATE xd_result xdi_tokenizer_from_tekken(xd_ctx *ctx, const xd_json *root,
     if (result == XD_OK) result = xdi_tekken_add_vocab(&k, t, buffer);
     if (result == XD_OK) result = xdi_tekken_add_specials(&k, t);
     if (result == XD_OK) result = xdi_tokenizer_add_specials(t, desc);
+    if (result == XD_OK) xdi_tokenizer_name_ends(t, "<s>", "</s>");
     if (result == XD_OK) result = xdi_ranks_finish(t, k.pattern, k.pattern_bytes);
     xd_release(ctx, buffer);
     if (result == XD_OK)
@@ -33804,6 +35074,12 @@ enum {
     XDI_SENTENCEPIECE_BYTE
 };
 
+/* A piece that the trainer names. */
+typedef struct xdi_sentencepiece_name {
+    const char *text;
+    size_t bytes;
+} xdi_sentencepiece_name;
+
 typedef struct xdi_sentencepiece {
     xdi_protobuf file;
     int64_t pieces;
@@ -33811,6 +35087,7 @@ typedef struct xdi_sentencepiece {
     uint64_t model_type;
     bool prefix, remove_spaces, escape_spaces, byte_fallback, spaces_behind;
     size_t character_map, rules;
+    xdi_sentencepiece_name bos, eos;
 } xdi_sentencepiece;
 
 /* One piece of the vocabulary. */
@@ -33847,6 +35124,12 @@ static xd_result xdi_sentencepiece_read_piece(const xdi_protobuf *file, const xd
     return XD_OK;
 }
 
+static void xdi_sentencepiece_read_name(xdi_sentencepiece_name *name, const xdi_protobuf_field *f) {
+    if (f->length == 0) return; /* the default stands */
+    name->text = (const char *)f->bytes;
+    name->bytes = f->length;
+}
+
 static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_protobuf_field *field) {
     xdi_protobuf p = xdi_protobuf_inside(&m->file, field);
     xdi_protobuf_field f;
@@ -33857,6 +35140,8 @@ static xd_result xdi_sentencepiece_read_trainer(xdi_sentencepiece *m, const xdi_
         if (f.number == 3 && f.wire == 0) m->model_type = f.value;
         if (f.number == 24 && f.wire == 0) m->spaces_behind = f.value != 0;
         if (f.number == 35 && f.wire == 0) m->byte_fallback = f.value != 0;
+        if (f.number == 46 && f.wire == 2) xdi_sentencepiece_read_name(&m->bos, &f);
+        if (f.number == 47 && f.wire == 2) xdi_sentencepiece_read_name(&m->eos, &f);
     }
 }
 
@@ -33883,6 +35168,10 @@ static xd_result xdi_sentencepiece_measure(xdi_sentencepiece *m) {
     bool found;
     m->model_type = 1; /* the defaults of the format */
     m->prefix = m->remove_spaces = m->escape_spaces = true;
+    m->bos.text = "<s>";
+    m->bos.bytes = 3;
+    m->eos.text = "</s>";
+    m->eos.bytes = 4;
     for (;;) {
         XDI_TRY(xdi_protobuf_next(&p, &f, &found));
         if (!found) return XD_OK;
@@ -33943,6 +35232,13 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     }
 }
 
+/* The control piece of a name, -1 when there is none: the package goes by the names too, and never looks at
+ * the ids that stand beside them. */
+static int32_t xdi_sentencepiece_control(const xd_tokenizer *t, const xdi_sentencepiece_name *name) {
+    const int32_t id = xdi_tokenizer_special(t, name->text, name->bytes);
+    return id >= 0 && t->tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;
+}
+
 /* A score as an integer that grows while the score falls. */
 static int32_t xdi_sentencepiece_rank(float score) {
     int32_t bits;
@@ -33969,6 +35265,9 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     }
     t->byte_fallback = m->byte_fallback;
     t->fuse_unknown = true;
+    t->bos = xdi_sentencepiece_control(t, &m->bos);
+    t->eos = xdi_sentencepiece_control(t, &m->eos);
+    if (t->bos >= 0) xdi_tokenizer_put_around(t, t->bos, false);
     XDI_TRY(xdi_tokenizer_derive_merges(t, ranks));
     XDI_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
     if (m->prefix) {
@@ -35582,4 +36881,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3b6a361cca5eafa6b5cf14b4abbd7b17c847b8ed82de1512b6a480b3f9f321ef */
+/* xdistill sha256 b259612e6e0a81526cfb930425606755b674340688162f7d2c46c082efb45d08 */

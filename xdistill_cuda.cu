@@ -5481,10 +5481,17 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block a row; reads the row where the matrix has entries ---- */
 
-static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_matrix &m, int64_t v, const double *dy) {
+/* (M dy)_v, where ids have these places, or NULL -> slots do for themselves. */
+static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, const int32_t *places,
+                                                     int64_t v, const double *dy) {
+    const xd_xtoken_matrix &m = a.matrix;
     double sum = 0.0;
+    if (!m.begin) {
+        const int64_t id = v + a.first;
+        return id < a.vocabulary && places[id] >= 0 ? dy[places[id]] : 0.0;
+    }
     for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
-        const int32_t slot = m.places ? m.places[m.slot[e]] : m.slot[e];
+        const int32_t slot = places ? places[m.slot[e]] : m.slot[e];
         if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
     }
     return sum;
@@ -5498,7 +5505,7 @@ xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
     xdi_cuda_sums<1, FIXED> mine;
     for (int64_t v = (int64_t)threadIdx.x; v < a.matrix.columns && largest != 0.0; v += XDI_CUDA_TEAM_BLOCK)
         if (a.matrix.begin[v] != a.matrix.begin[v + 1])
-            mine.add_wide(0, __dmul_rn(__ddiv_rn(xdi_cuda_xtoken_back(a.matrix, v, dy), largest),
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(xdi_cuda_xtoken_back(a, a.matrix.places, v, dy), largest),
                                        (double)xdi_cuda_xtoken_p(a, row, v)));
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
@@ -5518,8 +5525,9 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 
 /* What the elements of a row share. */
 struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
-    double delta, ce, lse_one;
+    const double *dy;      /* of the row's chunk; NULL where nothing comes of it */
+    const int32_t *places; /* of the matrix, of the row's chunk */
+    double delta, ce, lse_one, factor;
     int64_t row, label;
     bool add, soft, none;
 };
@@ -5530,8 +5538,13 @@ static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_x
     w.add = a.written[w.row] != 0;
     w.delta = a.delta ? a.delta[i] : 0.0;
     w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
-    if (a.matrix.begin && !w.none) w.dy = a.student + a.places[i] * a.k;
-    w.soft = !w.none && (w.dy || w.delta != 0.0);
+    if ((a.matrix.begin || a.matrix.places) && !w.none) {
+        const int64_t place = a.places[i];
+        w.dy = a.student + (a.offset ? a.offset[place] : place * a.k);
+        w.places = a.offset ? a.matrix.places + place * a.vocabulary : a.matrix.places;
+        w.factor = a.direct ? a.chunks[place].factor : 0.0;
+    }
+    w.soft = !w.none && !a.direct && (w.dy || w.delta != 0.0);
     if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
     if (a.slopes) w.ce -= a.slopes[i];
     if (w.ce != 0.0) w.lse_one = a.lse_one[w.row];
@@ -5544,7 +5557,10 @@ static __device__ inline float xdi_cuda_xtoken_element(const xd_xtoken_args &a, 
     double g = w.add ? (double)before : 0.0;
     if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
     const double p = w.soft ? (double)expf((float)((double)z / a.temperature - a.lse[w.row])) : 0.0;
-    if (w.dy) return (float)(g + p * (xdi_cuda_xtoken_back(a.matrix, v, w.dy) - w.delta) / a.temperature);
+    if (w.dy) {
+        const double h = xdi_cuda_xtoken_back(a, w.places, v, w.dy);
+        return (float)(g + (a.direct ? w.factor * h : p * (h - w.delta) / a.temperature));
+    }
     return (float)(a.u && !w.none ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
 }
 
@@ -5618,7 +5634,7 @@ xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
     if (i >= a.count) return;
     const xd_xtoken_chunk *c = a.chunks + a.places[i];
     const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
-    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 ? c->delta : delta;
+    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 && !a.offset ? c->delta : delta;
 }
 
 static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {
@@ -6126,7 +6142,7 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
                            xdi_cuda_xtoken_moments_kernel, *a);
 }
 
-/* ---- pick and spread: one thread an entry ---- */
+/* ---- pick: one thread an entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t i = xdi_cuda_flat_index();
@@ -6144,21 +6160,6 @@ static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_a
     XDI_TRY(scope.result);
     if (a->count * a->k == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
-}
-
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_spread_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t j = xdi_cuda_flat_index();
-    if (j >= a.k) return;
-    const int64_t v = a.ids[j] - a.first;
-    if (v >= 0 && v < a.columns) a.slope[v] = (float)__dmul_rn(a.scale, a.student[j]);
-}
-
-static xd_result xdi_cuda_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
-    xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_spread_kernel, *a);
 }
 
 /* ---- compare: one block a row, whose two lists stay in the cache ---- */
@@ -6199,6 +6200,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;
+    chunk->largest = isfinite(value) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
@@ -6212,7 +6214,6 @@ static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoke
 static xd_result xdi_cuda_xtoken_rows_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_spread_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_compare_kernel);
 }
 
@@ -6220,7 +6221,6 @@ static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
     kernels->moments = xdi_cuda_xtoken_moments;
     kernels->pick = xdi_cuda_xtoken_pick;
     kernels->compare = xdi_cuda_xtoken_compare;
-    kernels->spread = xdi_cuda_xtoken_spread;
 }
 
 /* >>cuda/xtoken_lists.cu */
@@ -6357,34 +6357,22 @@ static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_ar
     })
 }
 
-/* ---- list_slopes: the places of the list's ids, then one thread a column, so that nothing is added to twice ---- */
+/* ---- list_slots: one thread an entry of the lists ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_places_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t i = a.offset[a.places[0]] + xdi_cuda_flat_index();
-    if (i < a.offset[a.places[0] + 1]) a.slots[a.list[i]] = (int32_t)i;
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t entry = xdi_cuda_flat_index();
+    if (entry >= a.k) return;
+    const int64_t place = xdi_cuda_list_place(a, entry);
+    a.slots[place * a.vocabulary + a.list[entry]] = (int32_t)(entry - a.offset[place]);
 }
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slopes_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t v = xdi_cuda_flat_index();
-    const xd_xtoken_matrix &m = a.matrix;
-    double h = 0.0;
-    if (v >= a.columns) return;
-    if (!m.begin && v + a.first < a.vocabulary && a.slots[v + a.first] >= 0)
-        h = a.student[a.slots[v + a.first]];
-    for (int64_t e = m.begin ? m.begin[v] : 0; m.begin && e < m.begin[v + 1]; e++) {
-        const int32_t at = a.slots[m.slot[e]];
-        if (at >= 0) h = __dadd_rn(h, __dmul_rn((double)m.weight[e], a.student[at]));
-    }
-    a.slope[v] = h != 0.0 ? (float)((double)xdi_cuda_xtoken_p(a, a.rows[0], v) * h / a.temperature) : 0.0f;
-}
-
-static xd_result xdi_cuda_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_list_slots(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
     XDI_TRY(scope.result);
-    if (a->columns == 0) return XD_OK;
-    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->vocabulary * sizeof *a->slots));
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_places_kernel, *a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->columns), xdi_cuda_list_slopes_kernel, *a);
+    if (a->k == 0) return XD_OK;
+    XDI_TRY(
+        xdi_cuda_fill(launch, a->slots, 0xff, (size_t)(a->place_count * a->vocabulary) * sizeof *a->slots));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_slots_kernel, *a);
 }
 
 static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
@@ -6393,15 +6381,14 @@ static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_places_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_list_slopes_kernel);
+    return xdi_cuda_load(ctx, xdi_cuda_list_slots_kernel);
 }
 
 static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
     kernels->list_project = xdi_cuda_list_project;
     kernels->list_divergence = xdi_cuda_list_divergence;
     kernels->list_delta = xdi_cuda_list_delta;
-    kernels->list_slopes = xdi_cuda_list_slopes;
+    kernels->list_slots = xdi_cuda_list_slots;
 }
 
 /* >>cuda/table.cu */
@@ -6550,4 +6537,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 6941e8171f2436fbe138874a66c4e2ada728d124c0559252f8fc10d2ede96c74 */
+/* xdistill sha256 434bd6f0cf7cad0c8bfc2bca0f68d73d679b90c31d42d0f0c6b442e92ed29ead */

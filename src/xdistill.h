@@ -198,6 +198,8 @@
 #include "distill/xtoken_projected.c"
 #include "distill/xtoken_device.c"
 #include "distill/xtoken_device_gold.c"
+#include "distill/xtoken_device_same.c"
+#include "distill/xtoken_device_cached.c"
 #include "distill/xtoken_gold.c"
 #include "distill/xtoken_same.c"
 #include "distill/xtoken_cached.c"
@@ -206,6 +208,7 @@
 #include "distill/xtoken_route.c"
 #include "distill/teacher_route_internal.h"
 #include "distill/teacher_route_plan.c"
+#include "distill/teacher_route_memory.c"
 #include "distill/teacher_route.c"
 #include "distill/teacher_columns.c"
 

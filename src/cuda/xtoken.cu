@@ -228,10 +228,17 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block a row; reads the row where the matrix has entries ---- */
 
-static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_matrix &m, int64_t v, const double *dy) {
+/* (M dy)_v, where ids have these places, or NULL -> slots do for themselves. */
+static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, const int32_t *places,
+                                                     int64_t v, const double *dy) {
+    const xd_xtoken_matrix &m = a.matrix;
     double sum = 0.0;
+    if (!m.begin) {
+        const int64_t id = v + a.first;
+        return id < a.vocabulary && places[id] >= 0 ? dy[places[id]] : 0.0;
+    }
     for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
-        const int32_t slot = m.places ? m.places[m.slot[e]] : m.slot[e];
+        const int32_t slot = places ? places[m.slot[e]] : m.slot[e];
         if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
     }
     return sum;
@@ -245,7 +252,7 @@ xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_args a) {
     xdi_cuda_sums<1, FIXED> mine;
     for (int64_t v = (int64_t)threadIdx.x; v < a.matrix.columns && largest != 0.0; v += XDI_CUDA_TEAM_BLOCK)
         if (a.matrix.begin[v] != a.matrix.begin[v + 1])
-            mine.add_wide(0, __dmul_rn(__ddiv_rn(xdi_cuda_xtoken_back(a.matrix, v, dy), largest),
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(xdi_cuda_xtoken_back(a, a.matrix.places, v, dy), largest),
                                        (double)xdi_cuda_xtoken_p(a, row, v)));
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
@@ -265,8 +272,9 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 
 /* What the elements of a row share. */
 struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL where nothing comes of it */
-    double delta, ce, lse_one;
+    const double *dy;      /* of the row's chunk; NULL where nothing comes of it */
+    const int32_t *places; /* of the matrix, of the row's chunk */
+    double delta, ce, lse_one, factor;
     int64_t row, label;
     bool add, soft, none;
 };
@@ -277,8 +285,13 @@ static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_x
     w.add = a.written[w.row] != 0;
     w.delta = a.delta ? a.delta[i] : 0.0;
     w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
-    if (a.matrix.begin && !w.none) w.dy = a.student + a.places[i] * a.k;
-    w.soft = !w.none && (w.dy || w.delta != 0.0);
+    if ((a.matrix.begin || a.matrix.places) && !w.none) {
+        const int64_t place = a.places[i];
+        w.dy = a.student + (a.offset ? a.offset[place] : place * a.k);
+        w.places = a.offset ? a.matrix.places + place * a.vocabulary : a.matrix.places;
+        w.factor = a.direct ? a.chunks[place].factor : 0.0;
+    }
+    w.soft = !w.none && !a.direct && (w.dy || w.delta != 0.0);
     if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
     if (a.slopes) w.ce -= a.slopes[i];
     if (w.ce != 0.0) w.lse_one = a.lse_one[w.row];
@@ -291,7 +304,10 @@ static __device__ inline float xdi_cuda_xtoken_element(const xd_xtoken_args &a, 
     double g = w.add ? (double)before : 0.0;
     if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
     const double p = w.soft ? (double)expf((float)((double)z / a.temperature - a.lse[w.row])) : 0.0;
-    if (w.dy) return (float)(g + p * (xdi_cuda_xtoken_back(a.matrix, v, w.dy) - w.delta) / a.temperature);
+    if (w.dy) {
+        const double h = xdi_cuda_xtoken_back(a, w.places, v, w.dy);
+        return (float)(g + (a.direct ? w.factor * h : p * (h - w.delta) / a.temperature));
+    }
     return (float)(a.u && !w.none ? g + ((double)a.u[v] * a.scale - p * w.delta) : g);
 }
 
@@ -365,7 +381,7 @@ xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_args a) {
     if (i >= a.count) return;
     const xd_xtoken_chunk *c = a.chunks + a.places[i];
     const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
-    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 ? c->delta : delta;
+    a.out[i] = c->largest == 0.0 ? 0.0 : c->student < 1.5 && !a.offset ? c->delta : delta;
 }
 
 static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_args *a) {

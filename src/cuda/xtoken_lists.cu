@@ -130,34 +130,22 @@ static xd_result xdi_cuda_list_delta(const xd_launch *launch, const xd_xtoken_ar
     })
 }
 
-/* ---- list_slopes: the places of the list's ids, then one thread a column, so that nothing is added to twice ---- */
+/* ---- list_slots: one thread an entry of the lists ---- */
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_places_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t i = a.offset[a.places[0]] + xdi_cuda_flat_index();
-    if (i < a.offset[a.places[0] + 1]) a.slots[a.list[i]] = (int32_t)i;
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slots_kernel(const __grid_constant__ xd_xtoken_args a) {
+    const int64_t entry = xdi_cuda_flat_index();
+    if (entry >= a.k) return;
+    const int64_t place = xdi_cuda_list_place(a, entry);
+    a.slots[place * a.vocabulary + a.list[entry]] = (int32_t)(entry - a.offset[place]);
 }
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_list_slopes_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t v = xdi_cuda_flat_index();
-    const xd_xtoken_matrix &m = a.matrix;
-    double h = 0.0;
-    if (v >= a.columns) return;
-    if (!m.begin && v + a.first < a.vocabulary && a.slots[v + a.first] >= 0)
-        h = a.student[a.slots[v + a.first]];
-    for (int64_t e = m.begin ? m.begin[v] : 0; m.begin && e < m.begin[v + 1]; e++) {
-        const int32_t at = a.slots[m.slot[e]];
-        if (at >= 0) h = __dadd_rn(h, __dmul_rn((double)m.weight[e], a.student[at]));
-    }
-    a.slope[v] = h != 0.0 ? (float)((double)xdi_cuda_xtoken_p(a, a.rows[0], v) * h / a.temperature) : 0.0f;
-}
-
-static xd_result xdi_cuda_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+static xd_result xdi_cuda_list_slots(const xd_launch *launch, const xd_xtoken_args *a) {
     xdi_cuda_scope scope(launch);
     XDI_TRY(scope.result);
-    if (a->columns == 0) return XD_OK;
-    XDI_TRY(xdi_cuda_fill(launch, a->slots, 0xff, (size_t)a->vocabulary * sizeof *a->slots));
-    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_places_kernel, *a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->columns), xdi_cuda_list_slopes_kernel, *a);
+    if (a->k == 0) return XD_OK;
+    XDI_TRY(
+        xdi_cuda_fill(launch, a->slots, 0xff, (size_t)(a->place_count * a->vocabulary) * sizeof *a->slots));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_list_slots_kernel, *a);
 }
 
 static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
@@ -166,13 +154,12 @@ static xd_result xdi_cuda_list_kernels_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_divergence_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<true>));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_delta_kernel<false>));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_list_places_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_list_slopes_kernel);
+    return xdi_cuda_load(ctx, xdi_cuda_list_slots_kernel);
 }
 
 static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
     kernels->list_project = xdi_cuda_list_project;
     kernels->list_divergence = xdi_cuda_list_divergence;
     kernels->list_delta = xdi_cuda_list_delta;
-    kernels->list_slopes = xdi_cuda_list_slopes;
+    kernels->list_slots = xdi_cuda_list_slots;
 }

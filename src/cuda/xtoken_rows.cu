@@ -46,7 +46,7 @@ static xd_result xdi_cuda_xtoken_moments(const xd_launch *launch, const xd_xtoke
                            xdi_cuda_xtoken_moments_kernel, *a);
 }
 
-/* ---- pick and spread: one thread an entry ---- */
+/* ---- pick: one thread an entry ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t i = xdi_cuda_flat_index();
@@ -64,21 +64,6 @@ static xd_result xdi_cuda_xtoken_pick(const xd_launch *launch, const xd_xtoken_a
     XDI_TRY(scope.result);
     if (a->count * a->k == 0) return XD_OK;
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count * a->k), xdi_cuda_xtoken_pick_kernel, *a);
-}
-
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_spread_kernel(const __grid_constant__ xd_xtoken_args a) {
-    const int64_t j = xdi_cuda_flat_index();
-    if (j >= a.k) return;
-    const int64_t v = a.ids[j] - a.first;
-    if (v >= 0 && v < a.columns) a.slope[v] = (float)__dmul_rn(a.scale, a.student[j]);
-}
-
-static xd_result xdi_cuda_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
-    xdi_cuda_scope scope(launch);
-    XDI_TRY(scope.result);
-    XDI_TRY(xdi_cuda_fill(launch, a->slope, 0, (size_t)a->columns * sizeof *a->slope));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_spread_kernel, *a);
 }
 
 /* ---- compare: one block a row, whose two lists stay in the cache ---- */
@@ -119,6 +104,7 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_args a) {
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;
+    chunk->largest = isfinite(value) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
@@ -132,7 +118,6 @@ static xd_result xdi_cuda_xtoken_compare(const xd_launch *launch, const xd_xtoke
 static xd_result xdi_cuda_xtoken_rows_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_moments_kernel));
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pick_kernel));
-    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_spread_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_compare_kernel);
 }
 
@@ -140,5 +125,4 @@ static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
     kernels->moments = xdi_cuda_xtoken_moments;
     kernels->pick = xdi_cuda_xtoken_pick;
     kernels->compare = xdi_cuda_xtoken_compare;
-    kernels->spread = xdi_cuda_xtoken_spread;
 }

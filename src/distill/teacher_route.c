@@ -1,33 +1,5 @@
 #include <string.h>
 
-/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
- * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
- * writer. On messages nobody else sees the ring, and the counters stay unused. */
-enum { XDI_ROUTE_LINE = 64 };
-
-struct xd_route {
-    xd_ctx *ctx;
-    xd_comm *comm; /* ranks with a side; NULL: this one has none */
-    xd_route_desc d;
-    xdi_route_plan plan;
-    int needed;
-    bool shared;
-    bool open;                         /* a slot was handed out and not posted */
-    bool holds;                        /* a window was taken and not released */
-    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    char **rings;                      /* [ranks]; NULL where this rank sees none */
-    size_t *slot_bytes;                /* [ranks] */
-    size_t *payload_bytes;             /* [ranks] of a slot, before its ids */
-    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
-    void *memory;                      /* the rings, when they are this rank's own */
-    char *window;
-    int64_t *window_ids;
-    char *send, *recv; /* messages */
-    int64_t *send_ids, *recv_ids;
-    int64_t *counts; /* [4][ranks] */
-    size_t bytes;
-};
-
 /* ---- checks ---- */
 
 static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
@@ -40,8 +12,6 @@ static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, co
 }
 
 static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "routes move host memory only");
     XDI_REQUIRE(ctx, (int)d->payload >= 0 && d->payload <= XD_ROUTE_HIDDEN, XD_ERROR_ARGUMENT, "payload %d",
                 (int)d->payload);
     XDI_REQUIRE(ctx,
@@ -75,144 +45,6 @@ static void xdi_route_default_side(const xd_route_desc *d, const xd_route_span *
     if (side->column_begin == 0 && side->column_end == 0) side->column_end = d->columns;
 }
 
-/* ---- memory ---- */
-
-static bool xdi_route_add_bytes(size_t *sum, size_t bytes) {
-    const size_t lines = bytes / XDI_ROUTE_LINE + 1;
-    if (bytes > SIZE_MAX / 2 || *sum > SIZE_MAX / 2) return false;
-    *sum += lines * XDI_ROUTE_LINE;
-    return true;
-}
-
-/* Bytes of samples * held * columns elements; false when that is too much. */
-static bool xdi_route_block_bytes(const xdi_route_half *half, xd_dtype dtype, size_t *bytes) {
-    const int64_t samples = xdi_route_plan_samples(half, 0);
-    *bytes = xd_dtype_size(dtype);
-    return xdi_size_multiply(*bytes, (size_t)samples, bytes) &&
-           xdi_size_multiply(*bytes, (size_t)half->held, bytes) &&
-           xdi_size_multiply(*bytes, (size_t)(half->column_end - half->column_begin), bytes);
-}
-
-static bool xdi_route_ids_bytes(const xd_route *route, const xdi_route_half *half, size_t *bytes) {
-    *bytes = 0;
-    if (route->d.payload != XD_ROUTE_COLUMNS) return true;
-    return xdi_size_multiply((size_t)xdi_route_plan_samples(half, 0) * sizeof(int64_t),
-                             (size_t)route->d.columns, bytes);
-}
-
-/* Bytes of rank r's ring, and of its slots. */
-static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *bytes) {
-    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][r];
-    size_t payload, ids, slots;
-    *bytes = 0;
-    if (half->sample_count == 0) return true;
-    if (!xdi_route_block_bytes(half, route->d.wire, &payload) || !xdi_route_ids_bytes(route, half, &ids))
-        return false;
-    if (!xdi_route_add_bytes(&route->payload_bytes[r], payload)) return false;
-    route->slot_bytes[r] = route->payload_bytes[r];
-    if (ids > 0 && !xdi_route_add_bytes(&route->slot_bytes[r], ids)) return false;
-    return xdi_size_multiply(route->slot_bytes[r], (size_t)route->d.slots, &slots) &&
-           xdi_route_add_bytes(bytes, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
-           xdi_route_add_bytes(bytes, slots);
-}
-
-/* One block for all rings this rank sees. */
-static xd_result xdi_route_place_rings(xd_route *route) {
-    xd_ctx *ctx = route->ctx;
-    const int ranks = route->plan.ranks, me = route->plan.rank;
-    size_t total = 0;
-    void *memory = NULL;
-    xd_result result = XD_OK;
-    for (int r = 0; r < ranks && result == XD_OK; r++) {
-        size_t bytes;
-        const bool fits = xdi_route_ring_bytes(route, r, &bytes);
-        if (!fits || !xdi_route_add_bytes(&total, route->shared || r == me ? bytes : 0))
-            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
-                              xd_comm_world_rank(route->comm, r));
-    }
-    if (result == XD_OK && (!route->shared || ranks == 1)) {
-        memory = route->memory = xd_allocate(ctx, total);
-        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
-    }
-    XDI_TRY(xd_agree(route->comm, result));
-    if (route->shared && ranks > 1) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
-    route->bytes += total;
-    for (int r = 0; r < ranks; r++) {
-        size_t bytes;
-        if (!route->shared && r != me) continue;
-        route->payload_bytes[r] = 0;
-        xdi_route_ring_bytes(route, r, &bytes); /* it fitted before */
-        route->rings[r] = (char *)memory;
-        memory = (char *)memory + (bytes / XDI_ROUTE_LINE + 1) * XDI_ROUTE_LINE;
-    }
-    return XD_OK;
-}
-
-/* The most that one step sends and takes, in elements, and in samples with ids. */
-typedef struct xdi_route_traffic {
-    int64_t sent, taken, sent_ids, taken_ids;
-} xdi_route_traffic;
-
-static xdi_route_traffic xdi_route_most_traffic(const xdi_route_plan *plan) {
-    xdi_route_traffic most = { 0, 0, 0, 0 };
-    for (int64_t i = 0; i < plan->takes; i++) {
-        xdi_route_traffic sum = { 0, 0, 0, 0 };
-        for (int64_t p = plan->step_begin[i]; p < plan->step_begin[i + 1]; p++) {
-            const xdi_route_piece *piece = &plan->pieces[p];
-            const int64_t elements = piece->positions * piece->columns, ids = piece->brings_ids ? 1 : 0;
-            sum.sent += piece->teacher == plan->rank ? elements : 0;
-            sum.sent_ids += piece->teacher == plan->rank ? ids : 0;
-            sum.taken += piece->student == plan->rank ? elements : 0;
-            sum.taken_ids += piece->student == plan->rank ? ids : 0;
-        }
-        if (sum.sent > most.sent) most.sent = sum.sent;
-        if (sum.taken > most.taken) most.taken = sum.taken;
-        if (sum.sent_ids > most.sent_ids) most.sent_ids = sum.sent_ids;
-        if (sum.taken_ids > most.taken_ids) most.taken_ids = sum.taken_ids;
-    }
-    return most;
-}
-
-static bool xdi_route_is_view(const xd_route *route, int64_t step) {
-    return route->shared && route->d.dtype == route->d.wire &&
-           xdi_route_plan_view(&route->plan, step) != NULL;
-}
-
-static void *xdi_route_allocate(xd_route *route, size_t bytes) {
-    route->bytes += bytes + 1;
-    return xd_allocate(route->ctx, bytes + 1); /* never an empty block */
-}
-
-/* The window, unless every one of them is a view; and what messages are made in. */
-static xd_result xdi_route_place_buffers(xd_route *route) {
-    const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_STUDENT][route->plan.rank];
-    const size_t ranks = (size_t)route->plan.ranks, wire = xd_dtype_size(route->d.wire);
-    size_t window = 0, ids = 0;
-    bool copies = !route->shared, room = true;
-    for (int64_t i = 0; i < half->batches; i++) copies = copies || !xdi_route_is_view(route, i);
-    if (half->sample_count > 0 && copies)
-        room = xdi_route_block_bytes(half, route->d.dtype, &window) && xdi_route_ids_bytes(route, half, &ids);
-    if (room) {
-        route->window = (char *)xdi_route_allocate(route, window);
-        route->window_ids = (int64_t *)xdi_route_allocate(route, ids);
-        room = route->window && route->window_ids;
-    }
-    if (room && !route->shared) {
-        const xdi_route_traffic most = xdi_route_most_traffic(&route->plan);
-        const size_t list =
-            route->d.payload == XD_ROUTE_COLUMNS ? (size_t)route->d.columns * sizeof(int64_t) : 0;
-        route->send = (char *)xdi_route_allocate(route, (size_t)most.sent * wire);
-        route->recv = (char *)xdi_route_allocate(route, (size_t)most.taken * wire);
-        route->send_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.sent_ids * list);
-        route->recv_ids = (int64_t *)xdi_route_allocate(route, (size_t)most.taken_ids * list);
-        route->counts = (int64_t *)xdi_route_allocate(route, 4 * ranks * sizeof(int64_t));
-        room = route->send && route->recv && route->send_ids && route->recv_ids && route->counts;
-    }
-    return xd_agree(
-        route->comm,
-        room ? XD_OK : XDI_FAIL(route->ctx, XD_ERROR_MEMORY, "no room for a window of %zu bytes", window));
-}
-
 /* ---- counters ---- */
 
 /* A table's entry of teacher rank r at the students' step `number`; both counted over all steps. */
@@ -223,18 +55,11 @@ static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t numbe
            (uint64_t)entries[number % takes];
 }
 
-static uint64_t *xdi_route_posted(const xd_route *route, int teacher) {
-    return (uint64_t *)(void *)route->rings[teacher];
-}
-
-static uint64_t *xdi_route_released(const xd_route *route, int teacher, int student) {
-    return (uint64_t *)(void *)(route->rings[teacher] + XDI_ROUTE_LINE * ((size_t)student + 1));
-}
-
 /* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
  * later window needs. That can be more than was ever read, so it is told before the first window too. */
-static void xdi_route_let_go(const xd_route *route, uint64_t number) {
+static xd_result xdi_route_let_go(const xd_route *route, uint64_t number) {
     const xdi_route_plan *plan = &route->plan;
+    XDI_TRY(xdi_route_finish_reading(route));
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
         if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches)
@@ -242,6 +67,7 @@ static void xdi_route_let_go(const xd_route *route, uint64_t number) {
         __atomic_store_n(xdi_route_released(route, r, plan->rank),
                          xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
     }
+    return XD_OK;
 }
 
 /* ---- creating ---- */
@@ -250,7 +76,6 @@ static void xdi_route_let_go(const xd_route *route, uint64_t number) {
 static xd_result xdi_route_build(xd_route *route) {
     XDI_TRY(xdi_route_plan_create(route->comm, &route->d, &route->plan));
     const xdi_route_plan *plan = &route->plan;
-    const size_t ranks = (size_t)plan->ranks;
     const int64_t needed = xdi_route_plan_slots(plan);
     XDI_REQUIRE(route->ctx, needed < INT32_MAX && (route->d.slots == 0 || route->d.slots >= needed),
                 XD_ERROR_ARGUMENT, "a ring of %d slots, but students who step together need %lld",
@@ -258,20 +83,9 @@ static xd_result xdi_route_build(xd_route *route) {
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
-    route->rings = (char **)xd_allocate(route->ctx, ranks * sizeof *route->rings);
-    route->slot_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->slot_bytes);
-    route->payload_bytes = (size_t *)xd_allocate(route->ctx, ranks * sizeof *route->payload_bytes);
-    route->used_by = (uint8_t *)xd_allocate(route->ctx, ranks);
-    const bool room = route->rings && route->slot_bytes && route->payload_bytes && route->used_by;
-    XDI_TRY(xd_agree(route->comm, room ? XD_OK
-                                       : XDI_FAIL(route->ctx, XD_ERROR_MEMORY,
-                                                  "no room for the rings of %d ranks", plan->ranks)));
-    for (int64_t i = 0; i < plan->piece_count; i++)
-        if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
-    XDI_TRY(xdi_route_place_rings(route));
-    if (route->shared && plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count > 0)
-        xdi_route_let_go(route, 0);
-    return xdi_route_place_buffers(route);
+    XDI_TRY(xdi_route_place(route));
+    if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
+    return xdi_route_let_go(route, 0);
 }
 
 static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
@@ -295,10 +109,12 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.student);
     XDI_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
     XDI_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    XDI_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx).device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {
         route->ctx = ctx;
+        route->kernels = xd_ctx_kernels(ctx);
         route->d = d;
     }
     if (result == XD_OK) result = xdi_route_open(comm, route);
@@ -314,18 +130,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 
 XD_API void xd_route_destroy(xd_route *route) {
     if (!route) return;
-    xd_release(route->ctx, route->counts);
-    xd_release(route->ctx, route->recv_ids);
-    xd_release(route->ctx, route->send_ids);
-    xd_release(route->ctx, route->recv);
-    xd_release(route->ctx, route->send);
-    xd_release(route->ctx, route->window_ids);
-    xd_release(route->ctx, route->window);
-    xd_release(route->ctx, route->memory);
-    xd_release(route->ctx, route->used_by);
-    xd_release(route->ctx, route->payload_bytes);
-    xd_release(route->ctx, route->slot_bytes);
-    xd_release(route->ctx, route->rings);
+    xdi_route_leave(route);
     xdi_route_plan_free(route->ctx, &route->plan);
     xd_comm_destroy(route->comm); /* the last handle frees shared rings */
     xd_release(route->ctx, route);
@@ -358,114 +163,74 @@ XD_API xd_route_info xd_route_describe(const xd_route *route) {
     return info;
 }
 
-/* ---- rows ---- */
+/* ---- pieces ---- */
 
-/* Rows of one dtype and stride into those of another. */
-typedef struct xdi_route_rows {
-    char *data;
-    xd_dtype dtype;
-    int64_t stride;
-} xdi_route_rows;
-
-static xdi_route_rows xdi_route_rows_at(void *data, xd_dtype dtype, int64_t stride, int64_t row,
-                                        int64_t column) {
-    xdi_route_rows rows;
+/* The piece's rectangle in rows of a stride, from a place in them. */
+static xd_rows xdi_route_rectangle(const xdi_route_piece *p, void *data, xd_dtype dtype, int64_t stride,
+                                   int64_t row, int64_t column) {
+    xd_rows rows;
     rows.data = (char *)data + (size_t)(row * stride + column) * xd_dtype_size(dtype);
     rows.dtype = dtype;
+    rows.rows = p->positions;
+    rows.cols = p->columns;
     rows.stride = stride;
     return rows;
 }
 
-static void xdi_route_copy_row(const xdi_span_kernels *spans, const char *from, xd_dtype from_dtype, char *to,
-                               xd_dtype to_dtype, int64_t columns) {
-    for (int64_t at = 0; at < columns; at += XDI_SPAN) {
-        const int64_t n = columns - at < XDI_SPAN ? columns - at : (int64_t)XDI_SPAN;
-        const void *source = from + (size_t)at * xd_dtype_size(from_dtype);
-        void *target = to + (size_t)at * xd_dtype_size(to_dtype);
-        if (from_dtype == XD_DTYPE_BF16)
-            spans->widen((const uint16_t *)source, XD_DTYPE_BF16, (float *)target, n);
-        else
-            spans->narrow((const float *)source, (uint16_t *)target, XD_DTYPE_BF16, n);
-    }
-}
-
-static void xdi_route_copy(const xd_route *route, xdi_route_rows from, xdi_route_rows to, int64_t rows,
-                           int64_t columns) {
-    const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(route->ctx)->cpu);
-    const size_t from_size = xd_dtype_size(from.dtype), to_size = xd_dtype_size(to.dtype);
-    const bool whole = from.dtype == to.dtype && from.stride == columns && to.stride == columns;
-    if (whole && rows * columns > 0) memcpy(to.data, from.data, (size_t)(rows * columns) * to_size);
-    for (int64_t r = 0; r < rows && !whole; r++) {
-        const char *source = from.data + (size_t)(r * from.stride) * from_size;
-        char *target = to.data + (size_t)(r * to.stride) * to_size;
-        if (from.dtype == to.dtype)
-            memcpy(target, source, (size_t)columns * to_size);
-        else
-            xdi_route_copy_row(spans, source, from.dtype, target, to.dtype, columns);
-    }
-}
-
-/* ---- rings ---- */
-
-static char *xdi_route_slot(const xd_route *route, int teacher, uint64_t number) {
-    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
-    return route->rings[teacher] + head +
-           (size_t)(number % (uint64_t)route->d.slots) * route->slot_bytes[teacher];
-}
-
-/* Where a piece begins in its slot. */
-static xdi_route_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, char *slot) {
+static xd_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
-    return xdi_route_rows_at(slot, route->d.wire, half->column_end - half->column_begin,
-                             p->from_sample * half->held + p->from_position, p->from_column);
+    return xdi_route_rectangle(p, xdi_route_slot_rows(route, p->teacher, number), route->d.wire,
+                               half->column_end - half->column_begin,
+                               p->from_sample * half->held + p->from_position, p->from_column);
 }
 
-static xdi_route_rows xdi_route_to(const xd_route *route, const xdi_route_piece *p) {
+static xd_rows xdi_route_to(const xd_route *route, const xdi_route_piece *p) {
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
-    return xdi_route_rows_at(route->window, route->d.dtype, half->column_end - half->column_begin,
-                             p->to_sample * half->held + p->to_position, p->to_column);
-}
-
-static int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, char *slot) {
-    return (int64_t *)(void *)(slot + route->payload_bytes[teacher]);
+    return xdi_route_rectangle(p, route->window, route->d.dtype, half->column_end - half->column_begin,
+                               p->to_sample * half->held + p->to_position, p->to_column);
 }
 
 /* ---- messages: one step of the students ---- */
 
-static void xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64_t end, int64_t *counts,
-                           int64_t *id_counts) {
+static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, int64_t end, int64_t *counts,
+                                int64_t *id_counts) {
     const xdi_route_plan *plan = &route->plan;
     const size_t list = (size_t)route->d.columns * sizeof(int64_t);
     int64_t at = 0, lists = 0;
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->teacher != plan->rank) continue;
-        char *slot = xdi_route_slot(route, p->teacher, first + (uint64_t)p->batch);
-        xdi_route_copy(route, xdi_route_from(route, p, slot),
-                       xdi_route_rows_at(route->send, route->d.wire, p->columns, 0, at), p->positions,
-                       p->columns);
+        const uint64_t number = first + (uint64_t)p->batch;
+        const xd_rows from = xdi_route_from(route, p, number);
+        const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
+        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->send_ids + lists++ * route->d.columns,
-               xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns, list);
+               xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns, list);
         id_counts[p->student] += route->d.columns;
     }
+    return XD_OK;
 }
 
-static void xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t end, int64_t *at, int64_t *ids_at) {
+static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t end, int64_t *at,
+                                       int64_t *ids_at) {
     const xdi_route_plan *plan = &route->plan;
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
-        xdi_route_copy(route, xdi_route_rows_at(route->recv, route->d.wire, p->columns, 0, at[p->teacher]),
-                       xdi_route_to(route, p), p->positions, p->columns);
+        const xd_rows from =
+            xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
+        const xd_rows to = xdi_route_to(route, p);
+        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
                (size_t)route->d.columns * sizeof(int64_t));
         ids_at[p->teacher] += route->d.columns;
     }
+    return XD_OK;
 }
 
 /* Counts become places, in rank order. */
@@ -487,7 +252,7 @@ static xd_result xdi_route_exchange(xd_route *route) {
     const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
     int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
     memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
-    xdi_route_pack(route, first, begin, end, out, ids_out);
+    XDI_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
@@ -500,8 +265,7 @@ static xd_result xdi_route_exchange(xd_route *route) {
     route->exchanged++;
     xdi_route_begins(in, ranks);
     xdi_route_begins(ids_in, ranks);
-    xdi_route_unpack_step(route, begin, end, in, ids_in);
-    return XD_OK;
+    return xdi_route_unpack_step(route, begin, end, in, ids_in);
 }
 
 /* The steps that a rank without a student side has made complete: at least one micro-batch of a step comes
@@ -519,6 +283,13 @@ static xd_result xdi_route_catch_up(xd_route *route) {
 
 /* ---- a teacher's turn ---- */
 
+/* Waits until a student has released `target` micro-batches; the stream then follows what it launched. */
+static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
+    const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
+    XDI_TRY(xdi_route_watch(route, released, target, student));
+    return xdi_route_follow_reader(route, student);
+}
+
 /* Is the slot of the next micro-batch free of what it held before? */
 static xd_result xdi_route_wait_slot(xd_route *route) {
     const int me = route->plan.rank;
@@ -533,8 +304,7 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
     XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
                 "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
-        if (route->used_by[s] && s != me)
-            XDI_TRY(xdi_threads_watch(route->comm, xdi_route_released(route, me, s), target, s));
+        if (route->used_by[s]) XDI_TRY(xdi_route_wait_reader(route, s, target));
     return XD_OK;
 }
 
@@ -555,18 +325,19 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
     const int me = route->plan.rank;
     if (!route->open) XDI_TRY(xdi_route_wait_slot(route));
     route->open = true;
-    char *slot = xdi_route_slot(route, me, route->posted);
-    rows->data = slot;
+    rows->data = xdi_route_slot_rows(route, me, route->posted);
     rows->dtype = route->d.wire;
     rows->rows = xdi_route_next_samples(route) * half->held;
     rows->cols = rows->stride = half->column_end - half->column_begin;
-    if (ids) *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, slot) : NULL;
+    if (ids)
+        *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, route->posted) : NULL;
     return XD_OK;
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
     XDI_TRY(xdi_route_check_teacher(route));
     XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
+    XDI_TRY(xdi_route_show(route));
     route->open = false;
     route->posted++;
     if (route->shared)
@@ -590,6 +361,13 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
                 (long long)columns);
     XDI_REQUIRE(route->ctx, ids || route->d.payload != XD_ROUTE_COLUMNS, XD_ERROR_ARGUMENT,
                 "chosen columns without their ids");
+    XDI_REQUIRE(route->ctx, !rows->data || route->kernels.memory.owns(route->ctx, rows->data),
+                XD_ERROR_ARGUMENT, "rows at %p are memory of the host, the context's tensors are a GPU's",
+                rows->data);
+    XDI_REQUIRE(route->ctx,
+                !ids || route->kernels.device == XD_DEVICE_CPU ||
+                    !route->kernels.memory.owns(route->ctx, ids),
+                XD_ERROR_ARGUMENT, "ids at %p are memory of a GPU; lists are the host's", (const void *)ids);
     return XD_OK;
 }
 
@@ -599,9 +377,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
     xd_rows slot;
     int64_t *slot_ids = NULL;
     XDI_TRY(xd_route_slot(route, &slot, &slot_ids));
-    xdi_route_copy(route,
-                   xdi_route_rows_at(rows.data, rows.dtype, rows.stride ? rows.stride : rows.cols, 0, 0),
-                   xdi_route_rows_at(slot.data, slot.dtype, slot.stride, 0, 0), slot.rows, slot.cols);
+    if (!rows.stride) rows.stride = rows.cols;
+    XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -610,8 +387,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
 /* ---- a student's turn ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
-    if (p->teacher == route->plan.rank) return XD_OK; /* nothing is due */
-    return xdi_threads_watch(route->comm, xdi_route_posted(route, p->teacher), number + 1, p->teacher);
+    XDI_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
+    return xdi_route_follow_slot(route, p->teacher, number);
 }
 
 /* Waits for the pieces of the step in the order of the plan and copies each, or, for a view, none. */
@@ -624,29 +401,27 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
             round * (uint64_t)plan->halves[XDI_ROUTE_TEACHER][p->teacher].batches + (uint64_t)p->batch;
         XDI_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
-        char *slot = xdi_route_slot(route, p->teacher, number);
-        xdi_route_copy(route, xdi_route_from(route, p, slot), xdi_route_to(route, p), p->positions,
-                       p->columns);
+        const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
+        XDI_TRY(xdi_route_copy(route->ctx, &route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
-                   xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns,
+                   xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,
                    (size_t)route->d.columns * sizeof(int64_t));
     }
-    if (!view) xdi_route_let_go(route, route->taken + 1);
-    return XD_OK;
+    return view ? XD_OK : xdi_route_let_go(route, route->taken + 1);
 }
 
 /* The window as a part of the slot it lies in. */
 static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, xd_route_window *window) {
     const xdi_route_piece *p = xdi_route_plan_view(&route->plan, step);
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
-    char *slot = xdi_route_slot(route, p->teacher, round * (uint64_t)half->batches + (uint64_t)p->batch);
-    const xdi_route_rows from = xdi_route_from(route, p, slot);
+    const uint64_t number = round * (uint64_t)half->batches + (uint64_t)p->batch;
+    const xd_rows from = xdi_route_from(route, p, number);
     window->is_view = true;
     window->rows.data = from.data;
     window->rows.stride = from.stride;
     if (window->ids)
-        window->ids = xdi_route_slot_ids(route, p->teacher, slot) + p->from_sample * route->d.columns;
+        window->ids = xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns;
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {
@@ -686,6 +461,5 @@ XD_API xd_result xd_route_release(xd_route *route) {
     const int64_t step = (int64_t)(route->taken % takes);
     route->holds = false;
     route->taken++;
-    if (xdi_route_is_view(route, step)) xdi_route_let_go(route, route->taken);
-    return XD_OK;
+    return xdi_route_is_view(route, step) ? xdi_route_let_go(route, route->taken) : XD_OK;
 }

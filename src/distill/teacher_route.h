@@ -25,8 +25,17 @@
  * Between processes the payload goes by messages of the communicator, whatever it is made of: the students'
  * step i is one all_to_all that all ranks with a side take part in, inside xd_route_take on student ranks, and
  * on ranks that only teach inside the xd_route_post that completes the students' next window. So a teacher
- * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) and
- * memory of a GPU are not built.
+ * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) is not
+ * built.
+ *
+ * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
+ * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
+ * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
+ * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
+ * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. There a slot is
+ * read by the kernels of other ranks, so ranks on different GPUs need peer access between them. Messages need a
+ * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not. NCCL takes the
+ * ids too, and then the host waits for them.
  *
  * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
  * either side and on every transport. */
@@ -75,8 +84,8 @@ typedef struct xd_route_desc {
 
 /* What a student has taken. Row b * held + i is position i of its side in sample b of the micro-batch. */
 typedef struct xd_route_window {
-    xd_rows rows;         /* valid until xd_route_release; not to be written */
-    const int64_t *ids;   /* COLUMNS: [sample_count, columns]; else NULL */
+    xd_rows rows;         /* valid until xd_route_release; not to be written; memory of the device */
+    const int64_t *ids;   /* COLUMNS: [sample_count, columns], on the host; else NULL */
     int64_t sample_count; /* 0 when this rank has fewer micro-batches than others and none is left */
     bool is_view;         /* rows lie in a teacher's slot: nothing was copied */
 } xd_route_window;
@@ -97,35 +106,41 @@ typedef struct xd_route_info {
  * do not overlap.
  *
  * Collective over comm; ranks without a side may create a route too, and then have nothing more to do. comm
- * must outlive the route. Takes memory for the plan: some words for each rectangle this rank sends or takes,
- * and for each rank and sample; and what xd_route_info.bytes says.
+ * must outlive the route. All ranks' contexts compute on a CPU, or all on GPUs. Takes memory for the plan: some
+ * words for each rectangle this rank sends or takes, and for each rank and sample; and what
+ * xd_route_info.bytes says.
  * Errors, *out untouched; ranks that find nothing wrong themselves, and those without a side, return PEER with
  * the message: ARGUMENT (a side or size that is wrong, no student or no teacher at all, fewer slots than students
  * need who step together), SHAPE (shards overlap in part, or some of a window is in no shard: the message has
- * ranks, sample and how much), DTYPE, MISMATCH, MEMORY; UNSUPPORTED on a GPU. */
+ * ranks, sample and how much), DTYPE, MISMATCH, MEMORY, DEVICE. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);
 
 /* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
- * them. */
+ * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
+ * and a teacher rank until students have released what it posted, or have destroyed their route; after
+ * timeout_seconds its ring stays allocated, because somebody may still read it. */
 XD_API void xd_route_destroy(xd_route *route);
 
 /* What was agreed, and where this rank stands. Local. */
 XD_API xd_route_info xd_route_describe(const xd_route *route);
 
 /* The slot for this rank's next micro-batch: rows [samples of it * held, columns of its side] with the wire's
- * dtype, and, for COLUMNS, ids [samples of it, columns] (ids may be NULL otherwise). Calling again before the
- * post gives the same slot.
+ * dtype, and, for COLUMNS, ids [samples of it, columns] on the host (ids may be NULL otherwise). Calling again
+ * before the post gives the same slot.
  *
- * Waits until no student needs what the slot held before, at most timeout_seconds. Errors: STATE (not a teacher
+ * Waits until no student needs what the slot held before, at most timeout_seconds; on a GPU until they have said
+ * so, and the context's stream waits for the rest: fill the slot by work on that stream. Errors: STATE (not a teacher
  * rank; it is this rank's own student side that has to take first), TIMEOUT and PEER naming the rank. */
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids);
 
-/* Makes the slot visible to students; they read it until they release it. On messages and on a rank that only
- * teaches: collective, see above. Errors: STATE (xd_route_slot was not called), those of the communicator. */
+/* Makes the slot visible to students, with all that the context's stream was given so far; they read it until they
+ * release it. On messages and on a rank that only teaches: collective, see above. Errors: STATE (xd_route_slot was
+ * not called), DEVICE, those of the communicator. */
 XD_API xd_result xd_route_post(xd_route *route);
 
 /* xd_route_slot, a copy of rows (f32 or bf16) and ids, xd_route_post. rows and ids are free again when it
- * returns. Further errors, before anything waits: SHAPE, DTYPE, ARGUMENT (no ids). */
+ * returns; rows of a GPU for work on the context's stream. Further errors, before anything waits: SHAPE, DTYPE,
+ * ARGUMENT (no ids; on a GPU rows of the host, or ids that are not). */
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids);
 
 /* This rank's next window. Waits for the teachers' posts, at most timeout_seconds. Errors, *out untouched:
@@ -133,7 +148,8 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
  * naming the rank. */
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
 
-/* The window is no longer read. Local. Errors: STATE when there is none. */
+/* The window is no longer read, on a GPU behind what the context's stream was given so far. Local. Errors: STATE
+ * when there is none, DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
 
 /* The columns of COLUMNS, chosen where the teacher's logits are: for each sequence the k ids with the largest
@@ -143,11 +159,12 @@ XD_API xd_result xd_route_release(xd_route *route);
  *   logits  [B * held, V_t/tp] f32 or bf16
  *   mask    [B * held] 0 -> the position has no say; NULL -> all have
  *   comm    ranks that hold other positions of the same sequences; NULL -> none
- *   ids     [B, k] ascending, the same on all ranks of both groups
+ *   ids     [B, k] ascending, the same on all ranks of both groups; on the host, as routes and losses take them
  *   values  rows B * held, cols k, f32 or bf16; the same on all ranks of the vocabulary
  *
- * Collective over the vocabulary's group and comm. Takes [held, k] words for the call where the vocabulary is
- * split. Errors, the same on every rank: those of xd_select_columns; SHAPE and DTYPE of values. */
+ * Logits, mask and values are memory of the context's device. Collective over the vocabulary's group and comm.
+ * Takes [B + held, k] words of 8 bytes for the call and, on a GPU, waits for the ids. Errors, the same on every
+ * rank: those of xd_select_columns; SHAPE and DTYPE of values. */
 XD_API xd_result xd_teacher_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t sequences,
                                     const uint8_t *mask, xd_comm *comm, int64_t k, int64_t *ids,
                                     xd_rows values);

@@ -43,6 +43,69 @@ typedef struct xdi_route_plan {
     int *sources, *last_sources, *counts; /* [ranks] scratch */
 } xdi_route_plan;
 
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
+ * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
+ * writer. On messages nobody else sees the ring, and the counters stay unused.
+ *
+ * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
+ * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
+ * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
+ * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
+ * the host waits for the GPU. A later record of the same event covers the earlier one. */
+enum { XDI_ROUTE_LINE = 64 };
+
+struct xd_route {
+    xd_ctx *ctx;
+    xd_comm *comm; /* ranks with a side; NULL: this one has none */
+    xd_kernels kernels;
+    xd_route_desc d;
+    xdi_route_plan plan;
+    int needed;
+    bool shared;
+    bool open;                         /* a slot was handed out and not posted */
+    bool holds;                        /* a window was taken and not released */
+    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
+    char **rings;                      /* [ranks] head and ids; NULL where this rank sees none */
+    char **rows;                       /* [ranks] the slots' rows; the same */
+    size_t *row_bytes, *id_bytes;      /* [ranks] of a slot */
+    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
+    uint64_t *left;                    /* ranks that share rings and have destroyed the route; atomic */
+    void *memory;                      /* of the host: the rings, when they are this rank's own */
+    void *own_rows;                    /* of a GPU: this rank's */
+    int64_t *links;                    /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
+    bool linked;                       /* all ranks have everybody's links */
+    char *window;                      /* of the device, like send and recv */
+    int64_t *window_ids;
+    char *send, *recv; /* messages */
+    int64_t *send_ids, *recv_ids;
+    int64_t *counts; /* [4][ranks] */
+    size_t bytes;
+};
+
+/* teacher_route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
+ * the ranks with a side. */
+XD_PRIVATE xd_result xdi_route_place(xd_route *route);
+/* teacher_route_memory.c: gives all memory back; rings that others read, when they do not any more. */
+XD_PRIVATE void xdi_route_leave(xd_route *route);
+/* teacher_route_memory.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
+XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher);
+XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student);
+XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number);
+/* teacher_route_memory.c: waits until the counter, which `rank` raises, reaches target. */
+XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
+                                     int rank);
+/* teacher_route_memory.c: events; nothing on a CPU. */
+XD_PRIVATE xd_result xdi_route_show(const xd_route *route);
+XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route);
+XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student);
+/* teacher_route_memory.c: is the window of this rank's step a part of a slot as it is? */
+XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
+/* teacher_route_memory.c: copies rows into those of another stride and dtype, on the context's stream. */
+XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
+                                    const xd_rows *to);
+
 /* teacher_route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
  * Collective over comm; on failure the plan is half-built and to be freed as well. */
 XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan);

@@ -182,11 +182,11 @@ static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
 
 static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
     const xd_xtoken_desc *d = &x->d;
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, k);
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, t, k);
     const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
+    if (xdi_xtoken_reads_logits(t)) s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
     s->held = xdi_xtoken_most(s->held, t->logits.rows / d->sequences);
-    s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_GOLD) {
         s->student = xdi_xtoken_most(s->student, columns);
         s->teacher = xdi_xtoken_most(s->teacher, size);
@@ -200,6 +200,7 @@ static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher
     s->student = xdi_xtoken_most(s->student, tile * k);
     s->teacher = xdi_xtoken_most(s->teacher, tile * k);
     s->tile = xdi_xtoken_most(s->tile, tile);
+    if (t->kind == XD_XTOKEN_SAME && x->on_device) s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
     if (t->kind != XD_XTOKEN_PROJECTED) return;
     s->slots = xdi_xtoken_most(s->slots, size);
     s->begin = columns + 1;
@@ -309,7 +310,7 @@ static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
     term->held = t->logits.rows / x->d.sequences;
     term->vocabulary = xdi_xtoken_vocabulary(t);
     term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = t->kind == XD_XTOKEN_GOLD ? 1 : xdi_xtoken_tile(&x->d, term->k);
+    term->tile = xdi_xtoken_tile(&x->d, t, term->k);
     term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     term->weight = t->weight == 0.0 ? 1.0 : t->weight;
 }
@@ -565,6 +566,7 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     xd_xtoken_values values;
     XDI_TRY(xdi_xtoken_rows(x));
     XDI_TRY(xdi_xtoken_denominators(x));
+    if (x->on_device) XDI_TRY(xdi_xtoken_device_begin(x));
     x->found_in_rows = x->found;
     if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
     XDI_TRY(xdi_xtoken_pass(x, write && !x->d.balance));

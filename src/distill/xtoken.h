@@ -109,7 +109,7 @@ typedef struct xd_xtoken_teacher_values {
     double tail;        /* GOLD: sum of w_c times the tail; divided by denominator: l1_uncommon */
     double denominator; /* D_i */
     double agreeing;    /* chunks (SAME: positions) whose likeliest column is the same on both sides ... */
-    double compared;    /* ... of these */
+    double compared;    /* ... of these; where the loss is not finite nothing agrees */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
@@ -159,7 +159,9 @@ typedef struct xd_xtoken_desc {
      * sample weights and exact_only, PROJECTED compares chunks of sequences that do not count. With J for the
      * micro-batch the loss depends on how the batch is cut, in INVARIANT mode too. */
     bool compat;
-    int64_t tile; /* chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one */
+    /* Chunks (SAME: rows) at once; 0 -> as many as 2 MB hold, at most 32. GOLD: always one. CACHED on a GPU: no more
+     * than 16 MB hold, of [V_t] words each. */
+    int64_t tile;
     xd_rows gradient; /* f32 or bf16; with one teacher it may be the student's memory, with several it is
                          separate and f32; data NULL -> values only */
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
@@ -171,10 +173,13 @@ typedef struct xd_xtoken_desc {
 /* Bytes of workspace that xd_xtoken_loss takes for this desc: a few words a row and a chunk, [V/tp] f32, and
  * for PROJECTED [tile, J] times 32 bytes, [J] times 64, 12 bytes an entry of this shard's projection and
  * [V_t] words; for GOLD [V/tp + V_t] times 16, and [V/tp] or [V_t] f32. CACHED takes
- * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk and 8 a row.
+ * [V_t] doubles, 32 bytes a teacher position and a tile for the call, LIKELIHOOD 32 bytes a chunk, 16 a row
+ * and 32 a row of logits.
  * On a GPU: a few words a row, a chunk and a teacher's row; for PROJECTED [tile, J] times 16 bytes (INVARIANT:
- * 48), [J] and [V_t] times 16; for GOLD [V/tp + V_t] times 8 (INVARIANT: 24), the map and the tails. 0 for an
- * invalid desc. Local. */
+ * 48), [J] and [V_t] times 16; for SAME the same with V in place of V_t; for GOLD [V/tp + V_t] times 8 (INVARIANT:
+ * 24), the map and the tails; for LIKELIHOOD 32 bytes a row of logits. CACHED takes memory of its own there for the
+ * call: 12 bytes an entry of J, of all chunks, and a tile's [V_t] words, at most 16 MB of them or one chunk's. 0 for
+ * an invalid desc. Local. */
 XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
 
 /* Value and gradient, which is that of the global loss: sum it over data ranks. Balance, denominators,
@@ -186,18 +191,19 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
  * and sequences.
  *
- * On a GPU there are PROJECTED and GOLD. The work is ordered on the context's stream, and the host waits for
- * it: with labels once for statistics of rows, with scores once for each teacher, and at the end of each pass
- * for the divergences, so that the results are on the host when the call returns. Tiles run without it; a
- * larger `tile` means fewer and larger launches, GOLD takes some twenty a chunk. Besides the workspace, row
- * statistics take memory of the GPU for the call, and lists memory of the host. The bits are the GPU's own: in
- * INVARIANT mode the same for every split there, and up to rounding those of a CPU.
+ * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
+ * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
+ * teacher, and at the end of each pass for the divergences, so that the results are on the host when the call
+ * returns. Tiles run without it; a larger `tile` means fewer and larger launches: PROJECTED and CACHED take some
+ * ten a tile, SAME four, GOLD some twenty a chunk, LIKELIHOOD one a pass. Besides the workspace, row statistics take
+ * memory of the GPU for the call, and lists memory of the host; a cache is read there once a call. The bits are
+ * the GPU's own: in INVARIANT mode the same for every split there, and up to rounding those of a CPU.
  *
- * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for other
- * kinds on a GPU. Data errors: a label outside the vocabulary, and chunks or positions whose loss is not
- * finite: they count with loss and gradient zero, and status counts them, over all of comm; the first finding
- * it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero and
- * status says so. */
+ * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
+ * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
+ * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
+ * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero
+ * and status says so. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #endif

@@ -6,15 +6,9 @@ enum { XDI_XCACHED_ROOM = 16384 };
 
 /* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
 typedef struct xdi_xcached {
-    int64_t k, most, total,
-        room;                /* ids a position, teacher rows of a rank, those with a chunk on all, entries */
-    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
-    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
-    int64_t *places;         /* [total] ascending within a chunk */
-    double *mass;            /* [V_t] zero between uses */
-    double *slopes;          /* [columns] zero between uses: scratch of the kernels */
-    int32_t *ids;            /* [k] of one position, and their probabilities */
-    double *probabilities;
+    xdi_xcached_places in;
+    int64_t room;   /* entries */
+    double *slopes; /* [columns] zero between uses: scratch of the kernels */
     int64_t b, first, end, row_count;
     int64_t *rows; /* [held] student rows of the tile, and their chunks in it */
     int64_t *chunk;
@@ -88,39 +82,54 @@ XD_PRIVATE xd_result xdi_xtoken_check_cached(xd_ctx *ctx, const xd_xtoken_desc *
 
 /* ---- places in the cache ---- */
 
-/* Entries that a chunk can have at most. */
-static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached *h, int64_t slot) {
-    const int64_t entries = term->teacher_sizes[slot] * h->k;
+XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot) {
+    const int64_t entries = term->teacher_sizes[slot] * p->k;
     return entries < term->vocabulary ? entries : term->vocabulary;
 }
 
-static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p) {
     const int64_t slots = x->d.sequences * term->teacher->chunks;
+    p->k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
+    p->most = term->teacher->logits.rows;
+    p->total = 0;
+    for (int64_t i = 0; i < slots; i++) p->total += term->teacher_sizes[i];
+    if (!x->d.sequence_comm) return XD_OK;
+    return xd_all_reduce(x->d.sequence_comm, &p->most, &p->most, 1, XD_DTYPE_I64, XD_MAX);
+}
+
+XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          xdi_xcached_places *p, xd_arena *arena, bool *fits) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks;
+    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
+    p->mine = (int64_t *)xdi_xtoken_take(arena, 2 * p->most, sizeof(int64_t), fits);
+    p->all = (int64_t *)xdi_xtoken_take(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
+    p->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), fits);
+    p->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), fits);
+    p->places = (int64_t *)xdi_xtoken_take(arena, p->total, sizeof(int64_t), fits);
+    p->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), fits);
+    p->ids = (int32_t *)xdi_xtoken_take(arena, p->k, sizeof(int32_t), fits);
+    p->probabilities = (double *)xdi_xtoken_take(arena, p->k, sizeof(double), fits);
+}
+
+/* Room for one tile at least. */
+static void xdi_xcached_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     int64_t longest = 1;
-    for (int64_t i = 0; i < slots; i++) {
-        const int64_t bound = xdi_xcached_bound(term, h, i);
-        h->total += term->teacher_sizes[i];
+    for (int64_t i = 0; i < x->d.sequences * term->teacher->chunks; i++) {
+        const int64_t bound = xdi_xcached_bound(term, &h->in, i);
         if (bound > longest) longest = bound;
     }
-    h->room = h->total * h->k;
+    h->room = h->in.total * h->in.k;
     if (h->room > XDI_XCACHED_ROOM) h->room = XDI_XCACHED_ROOM;
     if (h->room < longest) h->room = longest;
 }
 
 static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
                                xd_arena *arena) {
-    const int64_t chunks = term->teacher->chunks, slots = x->d.sequences * chunks;
-    const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
+    const int64_t chunks = term->teacher->chunks;
     bool fits = true;
-    h->mine = (int64_t *)xdi_xtoken_take(arena, 2 * h->most, sizeof(int64_t), &fits);
-    h->all = (int64_t *)xdi_xtoken_take(arena, 2 * h->most * ranks, sizeof(int64_t), &fits);
-    h->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), &fits);
-    h->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), &fits);
-    h->places = (int64_t *)xdi_xtoken_take(arena, h->total, sizeof(int64_t), &fits);
-    h->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), &fits);
+    xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
     h->slopes = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
-    h->ids = (int32_t *)xdi_xtoken_take(arena, h->k, sizeof(int32_t), &fits);
-    h->probabilities = (double *)xdi_xtoken_take(arena, h->k, sizeof(double), &fits);
     h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
     h->chunk = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
     h->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
@@ -133,56 +142,58 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
 }
 
 /* Every rank gets the places of all positions; it reads the cache by itself. */
-static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+static xd_result xdi_xcached_exchange(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                       const int64_t **all, int64_t *count) {
     const xd_xtoken_teacher *t = term->teacher;
     xd_comm *comm = x->d.sequence_comm;
     const bool alone = !comm || xd_comm_size(comm) == 1;
-    for (int64_t i = 0; i < h->most; i++) {
+    for (int64_t i = 0; i < p->most; i++) {
         const bool held = i < t->logits.rows && t->teacher_chunks[i] >= 0;
-        h->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
-        h->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
+        p->mine[2 * i] = held ? i / term->held * t->chunks + t->teacher_chunks[i] : -1;
+        p->mine[2 * i + 1] = held ? t->cache_positions[i] : -1;
     }
-    *all = alone ? h->mine : h->all;
-    *count = h->most * (alone ? 1 : xd_comm_size(comm));
-    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, h->mine, h->all, 2 * h->most, XD_DTYPE_I64);
+    *all = alone ? p->mine : p->all;
+    *count = p->most * (alone ? 1 : xd_comm_size(comm));
+    return alone ? XD_OK : xdi_comm_all_gather_equal(comm, p->mine, p->all, 2 * p->most, XD_DTYPE_I64);
 }
 
-/* Sorts them by chunk and place, so that sums do not depend on which rank held what. */
-static void xdi_xcached_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
-                             const int64_t *all, int64_t count) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks;
-    h->begin[0] = 0;
-    for (int64_t i = 0; i < slots; i++) h->begin[i + 1] = h->begin[i] + term->teacher_sizes[i];
+/* They are sorted by chunk and place, so that sums do not depend on which rank held what. */
+XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p) {
+    const int64_t slots = x->d.sequences * term->teacher->chunks, *all;
+    int64_t count;
+    XDI_TRY(xdi_xcached_exchange(x, term, p, &all, &count));
+    p->begin[0] = 0;
+    for (int64_t i = 0; i < slots; i++) p->begin[i + 1] = p->begin[i] + term->teacher_sizes[i];
     for (int64_t i = 0; i < count; i++) {
         const int64_t slot = all[2 * i], place = all[2 * i + 1];
         if (slot < 0) continue;
-        int64_t at = h->begin[slot] + h->filled[slot]++;
-        for (; at > h->begin[slot] && h->places[at - 1] > place; at--) h->places[at] = h->places[at - 1];
-        h->places[at] = place;
+        int64_t at = p->begin[slot] + p->filled[slot]++;
+        for (; at > p->begin[slot] && p->places[at - 1] > place; at--) p->places[at] = p->places[at - 1];
+        p->places[at] = place;
     }
+    return XD_OK;
 }
 
 /* ---- the sums of a tile ---- */
 
-/* J and a of one chunk, at the tile's entry `at`. Returns the size of J. */
-static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
-                                  int64_t slot, int64_t at) {
+XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      int64_t slot, int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
-    for (int64_t i = h->begin[slot]; i < h->begin[slot + 1]; i++) {
-        xd_teacher_cache_entries(x->ctx, cache, h->places[i], h->ids, h->probabilities);
-        for (int64_t j = 0; j < h->k; j++) {
-            const int32_t id = h->ids[j];
-            if (h->probabilities[j] == 0.0) continue;
-            if (h->mass[id] == 0.0) h->columns[at + count++] = id;
-            h->mass[id] += h->probabilities[j];
+    for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
+        xd_teacher_cache_entries(x->ctx, cache, p->places[i], p->ids, p->probabilities);
+        for (int64_t j = 0; j < p->k; j++) {
+            const int32_t id = p->ids[j];
+            if (p->probabilities[j] == 0.0) continue;
+            if (p->mass[id] == 0.0) columns[count++] = id;
+            p->mass[id] += p->probabilities[j];
         }
     }
-    for (int64_t i = at; i < at + count; i++) {
-        h->target[i] = h->mass[h->columns[i]] / positions;
-        h->mass[h->columns[i]] = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        target[i] = p->mass[columns[i]] / positions;
+        p->mass[columns[i]] = 0.0;
     }
     return count;
 }
@@ -195,8 +206,11 @@ static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *te
     for (; h->end < chunks && h->end - h->first < most; h->end++) {
         const int64_t slot = h->b * chunks + h->end, at = h->offset[h->end - h->first];
         const bool looks = xdi_xtoken_looks(x, term, h->b, h->end);
-        if (looks && at + xdi_xcached_bound(term, h, slot) > h->room) break;
-        h->offset[h->end - h->first + 1] = at + (looks ? xdi_xcached_target(x, term, h, slot, at) : 0);
+        if (looks && at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
+        h->offset[h->end - h->first + 1] = at;
+        if (looks)
+            h->offset[h->end - h->first + 1] +=
+                xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
     }
 }
 
@@ -246,34 +260,24 @@ static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xd
 
 /* ---- chunks ---- */
 
-static void xdi_xcached_open_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
-                                   int64_t c) {
-    xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
-    memset(chunk, 0, sizeof *chunk);
-    chunk->compared = h->offset[c - h->first] != h->offset[c - h->first + 1];
-    chunk->student = (double)term->student_sizes[h->b * term->teacher->chunks + c];
-    if (chunk->compared)
-        chunk->factor = xdi_xtoken_weight(x, term, h->b, c) * xdi_xtoken_factor(x, term) / chunk->student;
-}
-
-/* What a chunk adds to the sums. */
-static void xdi_xcached_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h,
-                                  int64_t c) {
-    const xd_xtoken_chunk *chunk = &h->chunks[c - h->first];
-    const double weight = xdi_xtoken_weight(x, term, h->b, c);
-    const bool good = isfinite(chunk->value) != 0;
-    if (!chunk->compared || !x->owner) return;
-    if (!good && weight != 0.0) xdi_xtoken_found(x, h->b * term->teacher->chunks + c, chunk->value);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
+XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                             int64_t c, bool compared) {
+    xd_xtoken_chunk chunk;
+    memset(&chunk, 0, sizeof chunk);
+    chunk.compared = compared;
+    chunk.student = (double)term->student_sizes[b * term->teacher->chunks + c];
+    if (compared)
+        chunk.factor = xdi_xtoken_weight(x, term, b, c) * xdi_xtoken_factor(x, term) / chunk.student;
+    return chunk;
 }
 
 static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
     const xd_xtoken_args a = xdi_xcached_args(x, term, h);
-    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_open_chunk(x, term, h, c);
+    for (int64_t i = 0; i < a.place_count; i++)
+        a.chunks[i] = xdi_xcached_chunk(x, term, h->b, h->first + i, h->offset[i] != h->offset[i + 1]);
     XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
-    for (int64_t c = h->first; c < h->end; c++) xdi_xcached_add_chunk(x, term, h, c);
+    for (int64_t i = 0; i < a.place_count; i++)
+        xdi_projected_add_chunk(x, term, &a.chunks[i], h->b, h->first + i);
     return XD_OK;
 }
 
@@ -302,10 +306,7 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
 }
 
 static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    const int64_t *all;
-    int64_t count;
-    XDI_TRY(xdi_xcached_exchange(x, term, h, &all, &count));
-    xdi_xcached_sort(x, term, h, all, count);
+    XDI_TRY(xdi_xcached_find_places(x, term, &h->in));
     for (h->b = 0; h->b < x->d.sequences; h->b++)
         for (h->end = 0; h->end < term->teacher->chunks;) {
             xdi_xcached_next_tile(x, term, h);
@@ -322,14 +323,12 @@ XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term) {
     xd_result result = XD_OK;
     xdi_xcached h;
     memset(&h, 0, sizeof h);
-    h.k = xd_teacher_cache_describe(term->teacher->cache).desc.k;
-    h.most = term->teacher->logits.rows;
-    if (x->d.sequence_comm)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, &h.most, &h.most, 1, XD_DTYPE_I64, XD_MAX));
+    XDI_TRY(xdi_xcached_size_places(x, term, &h.in));
     xdi_xcached_size(x, term, &h);
     void *memory = xdi_xcached_layout(x, term, &h, &arena) ? xd_allocate(x->ctx, arena.peak + 1) : NULL;
     if (!memory)
-        result = XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.total);
+        result =
+            XDI_FAIL(x->ctx, XD_ERROR_MEMORY, "no room for %lld cached positions", (long long)h.in.total);
     result = xdi_vocab_agree(x->vocab.tp, x->d.comm, result);
     arena = xd_arena_over(memory, arena.peak);
     if (result == XD_OK && xdi_xcached_layout(x, term, &h, &arena)) result = xdi_xcached_run(x, term, &h);

@@ -35,10 +35,19 @@ XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_t
     return d->mode == XD_XTOKEN_AVERAGED_LOGITS || d->columns > most ? most : d->columns;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k) {
-    const int64_t fits = k > 0 ? ((int64_t)1 << 18) / k : 1;
-    if (d->tile > 0) return d->tile;
-    return fits < 1 ? 1 : fits > 32 ? 32 : fits;
+/* How many lists of n elements there is room for. */
+static int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
+    return n < 1 || n > room ? 1 : room / n;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
+    const int64_t fits = xdi_xtoken_fits((int64_t)1 << 18, k);
+    const int64_t tile = d->tile > 0 ? d->tile : fits > 32 ? 32 : fits;
+    if (t->kind == XD_XTOKEN_GOLD) return 1;
+    if (t->kind != XD_XTOKEN_CACHED) return tile;
+    const int64_t maps =
+        xdi_xtoken_fits((int64_t)1 << 22, xdi_xtoken_vocabulary(t)); /* see xdi_staged_cached */
+    return tile < maps ? tile : maps;
 }
 
 static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
@@ -152,9 +161,6 @@ static xd_result xdi_xtoken_check_teacher(xd_ctx *ctx, const xd_xtoken_desc *d, 
     const xd_xtoken_teacher *t = &d->teachers[index];
     XDI_REQUIRE(ctx, (int)t->kind >= 0 && (int)t->kind <= (int)XD_XTOKEN_LIKELIHOOD, XD_ERROR_ARGUMENT,
                 "teacher %d is of kind %d", index, (int)t->kind);
-    XDI_REQUIRE(ctx, (int)t->kind <= (int)XD_XTOKEN_GOLD || xd_ctx_kernels(ctx).device == XD_DEVICE_CPU,
-                XD_ERROR_UNSUPPORTED, "teacher %d is of kind %d; on a GPU there are PROJECTED and GOLD",
-                index, (int)t->kind);
     XDI_TRY(xdi_xtoken_reads_logits(t) ? xdi_xtoken_check_logits(ctx, d, index)
                                        : xdi_xtoken_check_known(ctx, d, index));
     XDI_REQUIRE(ctx, isfinite(t->weight) && isfinite(t->denominator_value) && t->denominator_value >= 0.0,

@@ -1,9 +1,9 @@
 #include <string.h>
 
-/* A call on a device, and PROJECTED there. What lists decide is settled on the host first: the rows of every
- * tile, the chunks' sizes and weights, who has a say in J. One copy brings all of it; then the device runs tile
- * after tile without the host; then the chunks come back with their divergences. The host waits for that, and
- * before it, where there are labels, for the statistics of rows. */
+/* A call on a device, and PROJECTED and LIKELIHOOD there. What lists decide is settled on the host first: the rows of
+ * every tile, the chunks' sizes and weights, who has a say in J, everything about likelihoods. One copy brings all of
+ * it; then the device runs tile after tile without the host; then the chunks come back with their divergences. The
+ * host waits for that, and before it, where there are labels, for the statistics of rows. */
 
 /* ---- memory ---- */
 
@@ -11,31 +11,60 @@ static int64_t xdi_staged_tiles(int64_t chunks, int64_t tile) {
     return (chunks + tile - 1) / tile; /* of a sequence */
 }
 
+/* What comes back of a teacher: chunks, or positions; LIKELIHOOD is the host's. */
+static int64_t xdi_staged_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t) {
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) return 0;
+    return t->kind == XD_XTOKEN_SAME ? d->student.rows : d->sequences * t->chunks;
+}
+
+/* Rows of the teacher, and what it has instead of a choice, or for it. */
+static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teacher *t, int64_t firsts,
+                                     xdi_xtoken_lists *l, xd_arena *arena, bool *fits) {
+    const int64_t k = xdi_xtoken_columns(&x->d, t, x->vocab.size), rows = t->logits.rows;
+    const bool same = t->kind == XD_XTOKEN_SAME, gold = t->kind == XD_XTOKEN_GOLD;
+    int64_t ids = t->column_ids ? x->d.sequences * 2 * k : 0;
+    if (same) ids = k == x->vocab.size ? k : 0;
+    l->teacher_first = (int64_t *)xdi_xtoken_take(arena, same ? 0 : firsts, sizeof(int64_t), fits);
+    l->teacher_rows = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->teacher_places = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->ids = (int64_t *)xdi_xtoken_take(arena, ids, sizeof(int64_t), fits);
+    l->mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : rows, 1, fits);
+    if (!gold || !t->map) return;
+    l->pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
+    l->other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+}
+
 /* The lists of one teacher but for its chunks. */
 static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size);
-    const bool gold = t->kind == XD_XTOKEN_GOLD;
-    const int64_t firsts = d->sequences * xdi_staged_tiles(t->chunks, gold ? 1 : xdi_xtoken_tile(d, k)) + 1;
+    const int64_t tile = xdi_xtoken_tile(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
+    const int64_t tiles = d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_staged_tiles(t->chunks, tile));
     xdi_xtoken_lists l;
     memset(&l, 0, sizeof l);
-    l.first = (int64_t *)xdi_xtoken_take(arena, firsts, sizeof(int64_t), fits);
-    l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-    l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-    l.teacher_first = (int64_t *)xdi_xtoken_take(arena, firsts, sizeof(int64_t), fits);
-    l.teacher_rows = (int64_t *)xdi_xtoken_take(arena, t->logits.rows, sizeof(int64_t), fits);
-    l.teacher_places = (int64_t *)xdi_xtoken_take(arena, t->logits.rows, sizeof(int64_t), fits);
-    l.ids =
-        (int64_t *)xdi_xtoken_take(arena, t->column_ids ? d->sequences * 2 * k : 0, sizeof(int64_t), fits);
-    l.mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : t->logits.rows, 1, fits);
-    if (gold && t->map) {
-        l.pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-        l.other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-        l.rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
-        l.other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) {
+        xdi_likelihood_layout_lists(x, &l.likelihood, arena, fits);
+    } else {
+        l.first = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), fits);
+        l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+        l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+        if (t->kind != XD_XTOKEN_CACHED) xdi_staged_teacher_lists(x, t, tiles + 1, &l, arena, fits);
     }
     if (x->device.lists) x->device.lists[index] = l;
+}
+
+/* Blocks of LIKELIHOOD that are no lists: sums and moments. */
+static void xdi_staged_layout_likelihood(xdi_xtoken *x, int index, xd_arena *host, xd_arena *device,
+                                         bool *fits) {
+    const xd_xtoken_teacher *t = &x->d.teachers[index];
+    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
+    xdi_likelihood plan, *h = x->device.lists ? &x->device.lists[index].likelihood : &plan;
+    if (t->kind != XD_XTOKEN_LIKELIHOOD) return;
+    xdi_likelihood_layout_work(x, t, h, host, fits);
+    double *moments = (double *)xdi_xtoken_take(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+    if (x->device.lists) x->device.lists[index].moments = moments;
 }
 
 static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *arena, bool *fits) {
@@ -50,8 +79,8 @@ static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_
     for (int i = 0; i < d->teacher_count; i++) xdi_staged_lists(x, i, arena, fits);
     *fits = *fits && xd_arena_take(arena, 0, &chunks);
     for (int i = 0; i < d->teacher_count; i++) {
-        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(arena, d->sequences * d->teachers[i].chunks,
-                                                                  sizeof *all, fits);
+        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(
+            arena, xdi_staged_chunks(d, &d->teachers[i]), sizeof *all, fits);
         if (v->lists) v->lists[i].chunks = all;
     }
     *fits = *fits && xd_arena_take(arena, 0, &end);
@@ -96,6 +125,7 @@ XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *
     x->ids = (int64_t *)xdi_xtoken_take(device, s->ids, sizeof(int64_t), &fits);
     x->slots = (int32_t *)xdi_xtoken_take(device, s->slots, sizeof(int32_t), &fits);
     xdi_staged_layout_gold(x, s, device, &fits);
+    for (int i = 0; i < x->d.teacher_count; i++) xdi_staged_layout_likelihood(x, i, host, device, &fits);
     const int64_t cells = s->student + s->teacher + x->held + 2;
     x->student = (double *)xdi_xtoken_take(device, cells > rows ? cells : rows,
                                            x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
@@ -109,7 +139,9 @@ XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list) {
 XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         xdi_xtoken_lists *l = &x->device.lists[i];
-        if (x->d.teachers[i].kind != XD_XTOKEN_PROJECTED) continue;
+        const xd_xtoken_kind kind = x->d.teachers[i].kind;
+        if (!x->d.teachers[i].projection || (kind != XD_XTOKEN_PROJECTED && kind != XD_XTOKEN_CACHED))
+            continue;
         l->projection = *x->d.teachers[i].projection;
         if (xdi_projection_is_near(x->ctx, &l->projection)) continue;
         XDI_TRY(xd_projection_upload(x->ctx, x->d.teachers[i].projection, &l->copied));
@@ -122,8 +154,10 @@ XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x) {
 XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result) {
     const xd_device_ops memory = x->device.kernels.memory;
     if (result != XD_OK) memory.synchronize(&x->launch);
-    for (int i = 0; i < x->d.teacher_count && x->device.lists; i++)
+    for (int i = 0; i < x->d.teacher_count && x->device.lists; i++) {
         xd_projection_drop(x->ctx, &x->device.lists[i].copied);
+        xdi_xtoken_device_cached_close(x, &x->device.lists[i]);
+    }
     memory.release(x->ctx, x->device.memory);
 }
 
@@ -161,6 +195,41 @@ static xd_result xdi_staged_lse(xdi_xtoken *x, double temperature, double *lse) 
     return x->kernels.row_logs(&x->launch, &a);
 }
 
+/* Starts the moments of all rows of a teacher; `a` says which, its labels are the host's. */
+static xd_result xdi_staged_moments(const xdi_xtoken *x, const xd_xtoken_args *a) {
+    const xdi_xtoken_device *v = &x->device;
+    const size_t rows = (size_t)a->logits.rows;
+    xd_xtoken_args all = *a;
+    for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
+    all.count = a->logits.rows;
+    all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
+    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
+                            XD_COPY_TO_DEVICE));
+    if (a->labels) {
+        all.labels = v->teacher_labels;
+        XDI_TRY(
+            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
+    }
+    return x->kernels.moments(&x->launch, &all);
+}
+
+/* Those of LIKELIHOOD, on their way to the host. */
+static xd_result xdi_staged_likelihoods(const xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        const xdi_xtoken_lists *l = &x->device.lists[i];
+        const xd_xtoken_teacher *t = x->terms[i].teacher;
+        if (t->kind != XD_XTOKEN_LIKELIHOOD || !xdi_xtoken_reads_logits(t)) continue;
+        xd_xtoken_args a = xdi_xtoken_teacher_args(x, &x->terms[i], 0);
+        a.labels = t->labels;
+        a.moments = l->moments;
+        XDI_TRY(xdi_staged_moments(x, &a));
+        XDI_TRY(xdi_staged_copy(x, l->likelihood.moments, l->moments,
+                                (size_t)t->logits.rows * XD_XTOKEN_MOMENTS * sizeof *l->moments,
+                                XD_COPY_TO_HOST));
+    }
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
     const xd_xtoken_desc *d = &x->d;
     const size_t bytes = (size_t)d->student.rows * 8;
@@ -170,6 +239,7 @@ XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
     XDI_TRY(xdi_staged_copy(x, v->labels, d->labels, bytes, XD_COPY_TO_DEVICE));
     XDI_TRY(xdi_staged_lse(x, 1.0, x->lse_one));
     XDI_TRY(xd_gather_columns(x->ctx, d->vocab, d->student, v->labels, 1, 1, v->log_probs));
+    XDI_TRY(xdi_staged_likelihoods(x));
     XDI_TRY(xdi_staged_copy(x, x->argmax, v->argmax, bytes, XD_COPY_TO_HOST));
     XDI_TRY(xdi_staged_copy(x, x->row_sums, x->lse_one, bytes, XD_COPY_TO_HOST));
     XDI_TRY(xd_read(x->ctx, x->log_probs, v->log_probs, bytes));
@@ -179,30 +249,18 @@ XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x) {
 
 XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a,
                                                double *moments) {
-    const xdi_xtoken_device *v = &x->device;
-    const size_t rows = (size_t)a->logits.rows;
-    xd_xtoken_args all = *a;
-    for (int64_t row = 0; row < a->logits.rows; row++) v->all_rows[row] = row;
-    all.count = a->logits.rows;
-    all.rows = (const int64_t *)xdi_xtoken_there(x, v->all_rows);
-    all.moments = v->moments;
-    XDI_TRY(xdi_staged_copy(x, xdi_xtoken_there(x, v->all_rows), v->all_rows, rows * sizeof *v->all_rows,
-                            XD_COPY_TO_DEVICE));
-    if (a->labels) {
-        all.labels = v->teacher_labels;
-        XDI_TRY(
-            xdi_staged_copy(x, v->teacher_labels, a->labels, rows * sizeof *a->labels, XD_COPY_TO_DEVICE));
-    }
-    XDI_TRY(x->kernels.moments(&x->launch, &all));
-    return xd_read(x->ctx, moments, v->moments, rows * XD_XTOKEN_MOMENTS * sizeof *moments);
+    xd_xtoken_args there = *a;
+    there.moments = x->device.moments;
+    XDI_TRY(xdi_staged_moments(x, &there));
+    return xd_read(x->ctx, moments, there.moments,
+                   (size_t)a->logits.rows * XD_XTOKEN_MOMENTS * sizeof *moments);
 }
 
 /* ---- lists ---- */
 
-/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
- * of the tiles begins. */
-static void xdi_staged_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *chunks,
-                            int64_t held, int64_t *first, int64_t *rows, int64_t *places) {
+XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+                                       int64_t *places) {
     const int64_t each = xdi_staged_tiles(term->teacher->chunks, term->tile), tiles = x->d.sequences * each;
     memset(first, 0, (size_t)(tiles + 1) * sizeof *first);
     for (int64_t i = 0; i < x->d.sequences * held; i++)
@@ -219,12 +277,12 @@ static void xdi_staged_sort(const xdi_xtoken *x, const xdi_xtoken_term *term, co
     first[0] = 0;
 }
 
-static void xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
+static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t *ids = t->column_ids;
-    xdi_staged_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
-    xdi_staged_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
-                    l->teacher_places);
+    xdi_xtoken_device_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
+    xdi_xtoken_device_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
+                           l->teacher_places);
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < term->k && ids; j++) {
             l->ids[2 * b * term->k + j] = ids[b * term->k + j];
@@ -241,15 +299,33 @@ static void xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtok
         memcpy(l->other_rest, t->map->teacher_rest,
                (size_t)t->map->teacher_rest_count * sizeof *l->other_rest);
     }
-    const int64_t last = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
-    for (int64_t i = 0; i < l->first[last]; i++) x->written[l->rows[i]] = 1;
+}
+
+/* The lists of a teacher; the rows that it looks at are marked. */
+static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
+    const xd_xtoken_teacher *t = term->teacher;
+    int64_t tiles = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
+    if (t->kind == XD_XTOKEN_LIKELIHOOD) {
+        XDI_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
+        for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
+        return XD_OK;
+    }
+    if (t->kind == XD_XTOKEN_SAME) {
+        xdi_xtoken_device_same_fill(x, term, l);
+        tiles = x->d.sequences;
+    } else if (t->kind == XD_XTOKEN_CACHED) {
+        xdi_xtoken_device_cached_fill(x, term, l);
+    } else {
+        xdi_staged_fill_chunks(x, term, l);
+    }
+    for (int64_t i = 0; i < l->first[tiles]; i++) x->written[l->rows[i]] = 1;
+    return XD_OK;
 }
 
 /* ---- tiles ---- */
 
-/* J of sequence b: the places of its columns in the teacher's rows. */
-static xd_result xdi_staged_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                   const xdi_xtoken_lists *l, int64_t b) {
+XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l, int64_t size, int64_t b) {
     const xd_kernels *kernels = &x->device.kernels;
     const xd_rows *y = &term->teacher->logits;
     const int64_t skip = x->d.compat ? 0 : b * term->held * (y->stride ? y->stride : y->cols);
@@ -258,16 +334,16 @@ static xd_result xdi_staged_choose(const xdi_xtoken *x, const xdi_xtoken_term *t
     if (!x->d.compat) rows.rows = term->held;
     if (y->data) rows.data = (unsigned char *)y->data + (size_t)skip * xd_dtype_size(y->dtype);
     const uint8_t *mask = (const uint8_t *)xdi_xtoken_there(x, l->mask + b * term->held);
-    XDI_TRY(kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, term->vocabulary,
-                                        x->device.maxima));
+    XDI_TRY(
+        kernels->rows.column_maxima(&x->launch, &rows, x->d.compat ? NULL : mask, size, x->device.maxima));
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
-        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, term->vocabulary,
-                              XD_DTYPE_F32, XD_MAX));
+        XDI_TRY(xd_all_reduce(x->d.sequence_comm, x->device.maxima, x->device.maxima, size, XD_DTYPE_F32,
+                              XD_MAX));
     memset(&a, 0, sizeof a);
     a.logits.data = x->device.maxima;
     a.logits.dtype = XD_DTYPE_F32;
     a.logits.rows = 1;
-    a.logits.cols = a.columns = term->vocabulary;
+    a.logits.cols = a.columns = size;
     a.k = term->k;
     a.values = x->device.values;
     a.ids = x->ids;
@@ -284,7 +360,7 @@ static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, 
         *ids = (const int64_t *)xdi_xtoken_there(x, l->ids + 2 * b * term->k);
         *in_rows = *ids + term->k;
     } else {
-        XDI_TRY(xdi_staged_choose(x, term, l, b));
+        XDI_TRY(xdi_xtoken_device_choose(x, term, l, term->vocabulary, b));
         *ids = *in_rows = x->ids;
     }
     a.ids = *ids;
@@ -391,15 +467,46 @@ static xd_result xdi_staged_take_home(xdi_xtoken *x) {
     XDI_TRY(xd_read(x->ctx, x->device.here + skip, x->device.there + skip, x->device.chunk_bytes));
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
-        const int64_t chunks = term->teacher->chunks;
-        for (int64_t c = 0; c < x->d.sequences * chunks && term->active; c++) {
-            const xd_xtoken_chunk *chunk = &x->device.lists[i].chunks[c];
-            if (term->teacher->kind == XD_XTOKEN_GOLD)
-                xdi_gold_add_chunk(x, term, chunk, c / chunks, c % chunks);
+        const xdi_xtoken_lists *l = &x->device.lists[i];
+        const xd_xtoken_teacher *t = term->teacher;
+        if (!term->active) continue;
+        if (t->kind == XD_XTOKEN_SAME) { /* of rows that count */
+            for (int64_t c = 0; c < l->first[x->d.sequences]; c++)
+                xdi_same_add_chunk(x, term, &l->chunks[c], l->rows[c]);
+            continue;
+        }
+        for (int64_t c = 0; c < xdi_staged_chunks(&x->d, t); c++) {
+            if (t->kind == XD_XTOKEN_GOLD)
+                xdi_gold_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
             else
-                xdi_projected_add_chunk(x, term, chunk, c / chunks, c % chunks);
+                xdi_projected_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
         }
     }
+    return XD_OK;
+}
+
+/* dz += slope (onehot(label) - p), p at temperature 1: the only part of LIKELIHOOD that is the device's. */
+static xd_result xdi_staged_likelihood(const xdi_xtoken *x, const xdi_xtoken_lists *l) {
+    const xdi_likelihood *h = &l->likelihood;
+    xd_xtoken_args a = xdi_xtoken_device_args(x, h->rows, h->rows, h->count);
+    a.slopes = (const double *)xdi_xtoken_there(x, h->slopes);
+    return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
+}
+
+static xd_result xdi_staged_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l) {
+    switch (term->teacher->kind) {
+    case XD_XTOKEN_GOLD: return xdi_xtoken_device_gold(x, term, l);
+    case XD_XTOKEN_SAME: return xdi_xtoken_device_same(x, term, l);
+    case XD_XTOKEN_CACHED: return xdi_xtoken_device_cached(x, term, l);
+    case XD_XTOKEN_LIKELIHOOD: return xdi_staged_likelihood(x, l);
+    default: return xdi_staged_term(x, term, l);
+    }
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x) {
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active && x->terms[i].teacher->kind == XD_XTOKEN_CACHED)
+            XDI_TRY(xdi_xtoken_device_cached_open(x, &x->terms[i], &x->device.lists[i]));
     return XD_OK;
 }
 
@@ -407,17 +514,13 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
     xdi_xtoken_device *v = &x->device;
     int64_t rest = 0;
     for (int i = 0; i < x->d.teacher_count; i++)
-        if (x->terms[i].active) xdi_staged_fill(x, &x->terms[i], &v->lists[i]);
+        if (x->terms[i].active) XDI_TRY(xdi_staged_fill(x, &x->terms[i], &v->lists[i]));
     for (int64_t row = 0; row < x->d.student.rows; row++)
         if (!x->written[row]) v->rest[rest++] = row;
     XDI_TRY(xdi_staged_copy(x, v->there, v->here, v->list_bytes, XD_COPY_TO_DEVICE));
     XDI_TRY(v->kernels.memory.fill(&x->launch, v->written, 0, (size_t)x->d.student.rows));
-    for (int i = 0; i < x->d.teacher_count; i++) {
-        const xdi_xtoken_term *term = &x->terms[i];
-        if (!term->active) continue;
-        XDI_TRY(term->teacher->kind == XD_XTOKEN_GOLD ? xdi_xtoken_device_gold(x, term, &v->lists[i])
-                                                      : xdi_staged_term(x, term, &v->lists[i]));
-    }
+    for (int i = 0; i < x->d.teacher_count; i++)
+        if (x->terms[i].active) XDI_TRY(xdi_staged_run(x, &x->terms[i], &v->lists[i]));
     if (x->write) {
         const xd_xtoken_args a = xdi_xtoken_device_args(x, v->rest, v->rest, rest);
         XDI_TRY(x->kernels.gradient(&x->launch, &a));

@@ -113,7 +113,7 @@ XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, c
     const bool good = isfinite(value) != 0;
     if (!chunk->compared || !x->owner) return;
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_TAIL, good ? weight * chunk->delta : 0.0);
     if (!good) xdi_xtoken_found(x, b * term->teacher->chunks + c, value);

@@ -55,16 +55,54 @@ typedef struct xdi_xtoken_sizes {
     int64_t ids, mask, student, teacher, tail, held, tile, slots, begin, entries, scratch, teachers;
 } xdi_xtoken_sizes;
 
+/* LIKELIHOOD: what the kind needs beside the workspace. */
+typedef struct xdi_likelihood {
+    double *sums;    /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
+    double *moments; /* [teacher rows, XD_XTOKEN_MOMENTS] where it reads logits */
+    int64_t *rows;   /* [count] of the student that have a gradient */
+    double *slopes;  /* [count] d loss / d log-probability of those */
+    int64_t count;
+} xdi_likelihood;
+
+/* CACHED: where the positions of all chunks are in the cache, the same on every rank that shares the sequences. */
+typedef struct xdi_xcached_places {
+    int64_t k, most, total;  /* ids a position, teacher rows of a rank, those with a chunk on all ranks */
+    int64_t *mine, *all;     /* [2 most] and those of all ranks: chunk and place in the cache of each row */
+    int64_t *begin, *filled; /* [B C + 1] where a chunk's places begin; [B C] how many are there, first 0 */
+    int64_t *places;         /* [total] ascending within a chunk */
+    double *mass;            /* [V_t] zero between uses */
+    int32_t *ids;            /* [k] of one position, and their probabilities */
+    double *probabilities;
+} xdi_xcached_places;
+
+/* CACHED on a device: J and a of all chunks, tile after tile, in memory of their own as a cache's size is known in
+ * the call alone. The host's are copied once a call. */
+typedef struct xdi_staged_cached {
+    int64_t width;               /* tiles have so many offsets */
+    int64_t *begin;              /* [tiles + 1] where the entries of a tile begin */
+    int64_t *offset;             /* [tiles, width] where, within a tile, those of its chunks begin */
+    double *target;              /* a */
+    int32_t *ids;                /* J */
+    double *q, *settled;         /* the device's: cells of the largest tile, and these as doubles */
+    int32_t *slots;              /* the device's: [tile, V_t] places of teacher ids in a chunk's J */
+    unsigned char *here, *there; /* the lists; both to be released */
+    size_t bytes;                /* of the lists */
+} xdi_staged_cached;
+
 /* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
 typedef struct xdi_xtoken_lists {
-    int64_t *first, *rows,
-        *places; /* [tiles + 1] begins of a tile's rows; the student's of chunks looked at */
+    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's of chunks looked at, and their places
+     * in the tile */
+    int64_t *first, *rows, *places;
     int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
-    int64_t *ids;                              /* [B, 2k] J where it is given, and its places in the rows */
-    uint8_t *mask;                             /* [teacher rows] who has a say in J */
+    int64_t *ids;  /* [B, 2k] J where it is given, and its places in the rows; SAME: [k] where J is all ids */
+    uint8_t *mask; /* [teacher rows] who has a say in J */
     int32_t *pair, *other, *rest, *other_rest; /* GOLD: the exact map */
-    xd_xtoken_chunk *chunks;                   /* [B, C]; they come back with their divergences */
-    xd_projection projection, copied;          /* in memory of the device; what to free of it */
+    xd_xtoken_chunk *chunks;          /* [B, C], SAME: [rows]; they come back with their divergences */
+    xd_projection projection, copied; /* in memory of the device; what to free of it */
+    xdi_likelihood likelihood;
+    double *moments; /* LIKELIHOOD: the device's */
+    xdi_staged_cached cached;
 } xdi_xtoken_lists;
 
 /* A call on a device. The lists lie in one block of the host, from `here` on, and in the same order on the
@@ -140,7 +178,7 @@ typedef struct xdi_xtoken {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, int64_t k);
+XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* ---- xtoken.c ---- */
@@ -186,7 +224,7 @@ XD_PRIVATE xd_result xdi_xtoken_choose(xdi_xtoken *x, const xdi_xtoken_term *ter
 /* Which of the teacher's rows of sequence b count, in mask [held]; true when all of them have a say. */
 XD_PRIVATE bool xdi_xtoken_voters(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, uint8_t *mask);
 
-/* ---- xtoken_device.c: the same on a device, for teachers of kind PROJECTED and GOLD ---- */
+/* ---- xtoken_device.c: the same on a device ---- */
 
 /* The lists from the arena of the host and everything else from the device's; false when it does not fit. */
 XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *host,
@@ -194,8 +232,11 @@ XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *
 /* Projections of the host are copied to the device. */
 XD_PRIVATE xd_result xdi_xtoken_device_open(xdi_xtoken *x);
 XD_PRIVATE void xdi_xtoken_device_close(xdi_xtoken *x, xd_result result);
-/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, for which the host waits. */
+/* Log-sum-exp of every row, and with labels x->argmax and x->log_probs, and the moments of LIKELIHOOD, for which the
+ * host waits. */
 XD_PRIVATE xd_result xdi_xtoken_device_stats(xdi_xtoken *x);
+/* What all passes use, once weights and chunks are known: CACHED. Collective over comm and the vocabulary. */
+XD_PRIVATE xd_result xdi_xtoken_device_begin(xdi_xtoken *x);
 /* Moments of all rows of a teacher in moments, for which the host waits; `a` says which. */
 XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xtoken_args *a, double *moments);
 /* All teachers and the rest of the gradient; waits for the divergences. */
@@ -205,9 +246,31 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x);
 XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
 XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int64_t *rows,
                                                  const int64_t *places, int64_t count);
+/* J of sequence b in x->ids, of ids [0, size): the places of its columns in the teacher's rows. */
+XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l, int64_t size, int64_t b);
+/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
+ * of the tiles begins. */
+XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+                                       int64_t *places);
+
 /* xtoken_device_gold.c: all chunks of a teacher. */
 XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
                                             const xdi_xtoken_lists *l);
+/* xtoken_device_same.c: a teacher's lists, and all its positions. */
+XD_PRIVATE void xdi_xtoken_device_same_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l);
+XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l);
+/* xtoken_device_cached.c: J and a of all chunks, collective like xdi_xtoken_device_begin; their release; what a pass
+ * adds to the lists; and all chunks. */
+XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                                   xdi_xtoken_lists *l);
+XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_lists *l);
+XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              xdi_xtoken_lists *l);
+XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                              const xdi_xtoken_lists *l);
 
 /* ---- the kinds: sums of a term, and the gradient when x->write ---- */
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term);
@@ -232,8 +295,34 @@ XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out)
 /* xtoken_gold.c: entries of the sorted tails. */
 XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *map);
 XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_same.c: a row before it is compared, the comparison of rows at work, of which `a` tells, and what a row that
+ * was compared adds to the sums. */
+XD_PRIVATE xd_xtoken_chunk xdi_same_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t row);
+XD_PRIVATE xd_result xdi_same_compare(xdi_xtoken *x, const xdi_xtoken_term *term, xd_xtoken_args *a);
+XD_PRIVATE void xdi_same_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, const xd_xtoken_chunk *chunk,
+                                   int64_t row);
 XD_PRIVATE xd_result xdi_xtoken_cached(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_cached.c: sizes of p, collective over sequence_comm; its blocks; its places, collective again; J and a of one
+ * chunk, which has at most `bound` entries, and returns how many; the chunk before it is compared. */
+XD_PRIVATE xd_result xdi_xcached_size_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p);
+XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          xdi_xcached_places *p, xd_arena *arena, bool *fits);
+XD_PRIVATE xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                             xdi_xcached_places *p);
+XD_PRIVATE int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p, int64_t slot);
+XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
+                                      int64_t slot, int32_t *columns, double *target);
+XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                             int64_t c, bool compared);
 XD_PRIVATE xd_result xdi_xtoken_likelihood(xdi_xtoken *x, xdi_xtoken_term *term);
+/* xtoken_likelihood.c: the blocks that a device is told of and the others; the loss of all chunks, added to the sums,
+ * and the rows that have a gradient, collective over sequence_comm. On a device the moments are given. */
+XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
+                                            bool *fits);
+XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
+                                           xd_arena *arena, bool *fits);
+XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h);
 
 /* xtoken_cached.c: does the teacher come as logits? Else as log-probabilities of its tokens, or a cache. */
 XD_PRIVATE bool xdi_xtoken_reads_logits(const xd_xtoken_teacher *t);

@@ -4,15 +4,6 @@
 /* Log-likelihoods above this are taken as this: the logarithm of "it does not come next" has a floor. */
 #define XDI_LIKELIHOOD_MOST (-1e-7)
 
-/* What the kind needs beside the workspace. */
-typedef struct xdi_likelihood {
-    double *sums;      /* cells [2 B C]: l_s of every chunk, then l_t; l_s then becomes d loss / d l */
-    double *log_probs; /* [rows] of the student's next tokens */
-    double *moments;   /* [teacher rows, XD_XTOKEN_MOMENTS] */
-    int64_t *rows;     /* [rows of both sides] at work */
-    double *slopes;    /* [rows] d loss / d log-probability of those */
-} xdi_likelihood;
-
 XD_PRIVATE xd_result xdi_xtoken_check_likelihood(xd_ctx *ctx, const xd_xtoken_desc *d, int index) {
     const xd_xtoken_teacher *t = &d->teachers[index];
     const int64_t slots = d->sequences * t->chunks;
@@ -36,40 +27,45 @@ static int64_t xdi_likelihood_slot(const xdi_xtoken *x, const xdi_xtoken_term *t
     return c >= 0 && xdi_xtoken_looks(x, term, b, c) ? b * term->teacher->chunks + c : -1;
 }
 
+/* Moments of the teacher's rows that are looked at; a device has made those of all rows. */
+static xd_result xdi_likelihood_moments(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+    const xd_xtoken_teacher *t = term->teacher;
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) < 0) continue;
+        xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
+        a.rows = &row;
+        a.labels = t->labels;
+        a.moments = h->moments + row * XD_XTOKEN_MOMENTS;
+        XDI_TRY(x->kernels.moments(&x->launch, &a));
+    }
+    return XD_OK;
+}
+
 /* The teacher's part: log softmax, at temperature 1, of its rows at their labels. */
-static xd_result xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+static void xdi_likelihood_teacher(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
     const bool reads = xdi_xtoken_reads_logits(t);
-    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 0);
-    for (int64_t row = 0; row < t->logits.rows; row++)
-        if (xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]) >= 0)
-            h->rows[a.count++] = row;
-    a.rows = h->rows;
-    a.labels = t->labels;
-    a.moments = h->moments;
-    if (reads && a.count > 0) XDI_TRY(x->kernels.moments(&x->launch, &a));
-    for (int64_t i = 0; i < a.count; i++) {
-        const int64_t row = a.rows[i];
-        const double *m = h->moments + i * XD_XTOKEN_MOMENTS;
-        const double l = reads ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
-                               : xdi_xtoken_known(t, row);
-        xdi_xtoken_add(x, h->sums,
-                       slots + xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]), l);
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const int64_t slot = xdi_likelihood_slot(x, term, row / term->held, t->teacher_chunks[row]);
+        const double *m = reads ? h->moments + row * XD_XTOKEN_MOMENTS : NULL;
+        if (slot < 0) continue;
+        xdi_xtoken_add(x, h->sums, slots + slot,
+                       m ? m[XD_XTOKEN_LABEL] - m[XD_XTOKEN_LARGEST] - m[XD_XTOKEN_LOG_SUM]
+                         : xdi_xtoken_known(t, row));
     }
-    return XD_OK;
 }
 
 static xd_result xdi_likelihood_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
-    XDI_TRY(xd_gather_columns(x->ctx, x->d.vocab, x->d.student, x->d.labels, 1, 1, h->log_probs));
     xdi_xtoken_zero(x, h->sums, 2 * slots);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
-        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, h->log_probs[row] - x->lse_one[row]);
+        if (slot >= 0) xdi_xtoken_add(x, h->sums, slot, x->log_probs[row]);
     }
-    XDI_TRY(xdi_likelihood_teacher(x, term, h));
+    if (xdi_xtoken_reads_logits(t) && !x->on_device) XDI_TRY(xdi_likelihood_moments(x, term, h));
+    xdi_likelihood_teacher(x, term, h);
     return xdi_xtoken_join(x, h->sums, 2 * slots, x->d.sequence_comm, NULL);
 }
 
@@ -116,23 +112,18 @@ static void xdi_likelihood_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, dou
 
 /* ---- gradient ---- */
 
-/* dz += slope (onehot(label) - p), p at temperature 1. */
-static xd_result xdi_likelihood_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                         const xdi_likelihood *h) {
-    const xd_xtoken_teacher *t = term->teacher;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
+/* The rows that have a gradient, and by how much. */
+static void xdi_likelihood_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
+    h->count = 0;
     for (int64_t row = 0; row < x->d.student.rows; row++) {
-        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, t->student_chunks[row]);
+        const int64_t slot = xdi_likelihood_slot(x, term, row / x->held, term->teacher->student_chunks[row]);
         if (slot < 0 || h->sums[slot] == 0.0) continue;
-        h->rows[a.count] = row;
-        h->slopes[a.count++] = h->sums[slot];
+        h->rows[h->count] = row;
+        h->slopes[h->count++] = h->sums[slot];
     }
-    a.rows = h->rows;
-    a.slopes = h->slopes;
-    return x->kernels.gradient(&x->launch, &a);
 }
 
-static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_likelihood *h) {
+XD_PRIVATE xd_result xdi_likelihood_settle(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t slots = x->d.sequences * t->chunks;
     XDI_TRY(xdi_likelihood_sums(x, term, h));
@@ -141,18 +132,38 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, 
         if (xdi_likelihood_slot(x, term, b, c) >= 0)
             xdi_likelihood_chunk(x, term, &h->sums[slot], h->sums[slots + slot], b, c);
     }
-    return x->write ? xdi_likelihood_gradient(x, term, h) : XD_OK;
+    xdi_likelihood_rows(x, term, h);
+    return XD_OK;
+}
+
+/* dz += slope (onehot(label) - p), p at temperature 1. */
+static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h) {
+    XDI_TRY(xdi_likelihood_settle(x, term, h));
+    if (!x->write) return XD_OK;
+    xd_xtoken_args a = xdi_xtoken_student_args(x, h->count);
+    a.rows = h->rows;
+    a.slopes = h->slopes;
+    return x->kernels.gradient(&x->launch, &a);
+}
+
+XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
+                                            bool *fits) {
+    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(int64_t), fits);
+    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), fits);
+}
+
+XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
+                                           xd_arena *arena, bool *fits) {
+    const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
+    h->sums = (double *)xdi_xtoken_take(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
+    h->moments = (double *)xdi_xtoken_take(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
 }
 
 static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
                                   xd_arena *arena) {
-    const int64_t slots = x->d.sequences * term->teacher->chunks, teacher_rows = term->teacher->logits.rows;
     bool fits = true;
-    h->sums = (double *)xdi_xtoken_take(arena, 2 * slots, sizeof(xd_fixed), &fits);
-    h->log_probs = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
-    h->moments = (double *)xdi_xtoken_take(arena, XD_XTOKEN_MOMENTS * teacher_rows, sizeof(double), &fits);
-    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows + teacher_rows, sizeof(int64_t), &fits);
-    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), &fits);
+    xdi_likelihood_layout_lists(x, h, arena, &fits);
+    xdi_likelihood_layout_work(x, term->teacher, h, arena, &fits);
     return fits;
 }
 

@@ -65,7 +65,7 @@ XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *te
     if (!chunk->compared || !x->owner) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
-    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, chunk->agree ? 1.0 : 0.0);
+    xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
 }
 

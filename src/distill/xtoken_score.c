@@ -36,7 +36,7 @@ XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken
         const double weight = xdi_score_weight(x, t, score, row);
         if (weight == 0.0) continue;
         a.rows = &row;
-        if (x->on_device)
+        if (reads && x->on_device)
             moments = x->moments + row * XD_XTOKEN_MOMENTS;
         else if (reads)
             XDI_TRY(x->kernels.moments(&x->launch, &a));

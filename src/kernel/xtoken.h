@@ -24,8 +24,9 @@ typedef struct xd_xtoken_matrix {
     const int32_t *column_student; /* of the whole vocabulary, ascending within a column */
     const float *column_weight;
     /* On a device: not NULL -> the entries above are those of all columns, and slot holds teacher ids, whose places
-     * in J these are; -1: not in it. */
-    const int32_t *places; /* [teacher ids] */
+     * in J these are; -1: not in it. Without begin a student's id is the teacher's. Where chunks have lists of
+     * their own, each has its places. */
+    const int32_t *places; /* [teacher ids], or [place_count, vocabulary] */
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -34,9 +35,9 @@ typedef struct xd_xtoken_chunk {
     double factor;           /* of the derivative; 0 -> it is zero */
     double value;            /* out: d(c) */
     double delta;            /* out: sum of q dy: what delta is for a chunk of one position */
-    double largest;          /* out: largest |dy| */
-    bool compared;           /* false: nothing is done but dy = 0 */
-    bool agree;              /* out: the likeliest column is the same on both sides */
+    double largest; /* out: largest |dy|; of a position (compare) 0 when value is not finite, else 1 */
+    bool compared;  /* false: nothing is done but dy = 0 */
+    bool agree;     /* out: the likeliest column is the same on both sides */
 } xd_xtoken_chunk;
 
 /* The likeliest pair of a shard: its mean and its number, and the number of the teacher's. Without a pair the
@@ -103,7 +104,8 @@ typedef struct xd_xtoken_args {
     float *slope;          /* [columns] out */
     const int64_t *offset; /* [place_count + 1] where the list of each chunk begins */
     const int32_t *list;   /* [k] teacher ids, k = offset[place_count]; student and teacher are as long */
-    int64_t vocabulary;    /* of the teacher: length of slots in list_slopes */
+    int64_t vocabulary;    /* of the teacher: ids in places of the matrix, and in slots of list_slots */
+    bool direct; /* gradient of a device: dy times the chunk's factor is the derivative by the logits */
     const double *slopes;  /* [count] derivative by the label's log-probability at temperature 1; NULL -> 0 */
     double *moments;       /* [count, XD_XTOKEN_MOMENTS] out */
     bool entropy;          /* it is asked for */
@@ -115,7 +117,7 @@ typedef struct xd_xtoken_args {
     float *scratch;        /* [XD_XTOKEN_SCRATCH(k)] */
     double *row_lse;       /* [rows of logits] out, or largest elements */
     double *out;           /* what the entries of a device make of cells */
-    int32_t *slots;        /* [columns] out */
+    int32_t *slots;        /* [columns] out, or [place_count, vocabulary] */
 } xd_xtoken_args;
 
 /* Entries of the kernel table. p = exp(z / temperature - lse). */
@@ -132,7 +134,8 @@ typedef struct xd_xtoken_kernels {
     /* gradient rows: what they hold when written, else ce_factor (softmax(z) - one at the label), plus
      *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
      * plus   slopes (one at the label - softmax(z))
-     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. */
+     * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. On a
+     * device, with `direct`, the part of a matrix is   factor M dy. */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -149,10 +152,11 @@ typedef struct xd_xtoken_kernels {
     xd_result (*moments)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [count, k], doubles: scale z at the columns ids - first; -infinity for what this shard lacks */
     xd_result (*pick)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* student and teacher [count, k] logits -> value and agree of chunks [count], of which only those marked
-     * as compared are touched; student becomes the derivative of value by its logits over the temperature */
+    /* student and teacher [count, k] logits -> value, agree and largest of chunks [count], of which only those
+     * marked as compared are touched; student becomes the derivative of value by its logits over the temperature */
     xd_result (*compare)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* slope = 0, but scale student [k] at the columns ids - first that this shard has */
+    /* slope = 0, but scale student [k] at the columns ids - first that this shard has. NULL on a device, where
+     * `gradient` reads student by itself. */
     xd_result (*spread)(const xd_launch *launch, const xd_xtoken_args *args);
 
     /* Chunks with lists of columns of their own. M is the transposed projection of the matrix; without
@@ -167,17 +171,19 @@ typedef struct xd_xtoken_kernels {
     /* cells [count] += sum of p M dy / largest */
     xd_result (*list_delta)(const xd_launch *launch, const xd_xtoken_args *args);
     /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
-     * before and after; a device takes slots [vocabulary] instead, and the projection by student id in
-     * matrix.begin, slot and weight. */
+     * before and after. NULL on a device, which has list_slots and `gradient` for it. */
     xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
 
     /* What the driver of a CPU does itself; NULL there. */
 
     /* slots [columns] = place of each id in `ids`, -1 where it has none */
     xd_result (*slots)(const xd_launch *launch, const xd_xtoken_args *args);
+    /* slots [place_count, vocabulary] = place of each id in its chunk's list, -1 where it has none */
+    xd_result (*list_slots)(const xd_launch *launch, const xd_xtoken_args *args);
     /* fixed cells [count] -> out: doubles, in memory of their own */
     xd_result (*settle)(const xd_launch *launch, const xd_xtoken_args *args);
-    /* cells [count] of `delta` -> out: what gradient takes as delta. Positions alone in their chunk have its own. */
+    /* cells [count] of `delta` or list_delta -> out: what gradient takes as delta. Positions alone in their chunk have
+     * its own, but where chunks have lists. */
     xd_result (*row_deltas)(const xd_launch *launch, const xd_xtoken_args *args);
     /* fixed cells [rows of logits] += sum of exp((z - row_lse) / temperature), row_lse the largest z */
     xd_result (*row_sums)(const xd_launch *launch, const xd_xtoken_args *args);

@@ -318,6 +318,7 @@ static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken
         xdi_cpu_xtoken_log_softmax(s, a->k);
         xdi_cpu_xtoken_log_softmax(t, a->k);
         a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
+        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
     }
     return XD_OK;
 }

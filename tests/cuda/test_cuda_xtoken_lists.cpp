@@ -12,7 +12,8 @@ struct ListsCase {
 /* Where everything of a case lies on the board. */
 struct Places {
     size_t logits, lse, rows, places, offset, list, target, sums, chunks, deltas, scratch, slots, slope,
-        column_begin, column_student, column_weight, begin, student, slot, weight;
+        row_deltas, gradient, written, column_begin, column_student, column_weight, begin, student, slot,
+        weight;
     int64_t entries;
 };
 
@@ -92,8 +93,11 @@ static Places lay_out(Board *board, const ListsCase &c, Random *random) {
     p.chunks = board->add(chunks);
     p.deltas = board->add(std::vector<xd_fixed>((size_t)ROWS));
     p.scratch = board->add(std::vector<double>((size_t)COLUMNS));
-    p.slots = board->add(std::vector<int32_t>((size_t)TEACHER));
-    p.slope = board->add(std::vector<float>((size_t)(COUNT * COLUMNS), 2.0f));
+    p.slots = board->add(std::vector<int32_t>((size_t)(PLACES * TEACHER), 7));
+    p.slope = board->add(std::vector<float>((size_t)COLUMNS, 2.0f));
+    p.row_deltas = board->add(std::vector<double>((size_t)COUNT));
+    p.gradient = board->add(logits(c.dtype, shape, random));
+    p.written = board->add(std::vector<uint8_t>{ 1, 0, 0, 1, 1, 0, 0, 1, 1 });
     add_projection(board, c.first, &p, random);
     return p;
 }
@@ -120,6 +124,11 @@ static xd_xtoken_args args_at(const ListsCase &c, const Places &p, void *at) {
     a.teacher = place<double>(at, p.target);
     a.chunks = place<xd_xtoken_chunk>(at, p.chunks);
     a.slots = place<int32_t>(at, p.slots);
+    a.slope = place<float>(at, p.slope);
+    a.out = place<double>(at, p.row_deltas);
+    a.gradient = rows_at(at, p.gradient, c.dtype, shape);
+    a.written = place<uint8_t>(at, p.written);
+    a.scale = 1.0;
     if (!c.projected) return a;
     a.matrix.columns = COLUMNS;
     a.matrix.begin = place<int64_t>(at, p.begin);
@@ -143,7 +152,35 @@ static void check_cells(const unsigned char *a, const unsigned char *b, int64_t 
     check_near(both[0].data(), both[1].data(), count, 3e-6);
 }
 
-/* Sums, chunks, deltas and slopes from each other; in fixed point, whose cells a driver settles between them, the sums
+/* On a CPU row after row, from its slopes; on a GPU all at once, from the places of ids in the lists. */
+static void lists_gradient(xd_ctx *ctx, xd_xtoken_args a, double *scratch) {
+    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    if (!kernels.list_slopes) {
+        CHECK(kernels.row_deltas(&launch, &a) == XD_OK);
+        CHECK(kernels.list_slots(&launch, &a) == XD_OK);
+        a.delta = a.out;
+        a.matrix.places = a.slots;
+        CHECK(kernels.gradient(&launch, &a) == XD_OK);
+        return;
+    }
+    const double *deltas = a.cells;
+    a.count = 1;
+    a.cells = scratch;
+    for (int r = 0; r < COUNT; r++, a.rows++, a.places++) {
+        const double largest = a.chunks[a.places[0]].largest, delta = deltas[r] * largest / a.temperature;
+        xd_xtoken_args one = a;
+        if (largest != 0.0) {
+            CHECK(kernels.list_slopes(&launch, &a) == XD_OK);
+            one.u = a.slope;
+            one.delta = &delta;
+        }
+        one.matrix.begin = nullptr;
+        CHECK(kernels.gradient(&launch, &one) == XD_OK);
+    }
+}
+
+/* Sums, chunks, deltas and gradients from each other; in fixed point, whose cells a driver settles between them, the sums
  * alone. */
 static void compare_lists(Pair *pair, const ListsCase &c, uint64_t seed) {
     Random random(seed);
@@ -160,21 +197,17 @@ static void compare_lists(Pair *pair, const ListsCase &c, uint64_t seed) {
             CHECK(kernels.list_divergence(&launch, &a) == XD_OK);
             a.cells = place<double>(at, p.deltas);
             CHECK(kernels.list_delta(&launch, &a) == XD_OK);
-            a.cells = place<double>(at, p.scratch);
-            for (int r = 0; r < COUNT; r++) {
-                a.slope = place<float>(at, p.slope) + r * COLUMNS;
-                if (!c.odd || r > 2) CHECK(kernels.list_slopes(&launch, &a) == XD_OK);
-                a.rows++;
-                a.places++;
-                a.count--;
-            }
+            lists_gradient(ctx, a, place<double>(at, p.scratch));
         });
+    const Shape shape = { ROWS, COLUMNS, 3, 0, c.dtype, c.dtype, c.dtype };
+    const int64_t elements = ROWS * shape.stride();
     const unsigned char *a = after.data(), *b = board.bytes.data();
     check_cells(a + p.sums, b + p.sums, p.entries, c.fixed);
     if (c.fixed) return;
     check_cells(a + p.deltas, b + p.deltas, COUNT, false);
-    check_near((const float *)(const void *)(a + p.slope), (const float *)(const void *)(b + p.slope),
-               COUNT * COLUMNS, 3e-6);
+    check_near(widened(a + p.gradient, c.dtype, elements).data(),
+               widened(b + p.gradient, c.dtype, elements).data(), elements, tolerance_of(c.dtype));
+    CHECK(memcmp(a + p.written, b + p.written, ROWS) == 0);
     for (int i = 0; i < PLACES; i++) {
         const xd_xtoken_chunk *x = (const xd_xtoken_chunk *)(const void *)(a + p.chunks) + i;
         const xd_xtoken_chunk *y = (const xd_xtoken_chunk *)(const void *)(b + p.chunks) + i;

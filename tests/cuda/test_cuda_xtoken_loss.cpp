@@ -6,10 +6,10 @@ static xd_result either_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_
 #define XTOKEN_LOSS either_loss
 #include "xtoken_mesh.h"
 
+#include <unistd.h>
+
 /* How the next calls are made; between calls of a test, while no rank runs, it changes. */
-static struct Form {
-    bool on_gpu = true, bf16 = false, uploaded = false, own_workspace = false;
-} form;
+static struct Form { bool on_gpu = true, bf16 = false, uploaded = false, own_workspace = false; } form;
 
 /* Arrays of a call in the dtype of the form, on the host or on the GPU. What has one address has one copy. */
 struct Arrays {
@@ -65,7 +65,8 @@ static xd_result call_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_va
     for (size_t i = 0; i < teachers.size(); i++) {
         teachers[i].logits = arrays.bring(teachers[i].logits);
         if (!form.uploaded) continue;
-        if (teachers[i].kind != XD_XTOKEN_PROJECTED) continue;
+        if (teachers[i].kind != XD_XTOKEN_PROJECTED && teachers[i].kind != XD_XTOKEN_CACHED) continue;
+        if (!teachers[i].projection) continue;
         CHECK(xd_projection_upload(ctx, teachers[i].projection, &near[i]) == XD_OK);
         teachers[i].projection = &near[i];
     }
@@ -154,6 +155,235 @@ XD_TEST(loss_and_gradient_are_those_of_the_cpu) {
     }
 }
 
+/* ---- teachers of one tokenizer ---- */
+
+XD_TEST(one_tokenizer_is_compared_as_on_the_cpu) {
+    for (int way = 0; way < 16; way++) {
+        problem p;
+        open_problem_as(&p, XD_XTOKEN_SAME,
+                        way / 4 % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        p.settings.columns = way % 3 == 0 ? 99 : way % 3 == 1 ? 8 : 1; /* all, some, one */
+        p.settings.reverse = way % 2 == 1;
+        p.settings.compat = way / 2 % 2 == 1;
+        p.settings.balance = way / 8 % 2 == 1;
+        p.settings.tile = way % 5;
+        form.bf16 = way % 7 == 3;
+        form.own_workspace = way % 3 == 2;
+        compare(&p);
+        form = Form();
+        close_problem(&p);
+    }
+}
+
+XD_TEST(logits_are_averaged_as_on_the_cpu) {
+    for (int reverse = 0; reverse < 2; reverse++) {
+        problem p;
+        open_problem(&p, XD_XTOKEN_SAME);
+        p.kinds[1] = p.kinds[2] = XD_XTOKEN_SAME;
+        p.teacher_count = 3;
+        p.settings.mode = XD_XTOKEN_AVERAGED_LOGITS;
+        p.settings.reverse = reverse == 1;
+        compare(&p);
+        close_problem(&p);
+    }
+}
+
+/* A row that is NaN on either side, columns of no probability, rows that do not count. */
+XD_TEST(odd_rows_of_one_tokenizer_have_the_findings_of_the_cpu) {
+    for (int way = 0; way < 4; way++) {
+        problem p;
+        open_problem_as(&p, XD_XTOKEN_SAME, way / 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        p.settings.columns = way % 2 ? 8 : 99;
+        for (int t = 0; t < STUDENT_ROWS; t++) p.same[t * STUDENT_SIZE + 2] = -INFINITY;
+        p.same[4 * STUDENT_SIZE] = NAN;
+        p.student[9 * STUDENT_SIZE] = NAN;
+        p.labels[2] = STUDENT_SIZE;
+        compare(&p);
+        close_problem(&p);
+    }
+}
+
+/* ---- teachers that ran before ---- */
+
+/* The problem's teacher, or the one of the student's own tokenizer, in a cache whose tokens are the labels. */
+static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k) {
+    const int length = same ? STUDENT_LENGTH : TEACHER_LENGTH, size = same ? STUDENT_SIZE : TEACHER_SIZE;
+    float *logits = same ? p->same : p->teacher;
+    const int64_t *labels = same ? p->labels : p->teacher_labels;
+    const std::string path = "/tmp/xdistill-test-cuda-" + std::to_string((long)getpid());
+    int32_t ids[TEACHER_LENGTH], next[TEACHER_LENGTH];
+    xd_teacher_cache_desc desc = {};
+    xd_teacher_cache_writer *w = nullptr;
+    desc.vocabulary = size;
+    desc.temperature = p->settings.temperature;
+    desc.k = k;
+    desc.coding = coding;
+    desc.teacher_hash = 77;
+    CHECK(xd_teacher_cache_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
+    for (int b = 0; b < SEQUENCES; b++) {
+        xd_teacher_cache_block block = {};
+        for (int i = 0; i < length; i++) {
+            ids[i] = i == 0 ? 1 : next[i - 1];
+            next[i] = i == length - 1 ? -1 : (int32_t)labels[b * length + i];
+        }
+        block.logits = rows_of(logits + b * length * size, length, size);
+        block.ids = ids;
+        block.next = next;
+        CHECK(xd_teacher_cache_document(w, nullptr, 0) == XD_OK);
+        CHECK(xd_teacher_cache_append(w, &block) == XD_OK);
+    }
+    CHECK(xd_teacher_cache_finish(w) == XD_OK);
+    CHECK(xd_teacher_cache_open(p->ctx, path.c_str(), nullptr, &p->cache) == XD_OK);
+    remove(path.c_str());
+    for (int i = 0; i < SEQUENCES * length; i++)
+        p->cache_positions[i] = i % length == length - 1 ? -1 : i; /* the last predicts nothing */
+}
+
+static void open_cached(problem *p, xd_reduction reduction, xd_cache_coding coding) {
+    open_problem_as(p, XD_XTOKEN_CACHED, reduction);
+    make_cache(p, false, coding, 3);
+}
+
+XD_TEST(cached_chunks_are_those_of_the_cpu) {
+    for (int way = 0; way < 16; way++) {
+        problem p;
+        open_cached(&p, way / 4 % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC,
+                    (xd_cache_coding)(way % 3));
+        p.settings.reverse = way % 2 == 1;
+        p.settings.exact_only = way % 3 == 1;
+        p.settings.balance = way / 8 % 2 == 1;
+        p.settings.tile = way % 5;
+        p.mask[1] = (uint8_t)(way % 4 != 2);
+        form.bf16 = way % 7 == 3;
+        form.uploaded = form.own_workspace = way % 3 == 2;
+        compare(&p);
+        form = Form();
+        close_problem(&p);
+    }
+}
+
+/* One tokenizer: a chunk is a position, and there is no projection. */
+XD_TEST(cached_positions_need_no_projection) {
+    for (int way = 0; way < 4; way++) {
+        problem p;
+        call c[2];
+        open_problem_as(&p, XD_XTOKEN_CACHED, way / 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        make_cache(&p, true, XD_CACHE_F32, way % 2 ? STUDENT_SIZE : 4);
+        p.settings.reverse = way % 2 == 1;
+        xd_xtoken_values values[2];
+        for (int i = 0; i < STUDENT_ROWS; i++)
+            p.student_chunks[i] = i % STUDENT_LENGTH < CHUNKS ? i % STUDENT_LENGTH : -1;
+        for (int gpu = 0; gpu < 2; gpu++) {
+            form.on_gpu = gpu == 1;
+            open_call(&p, &c[gpu]);
+            c[gpu].teachers[0].logits.rows = STUDENT_ROWS;
+            c[gpu].teachers[0].teacher_chunks = p.student_chunks;
+            c[gpu].teachers[0].projection = nullptr;
+            values[gpu] = run_call(&p, &c[gpu]);
+            xd_vocab_destroy(c[gpu].vocab);
+        }
+        form = Form();
+        CHECK_NEAR(values[1].loss, values[0].loss, 3e-6 * fabs(values[0].loss));
+        CHECK(values[0].kd > 0.0 && c[0].teacher_values[0].compared == c[1].teacher_values[0].compared);
+        for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++)
+            CHECK_NEAR(c[1].gradient[i], c[0].gradient[i], 3e-6);
+        close_problem(&p);
+    }
+}
+
+/* A row that is NaN spoils its chunk; sequences that do not count, no chunk at all. */
+XD_TEST(odd_cached_chunks_have_the_findings_of_the_cpu) {
+    for (int way = 0; way < 8; way++) {
+        problem p;
+        open_cached(&p, way / 4 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC, XD_CACHE_8_BITS);
+        p.student[4 * STUDENT_SIZE] = NAN;
+        p.labels[2] = STUDENT_SIZE;
+        p.settings.tile = 2;
+        if (way % 2) p.sample_weight[1] = 0.0f;
+        if (way / 2 % 2) memset(p.mask, 0, sizeof p.mask);
+        compare(&p);
+        close_problem(&p);
+    }
+}
+
+/* ---- likelihoods ---- */
+
+/* From logits, from given numbers, or from a cache. */
+static void open_likelihood(problem *p, xd_reduction reduction, int way) {
+    open_problem_as(p, XD_XTOKEN_LIKELIHOOD, reduction);
+    p->likelihood = (xd_likelihood_form)(way & 1);
+    p->lengths = (way & 2) != 0;
+    p->known = way % 3 == 1;
+    for (int i = 0; i < SEQUENCES * CHUNKS; i++) p->chunk_length[i] = (float)(1 + i % 4);
+    for (int i = 0; i < TEACHER_ROWS; i++) p->target_log_probs[i] = -0.25f * (float)(1 + i % 7);
+    if (way % 3 == 2) make_cache(p, false, XD_CACHE_16_BITS, 3);
+}
+
+XD_TEST(likelihoods_are_those_of_the_cpu) {
+    for (int way = 0; way < 24; way++) {
+        problem p;
+        open_likelihood(&p, way / 4 % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC, way);
+        p.settings.reverse = way / 8 % 2 == 1;
+        p.settings.exact_only = way % 5 == 1;
+        p.settings.balance = way % 7 == 2;
+        form.bf16 = way % 7 == 3;
+        form.own_workspace = way % 2 == 1;
+        compare(&p);
+        form = Form();
+        close_problem(&p);
+    }
+}
+
+/* Labels outside, a row that is NaN on either side, an impossible token. */
+XD_TEST(odd_likelihoods_have_the_findings_of_the_cpu) {
+    for (int way = 0; way < 6; way++) {
+        problem p;
+        open_likelihood(&p, way / 3 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC, way);
+        p.student[4 * STUDENT_SIZE] = NAN;
+        p.teacher[11 * TEACHER_SIZE] = NAN;
+        p.labels[8] = STUDENT_SIZE;
+        p.target_log_probs[2] = -INFINITY;
+        compare(&p);
+        close_problem(&p);
+    }
+}
+
+/* ---- several teachers ---- */
+
+XD_TEST(teachers_of_all_kinds_add_up_as_on_the_cpu) {
+    static const xd_xtoken_kind others[6][2] = {
+        { XD_XTOKEN_SAME, XD_XTOKEN_PROJECTED },  { XD_XTOKEN_GOLD, XD_XTOKEN_LIKELIHOOD },
+        { XD_XTOKEN_LIKELIHOOD, XD_XTOKEN_SAME }, { XD_XTOKEN_CACHED, XD_XTOKEN_LIKELIHOOD },
+        { XD_XTOKEN_PROJECTED, XD_XTOKEN_GOLD },  { XD_XTOKEN_SAME, XD_XTOKEN_SAME }
+    };
+    for (int way = 0; way < 12; way++) {
+        problem p;
+        open_cached(&p, way % 4 / 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC, XD_CACHE_16_BITS);
+        p.kinds[1] = others[way % 6][0];
+        p.kinds[2] = others[way % 6][1];
+        p.teacher_count = 3;
+        if (way >= 9) p.settings.mode = XD_XTOKEN_SELECT;
+        if (way / 3 == 2) p.settings.score = XD_XTOKEN_SCORE_CE;
+        p.settings.normalise_by_vocabulary = way / 3 == 2;
+        p.settings.balance = way % 5 == 0;
+        compare(&p);
+        close_problem(&p);
+    }
+}
+
+/* Scores of what has logits. */
+XD_TEST(one_tokenizer_and_likelihoods_are_scored_as_on_the_cpu) {
+    for (int score = 1; score < 4; score++) {
+        problem p;
+        open_likelihood(&p, XD_REDUCTION_DETERMINISTIC, 0);
+        p.kinds[1] = XD_XTOKEN_SAME;
+        p.teacher_count = 2;
+        p.settings.score = (xd_xtoken_score)score;
+        compare(&p);
+        close_problem(&p);
+    }
+}
+
 XD_TEST(several_teachers_are_weighed_as_on_the_cpu) {
     for (int score = 0; score < 5; score++) {
         problem p;
@@ -230,13 +460,86 @@ XD_TEST(every_mesh_has_the_loss_and_gradient_of_one_rank) {
     }
 }
 
-XD_TEST(every_mesh_weighs_several_teachers_alike) {
+XD_TEST(every_mesh_compares_one_tokenizer_and_likelihoods_alike) {
+    for (int way = 0; way < 8; way++) {
+        problem p;
+        const xd_reduction reduction = way % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC;
+        if (way < 4)
+            open_problem_as(&p, XD_XTOKEN_SAME, reduction);
+        else
+            open_likelihood(&p, reduction, way);
+        p.settings.columns = way < 2 ? 99 : 8;
+        p.settings.reverse = p.settings.balance = way % 3 == 1;
+        p.settings.tile = way % 4;
+        check_meshes(&p);
+        close_problem(&p);
+    }
+}
+
+XD_TEST(every_mesh_reads_a_cache_alike) {
+    for (int way = 0; way < 4; way++) {
+        problem p;
+        open_cached(&p, way % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC,
+                    way / 2 ? XD_CACHE_F32 : XD_CACHE_8_BITS);
+        p.settings.reverse = p.settings.balance = way % 3 == 1;
+        p.settings.tile = way;
+        check_meshes(&p);
+        close_problem(&p);
+    }
+}
+
+XD_TEST(every_mesh_averages_logits_alike) {
     problem p;
-    open_problem_as(&p, XD_XTOKEN_PROJECTED, XD_REDUCTION_INVARIANT);
-    p.kinds[1] = XD_XTOKEN_GOLD;
+    open_problem_as(&p, XD_XTOKEN_SAME, XD_REDUCTION_INVARIANT);
+    p.kinds[1] = XD_XTOKEN_SAME;
     p.teacher_count = 2;
-    p.settings.score = XD_XTOKEN_SCORE_ENTROPY;
+    p.settings.mode = XD_XTOKEN_AVERAGED_LOGITS;
     check_meshes(&p);
+    close_problem(&p);
+}
+
+XD_TEST(every_mesh_weighs_several_teachers_alike) {
+    for (int cached = 0; cached < 2; cached++) {
+        problem p;
+        open_cached(&p, XD_REDUCTION_INVARIANT, XD_CACHE_16_BITS);
+        p.kinds[0] = cached ? XD_XTOKEN_CACHED : XD_XTOKEN_PROJECTED;
+        p.kinds[1] = cached ? XD_XTOKEN_LIKELIHOOD : XD_XTOKEN_GOLD;
+        p.kinds[2] = XD_XTOKEN_SAME;
+        p.teacher_count = 3;
+        p.settings.score = cached ? XD_XTOKEN_SCORE_CE : XD_XTOKEN_SCORE_ENTROPY;
+        check_meshes(&p);
+        close_problem(&p);
+    }
+}
+
+/* More ranks than a sequence has positions: one of them has none of the student's. */
+XD_TEST(ranks_without_positions_take_part) {
+    for (int way = 0; way < 10; way++) {
+        problem p;
+        call one;
+        open_cached(&p, way % 2 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC, XD_CACHE_8_BITS);
+        p.kinds[0] = (xd_xtoken_kind)(way / 2);
+        open_call(&p, &one);
+        const xd_xtoken_values whole = run_call(&p, &one);
+        check_mesh(&p, &one, &whole, 1, 8, 1);
+        xd_vocab_destroy(one.vocab);
+        close_problem(&p);
+    }
+}
+
+/* One rank alone has a wrong chunk id: every rank is told, and none waits. */
+XD_TEST(ranks_fail_alike_when_one_has_a_bad_input) {
+    problem p;
+    xd_error error;
+    mesh_job *job = (mesh_job *)calloc(1, sizeof *job);
+    open_cached(&p, XD_REDUCTION_DETERMINISTIC, XD_CACHE_8_BITS);
+    job->p = &p;
+    job->dp = job->cp = job->tp = 2;
+    job->spoilt = 5;
+    CHECK(xd_run_threads(8, nullptr, mesh_body, job, &error) == XD_OK);
+    for (int r = 0; r < 8; r++)
+        CHECK(job->results[r] == (r == job->spoilt ? XD_ERROR_ARGUMENT : XD_ERROR_PEER));
+    free(job);
     close_problem(&p);
 }
 
@@ -257,22 +560,31 @@ XD_TEST(a_projection_is_uploaded_once) {
     close_problem(&p);
 }
 
-XD_TEST(other_kinds_and_small_workspaces_are_refused) {
-    problem p;
-    call c;
-    xd_xtoken_values values;
-    open_problem(&p, XD_XTOKEN_SAME);
-    open_call(&p, &c);
-    CHECK(either_loss(p.ctx, &c.d, &values) == XD_ERROR_UNSUPPORTED);
-    xd_vocab_destroy(c.vocab);
-    close_problem(&p);
-    open_problem(&p, XD_XTOKEN_PROJECTED);
-    open_call(&p, &c);
-    c.d.workspace = &p; /* not looked at */
-    c.d.workspace_bytes = 100;
-    CHECK(either_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
-    xd_vocab_destroy(c.vocab);
-    close_problem(&p);
+/* In every kind, and nothing is written. */
+XD_TEST(bad_teachers_and_small_workspaces_are_refused) {
+    for (int kind = 0; kind < 5; kind++) {
+        problem p;
+        call c;
+        xd_xtoken_values values;
+        open_cached(&p, XD_REDUCTION_DETERMINISTIC, XD_CACHE_8_BITS);
+        p.kinds[0] = (xd_xtoken_kind)kind;
+        open_call(&p, &c);
+        c.d.workspace = &p; /* not looked at */
+        c.d.workspace_bytes = 100;
+        values.loss = 42.0;
+        CHECK(either_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
+        c.d.workspace = nullptr;
+        if (kind == XD_XTOKEN_SAME) c.teachers[0].logits.rows--;
+        if (kind == XD_XTOKEN_CACHED) c.d.temperature = 2.0;
+        if (kind == XD_XTOKEN_LIKELIHOOD) c.d.labels = nullptr;
+        if (kind == XD_XTOKEN_PROJECTED) c.teachers[0].projection = nullptr;
+        if (kind == XD_XTOKEN_GOLD) c.teachers[0].map = nullptr;
+        const xd_result result = either_loss(p.ctx, &c.d, &values);
+        CHECK(result == XD_ERROR_ARGUMENT || (kind == XD_XTOKEN_SAME && result == XD_ERROR_SHAPE));
+        CHECK(values.loss == 42.0 && c.gradient[0] == 0.0f);
+        xd_vocab_destroy(c.vocab);
+        close_problem(&p);
+    }
 }
 
 XD_CUDA_TEST_MAIN()

@@ -62,7 +62,31 @@ XD_TEST(moments_of_rows_are_those_of_the_cpu) {
                             form / 4 % 2 == 1, form / 8 == 1, columns[size]);
 }
 
-/* ---- columns of rows, compared and spread ---- */
+/* ---- columns of rows, compared, and their gradient ---- */
+
+/* On a CPU row after row, what `spread` makes of it; on a GPU all at once. */
+static void rows_gradient(xd_ctx *ctx, xd_xtoken_args a, xd_xtoken_chunk *chunks) {
+    const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    if (!kernels.spread) {
+        xd_xtoken_args ids = a;
+        ids.columns = a.vocabulary;
+        CHECK(kernels.slots(&launch, &ids) == XD_OK);
+        a.matrix.places = a.slots;
+        a.direct = true;
+        CHECK(kernels.gradient(&launch, &a) == XD_OK);
+        return;
+    }
+    a.count = 1;
+    a.chunks = nullptr;
+    for (int i = 0; i < COUNT; i++, a.rows++, a.student += a.k) {
+        a.scale = chunks[i].factor;
+        CHECK(kernels.spread(&launch, &a) == XD_OK);
+        a.u = chunks[i].largest != 0.0 ? a.slope : nullptr;
+        a.scale = 1.0;
+        CHECK(kernels.gradient(&launch, &a) == XD_OK);
+    }
+}
 
 static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int64_t k, int64_t first,
                          int64_t columns) {
@@ -78,11 +102,17 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
     for (int64_t j = 0; odd && j < k; j += 4) logits_of_both[(size_t)j] = -HUGE_VAL;
     if (odd) logits_of_both[(size_t)(3 * k)] = NAN;
     for (int i = 0; i < COUNT; i++) chunks[(size_t)i].compared = i != 1;
+    for (int i = 0; i < COUNT; i++) chunks[(size_t)i].factor = 0.3 + 0.2 * i;
+    const int64_t vocabulary = first + columns > 3 * k ? first + columns : 3 * k;
     const size_t x = board.add(odd_logits(dtype, shape, odd, &random)), list = board.add(ids);
     const size_t rows = board.add(at_work, sizeof at_work), chunks_at = board.add(chunks);
     const size_t picked = board.add(std::vector<double>((size_t)(COUNT * k), 0.5));
     const size_t student = board.add(logits_of_both), teacher = board.add(logits_of_both);
-    const size_t spread = board.add(std::vector<float>((size_t)columns, 4.0f));
+    const size_t slope = board.add(std::vector<float>((size_t)columns, 4.0f));
+    const size_t slots = board.add(std::vector<int32_t>((size_t)vocabulary, 7));
+    const size_t places = board.add(std::vector<int64_t>{ 0, 1, 2, 3 });
+    const size_t written = board.add(std::vector<uint8_t>{ 1, 1, 0, 1, 1, 1, 0 });
+    const size_t gradient = board.add(logits(dtype, shape, &random));
     const std::vector<unsigned char> after =
         pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
             const xd_xtoken_kernels kernels = xd_ctx_kernels(ctx).xtoken;
@@ -108,8 +138,13 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
             a.chunks = place<xd_xtoken_chunk>(at, chunks_at);
             a.reverse = reverse;
             CHECK(kernels.compare(&launch, &a) == XD_OK);
-            a.slope = place<float>(at, spread);
-            CHECK(kernels.spread(&launch, &a) == XD_OK);
+            a.slope = place<float>(at, slope);
+            a.slots = place<int32_t>(at, slots);
+            a.places = place<int64_t>(at, places);
+            a.written = place<uint8_t>(at, written);
+            a.gradient = rows_at(at, gradient, dtype, shape);
+            a.vocabulary = vocabulary;
+            rows_gradient(ctx, a, a.chunks);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     check_each(a + picked, b + picked, COUNT * k, 1e-15);
@@ -120,9 +155,12 @@ static void compare_rows(Pair *pair, xd_dtype dtype, bool odd, bool reverse, int
         check_near(&mine->value, &theirs->value, 1, 3e-6, 1e-3);
         if (isfinite(theirs->value)) CHECK(mine->agree == theirs->agree);
         check_near((const double *)(const void *)(a + s), (const double *)(const void *)(b + s), k, 3e-6);
+        CHECK(mine->largest == theirs->largest);
     }
-    check_near((const float *)(const void *)(a + spread), (const float *)(const void *)(b + spread), columns,
-               3e-6);
+    const int64_t elements = ROWS * shape.stride();
+    check_near(widened(a + gradient, dtype, elements).data(), widened(b + gradient, dtype, elements).data(),
+               elements, tolerance_of(dtype));
+    CHECK(memcmp(a + written, b + written, ROWS) == 0);
 }
 
 XD_TEST(positions_of_one_tokenizer_are_compared_as_on_the_cpu) {

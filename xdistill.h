@@ -8194,7 +8194,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         v##_store(to, i + v##_lanes, b);                                                                    \
     }                                                                                                       \
     INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
-                             bool keeps) {                                                                  \
+                              bool keeps) {                                                                 \
         const xdi_tile_pair given = *pair;                                                                  \
         const double factor = (double)given.q.factor;                                                       \
         const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
@@ -8444,10 +8444,10 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     LEAF void v##_tile_fence(void) {                                                            \
         v##_fence();                                                                            \
     }                                                                                           \
-    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear, v##_tile_sum,       \
+    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear,  v##_tile_sum,      \
                                          v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_kept,    v##_tile_fence,  v##_tile_raise,     \
-                                         v##_tile_collect, v##_tile_range,  v##_tile_offsets,   \
+                                         v##_tile_kept,    v##_tile_fence,   v##_tile_raise,    \
+                                         v##_tile_collect, v##_tile_range,   v##_tile_offsets,  \
                                          v##_tile_unpack };
 
 /* ---- what selections need ---- */
@@ -36881,4 +36881,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b259612e6e0a81526cfb930425606755b674340688162f7d2c46c082efb45d08 */
+/* xdistill sha256 b19c9eedfc3f2df2e0846220dbdb857389e772eb1abdc7648b4c31c9b66cde16 */

@@ -711,6 +711,10 @@ def output_of(*command):
     return done.stdout.strip() or "unknown"
 
 
+def git(*arguments):
+    return output_of("git", "-C", os.path.dirname(os.path.abspath(__file__)), *arguments)
+
+
 def read_line(path, prefix=""):
     try:
         with open(path, encoding="utf-8") as file:
@@ -741,7 +745,7 @@ def describe_device():
         "isa": Shim.library.shim_level().decode(), "threads": ARGS.threads, "cores": os.cpu_count(),
         "llc_bytes": cache_bytes(), "huge_pages": read_line("/sys/kernel/mm/transparent_hugepage/enabled"),
         "compiler": output_of("cc", "--version").splitlines()[0], "flags": "-O2", "os": os.uname().release,
-        "commit": output_of("git", "rev-parse", "HEAD"), "dirty": output_of("git", "status", "--porcelain") != "unknown",
+        "commit": git("rev-parse", "HEAD"), "dirty": git("status", "--porcelain") != "unknown",
         "torch": torch.__version__, "torch_isa": torch.backends.cpu.get_cpu_capability(), "allocator": ALLOCATOR,
         "utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     })

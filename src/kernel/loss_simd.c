@@ -571,7 +571,8 @@ static bool xdi_fast_keeps(const xd_loss_args *a) {
            (!hard || shared);
 }
 
-/* The parts of one block, which is what is returned; NULL when there is no memory. */
+/* The parts of one block, which is what is returned; NULL when there is no memory, and then powers are taken
+ * twice. */
 static float *xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE, side = tiles * XDI_TILE;
@@ -609,12 +610,7 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
     const bool streamed = xdi_fast_streams(a);
     xd_result result = XD_OK;
     xdi_fast_kept kept = { NULL, NULL, NULL, NULL };
-    float *memory = NULL;
-    if (xdi_fast_keeps(a)) {
-        memory = xdi_fast_keep(launch->ctx, a, &kept);
-        XDI_REQUIRE(launch->ctx, memory, XD_ERROR_MEMORY, "no room for the powers of a row of %lld columns",
-                    (long long)a->student.cols);
-    }
+    float *memory = xdi_fast_keeps(a) ? xdi_fast_keep(launch->ctx, a, &kept) : NULL;
     for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
         result = xdi_fast_fused_row(launch, tiles, &plain, &one, memory ? &kept : NULL, streamed);

@@ -1646,7 +1646,8 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda);
  *
  * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
  * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
- * read by the others' kernels, so ranks on different GPUs need peer access between them. */
+ * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
+ * only: UNSUPPORTED for other. */
 typedef struct xd_comm xd_comm;
 
 /* What a collective does. AGREE and SPLIT have calls of their own and no record. */
@@ -1817,6 +1818,8 @@ typedef struct xd_transport_ops {
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
+    bool
+        moves_device_memory; /* of the context's GPU; false: a call with such memory is refused before execute */
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -2795,8 +2798,8 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
-/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the labels left to count only
- * (KL). */
+/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the
+ * labels left to count only (KL). */
 XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 
@@ -4031,8 +4034,8 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
  * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
  * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. There a slot is
  * read by the kernels of other ranks, so ranks on different GPUs need peer access between them. Messages need a
- * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not. NCCL takes the
- * ids too, and then the host waits for them.
+ * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
+ * NCCL takes the ids too, and then the host waits for them.
  *
  * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
  * either side and on every transport. */
@@ -13906,6 +13909,9 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
 /* collective.c: what is below a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
+/* collective.c: can the group's transport move memory of the context's device? */
+XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
+
 /* threads.c: is this a group of threads? The next two are for such groups alone. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 
@@ -14094,6 +14100,15 @@ static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintp
     }
 }
 
+XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm) {
+    const xd_kernels *kernels = xd_ctx_settings(comm->ctx)->kernels; /* NULL: the CPU's */
+    return !kernels || kernels->device == XD_DEVICE_CPU || comm->transport->ops->moves_device_memory;
+}
+
+static bool xdi_comm_reaches(const xd_comm *comm, const void *memory) {
+    return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx).memory.owns(comm->ctx, memory);
+}
+
 static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -14105,6 +14120,12 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     const size_t size = xd_dtype_size(c->dtype);
     XDI_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
                 XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
+    XDI_REQUIRE(comm->ctx,
+                (send == 0 || xdi_comm_reaches(comm, c->send)) &&
+                    (recv == 0 || xdi_comm_reaches(comm, c->recv)),
+                XD_ERROR_UNSUPPORTED,
+                "%s: %" PRId64 " elements from and %" PRId64 " to memory of a GPU, which %s does not move",
+                kind, send, recv, comm->transport->ops->name);
     return XD_OK;
 }
 
@@ -14724,7 +14745,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     const void *send = (const char *)c->send + from;
     void *recv = (char *)c->recv + to;
     const xd_kernels kernels = xd_ctx_kernels(transport->ctx);
-    const bool theirs = kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
+    const bool theirs =
+        kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
     const xd_reduce_kernels reduce = theirs ? kernels.reduce : xd_reduce_kernels_cpu();
     xd_launch launch = xd_ctx_launch(transport->ctx);
     if (c->stream) launch.stream = c->stream;
@@ -14752,8 +14774,9 @@ static void xdi_self_destroy(xd_transport *transport) {
     xd_release(transport->ctx, transport);
 }
 
-static const xd_transport_ops xdi_self_ops = { "self",         xdi_self_control, xdi_self_execute,
-                                               xdi_self_split, xdi_self_abort,   xdi_self_destroy };
+static const xd_transport_ops xdi_self_ops = {
+    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, true
+};
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);
@@ -15093,7 +15116,8 @@ static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c)
     slot->event_destroy = memory.event_destroy;
     if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
     if (!slot->done) slot->done = memory.event_create(t->base.ctx);
-    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE, "the device has no events for a group of ranks");
+    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
+                "the device has no events for a group of ranks");
     return memory.event_record(&launch, slot->ready);
 }
 
@@ -15162,7 +15186,8 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
-    const xd_reduce_kernels reduce = t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
+    const xd_reduce_kernels reduce =
+        t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
     const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
@@ -15172,7 +15197,8 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                             c->op);
     return reduce.pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
@@ -15183,14 +15209,16 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
-    const int64_t tile = t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
+    const int64_t tile =
+        t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                XDI_TRY(xdi_threads_bytes(t, c, (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
+                XDI_TRY(xdi_threads_bytes(t, c,
+                                          (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
                                           sums, (size_t)n * size));
     }
     return XD_OK;
@@ -15395,10 +15423,13 @@ static void xdi_threads_destroy(xd_transport *transport) {
     xd_release(transport->ctx, t);
 }
 
-static const xd_transport_ops xdi_threads_ops = {
-    "threads",         xdi_threads_control, xdi_threads_execute,
-    xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy
-};
+static const xd_transport_ops xdi_threads_ops = { "threads",
+                                                  xdi_threads_control,
+                                                  xdi_threads_execute,
+                                                  xdi_threads_split,
+                                                  xdi_threads_abort,
+                                                  xdi_threads_destroy,
+                                                  true };
 
 /* ---- memory that a group shares ---- */
 
@@ -16199,7 +16230,8 @@ static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, 
 
 /* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
  * what one rank alone runs out of. */
-static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
+static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology,
+                                     unsigned mask) {
     const int world_size = xd_comm_size(table->world);
     for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next) {
         int rank = 0;
@@ -29277,6 +29309,9 @@ static xd_result xdi_route_build(xd_route *route) {
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
+    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
+                "messages of a GPU's rows between %d ranks, which the communicator does not move",
+                plan->ranks);
     XDI_TRY(xdi_route_place(route));
     if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
     return xdi_route_let_go(route, 0);
@@ -36878,4 +36913,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 046d5696efe27b63a17ffda110bc1aac15896e051b4fd09e25ee554439131bbc */
+/* xdistill sha256 c9e3d00cfcb1af6d8e35dacb16eaa562b28cad8bc114cd0422365c8cf18e1565 */

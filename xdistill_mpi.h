@@ -13,7 +13,8 @@
 
    Everything goes through non-blocking point-to-point messages, so that every wait has a deadline. Sums are
    formed here, in rank order, by the functions of kernel/reduce.h: the bits are those of the threads
-   transport, whatever the MPI library does. Needs MPI 3.0. The thread that owns the context makes the MPI
+   transport, whatever the MPI library does. Data is memory of the host: on contexts with a GPU, memory of the GPU
+   is refused (UNSUPPORTED); xdistill_nccl.h moves it. Needs MPI 3.0. The thread that owns the context makes the MPI
    calls: MPI_THREAD_SINGLE will do when it is the main thread. */
 #ifndef XDISTILL_MPI_H
 #define XDISTILL_MPI_H
@@ -617,7 +618,8 @@ static void xdi_mpi_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute,
-                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy };
+                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy,
+                                              false };
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -671,7 +673,8 @@ static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, const
 static xd_result xdi_mpi_agree_level(xd_ctx *ctx, xdi_mpi_world *world) {
     MPI_Request request = MPI_REQUEST_NULL;
     world->levels[0] = (int)xd_ctx_settings(ctx)->cpu;
-    const int code = MPI_Iallreduce(&world->levels[0], &world->levels[1], 1, MPI_INT, MPI_MIN, world->comm, &request);
+    const int code =
+        MPI_Iallreduce(&world->levels[0], &world->levels[1], 1, MPI_INT, MPI_MIN, world->comm, &request);
     XDI_TRY(xdi_mpi_join(ctx, code, &request, "agree on a CPU level"));
     xd_ctx_set_cpu(ctx, (xd_cpu_level)world->levels[1]);
     return XD_OK;

@@ -166,6 +166,15 @@ static bool xdi_comm_overlaps(const xd_comm *comm, const xd_collective *c, uintp
     }
 }
 
+XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm) {
+    const xd_kernels *kernels = xd_ctx_settings(comm->ctx)->kernels; /* NULL: the CPU's */
+    return !kernels || kernels->device == XD_DEVICE_CPU || comm->transport->ops->moves_device_memory;
+}
+
+static bool xdi_comm_reaches(const xd_comm *comm, const void *memory) {
+    return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx).memory.owns(comm->ctx, memory);
+}
+
 static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
@@ -177,6 +186,12 @@ static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collect
     const size_t size = xd_dtype_size(c->dtype);
     XDI_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
                 XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);
+    XDI_REQUIRE(comm->ctx,
+                (send == 0 || xdi_comm_reaches(comm, c->send)) &&
+                    (recv == 0 || xdi_comm_reaches(comm, c->recv)),
+                XD_ERROR_UNSUPPORTED,
+                "%s: %" PRId64 " elements from and %" PRId64 " to memory of a GPU, which %s does not move",
+                kind, send, recv, comm->transport->ops->name);
     return XD_OK;
 }
 

@@ -27,7 +27,8 @@
  *
  * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
  * the ranks, no call waits for the device, and the bits are those of host memory. On threads a rank's memory is
- * read by the others' kernels, so ranks on different GPUs need peer access between them. */
+ * read by the others' kernels, so ranks on different GPUs need peer access between them. MPI moves host memory
+ * only: UNSUPPORTED for other. */
 typedef struct xd_comm xd_comm;
 
 /* What a collective does. AGREE and SPLIT have calls of their own and no record. */

@@ -24,6 +24,9 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
 /* collective.c: what is below a handle. */
 XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 
+/* collective.c: can the group's transport move memory of the context's device? */
+XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
+
 /* threads.c: is this a group of threads? The next two are for such groups alone. */
 XD_PRIVATE bool xdi_threads_has(const xd_comm *comm);
 

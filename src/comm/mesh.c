@@ -126,7 +126,8 @@ static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, 
 
 /* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be made may not depend on
  * what one rank alone runs out of. */
-static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology, unsigned mask) {
+static xdi_mesh_entry *xdi_mesh_find(const xdi_mesh_table *table, const xd_topology *topology,
+                                     unsigned mask) {
     const int world_size = xd_comm_size(table->world);
     for (xdi_mesh_entry *entry = table->entries; entry; entry = entry->next) {
         int rank = 0;

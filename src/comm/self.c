@@ -28,7 +28,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     const void *send = (const char *)c->send + from;
     void *recv = (char *)c->recv + to;
     const xd_kernels kernels = xd_ctx_kernels(transport->ctx);
-    const bool theirs = kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
+    const bool theirs =
+        kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
     const xd_reduce_kernels reduce = theirs ? kernels.reduce : xd_reduce_kernels_cpu();
     xd_launch launch = xd_ctx_launch(transport->ctx);
     if (c->stream) launch.stream = c->stream;
@@ -56,8 +57,9 @@ static void xdi_self_destroy(xd_transport *transport) {
     xd_release(transport->ctx, transport);
 }
 
-static const xd_transport_ops xdi_self_ops = { "self",         xdi_self_control, xdi_self_execute,
-                                               xdi_self_split, xdi_self_abort,   xdi_self_destroy };
+static const xd_transport_ops xdi_self_ops = {
+    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, true
+};
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
     xd_transport *self = (xd_transport *)xd_allocate(ctx, sizeof *self);

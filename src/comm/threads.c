@@ -317,7 +317,8 @@ static xd_result xdi_threads_ready(const xdi_threads *t, const xd_collective *c)
     slot->event_destroy = memory.event_destroy;
     if (!slot->ready) slot->ready = memory.event_create(t->base.ctx);
     if (!slot->done) slot->done = memory.event_create(t->base.ctx);
-    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE, "the device has no events for a group of ranks");
+    XDI_REQUIRE(t->base.ctx, slot->ready && slot->done, XD_ERROR_DEVICE,
+                "the device has no events for a group of ranks");
     return memory.event_record(&launch, slot->ready);
 }
 
@@ -386,7 +387,8 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
 static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
-    const xd_reduce_kernels reduce = t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
+    const xd_reduce_kernels reduce =
+        t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
     const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {
@@ -396,7 +398,8 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
     if (c->leaves.total)
-        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype, c->op);
+        return reduce.leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
+                             c->op);
     return reduce.pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
 }
 
@@ -407,14 +410,16 @@ static xd_result xdi_threads_all_reduce(const xdi_threads *t, const xd_collectiv
     if (is_short) return xdi_threads_reduce(t, c, c->recv, 0, false, c->count, c->count);
     int64_t begin, end;
     xdi_comm_piece(c->count, t->base.size, t->base.rank, &begin, &end);
-    const int64_t tile = t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
+    const int64_t tile =
+        t->on_device ? c->count : 4096; /* a tile stays in the cache; a device wants few launches */
     for (int64_t at = begin; at < end; at += tile) {
         const int64_t n = end - at < tile ? end - at : tile;
         char *sums = (char *)c->recv + (size_t)at * size;
         XDI_TRY(xdi_threads_reduce(t, c, sums, at, false, c->count, n));
         for (int r = 0; r < t->base.size; r++)
             if (r != t->base.rank)
-                XDI_TRY(xdi_threads_bytes(t, c, (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
+                XDI_TRY(xdi_threads_bytes(t, c,
+                                          (char *)xdi_threads_page_of(t, r)->record.recv + (size_t)at * size,
                                           sums, (size_t)n * size));
     }
     return XD_OK;
@@ -619,10 +624,13 @@ static void xdi_threads_destroy(xd_transport *transport) {
     xd_release(transport->ctx, t);
 }
 
-static const xd_transport_ops xdi_threads_ops = {
-    "threads",         xdi_threads_control, xdi_threads_execute,
-    xdi_threads_split, xdi_threads_abort,   xdi_threads_destroy
-};
+static const xd_transport_ops xdi_threads_ops = { "threads",
+                                                  xdi_threads_control,
+                                                  xdi_threads_execute,
+                                                  xdi_threads_split,
+                                                  xdi_threads_abort,
+                                                  xdi_threads_destroy,
+                                                  true };
 
 /* ---- memory that a group shares ---- */
 

@@ -44,6 +44,8 @@ typedef struct xd_transport_ops {
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
+    bool
+        moves_device_memory; /* of the context's GPU; false: a call with such memory is refused before execute */
 } xd_transport_ops;
 
 /* Every transport begins with this. */

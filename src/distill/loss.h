@@ -76,8 +76,8 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
-/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the labels left to count only
- * (KL). */
+/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the
+ * labels left to count only (KL). */
 XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
 

@@ -83,6 +83,9 @@ static xd_result xdi_route_build(xd_route *route) {
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
     route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
+    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
+                "messages of a GPU's rows between %d ranks, which the communicator does not move",
+                plan->ranks);
     XDI_TRY(xdi_route_place(route));
     if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
     return xdi_route_let_go(route, 0);

@@ -34,8 +34,8 @@
  * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
  * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. There a slot is
  * read by the kernels of other ranks, so ranks on different GPUs need peer access between them. Messages need a
- * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not. NCCL takes the
- * ids too, and then the host waits for them.
+ * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
+ * NCCL takes the ids too, and then the host waits for them.
  *
  * The rows a student gets are the teacher's bits (rounded to bf16 where the wire is bf16), for every split on
  * either side and on every transport. */

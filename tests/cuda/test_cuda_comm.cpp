@@ -47,11 +47,14 @@ struct Buffer {
     std::vector<unsigned char> bytes;
     Device device;
 
-    Buffer(Member *m, const std::vector<unsigned char> &from) : member(m), bytes(from), device(allocate(m, from)) {}
+    Buffer(Member *m, const std::vector<unsigned char> &from)
+        : member(m), bytes(from), device(allocate(m, from)) {}
     static Device allocate(Member *m, const std::vector<unsigned char> &from) {
         return m->on_device ? Device(from) : Device();
     }
-    void *at() { return member->on_device ? device.at() : (void *)bytes.data(); }
+    void *at() {
+        return member->on_device ? device.at() : (void *)bytes.data();
+    }
     void keep() { /* appends what it holds to the log; reading orders itself behind the stream */
         std::vector<unsigned char> out(bytes.size());
         if (member->on_device)
@@ -83,9 +86,15 @@ static void reduce_all(Member *m) {
 
 static void move_all(Member *m) {
     const int me = xd_comm_rank(m->comm), next = (me + 1) % RANKS, before = (me + RANKS - 1) % RANKS;
-    const int64_t to[RANKS] = { 10 + me, 3, 700 }, from[RANKS] = { me == 0 ? 10 : me == 1 ? 3 : 700,
-                                                                   me == 0 ? 11 : me == 1 ? 3 : 700,
-                                                                   me == 0 ? 12 : me == 1 ? 3 : 700 };
+    const int64_t to[RANKS] = { 10 + me, 3, 700 }, from[RANKS] = { me == 0   ? 10
+                                                                   : me == 1 ? 3
+                                                                             : 700,
+                                                                   me == 0   ? 11
+                                                                   : me == 1 ? 3
+                                                                             : 700,
+                                                                   me == 0   ? 12
+                                                                   : me == 1 ? 3
+                                                                             : 700 };
     Buffer in(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
     Buffer out(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
     CHECK(xd_all_to_all(m->comm, in.at(), to, out.at(), from, XD_DTYPE_F32) == XD_OK);
@@ -248,6 +257,42 @@ static xd_result run_redistribution(xd_comm *comm, void *argument) {
 XD_TEST(redistributions_on_device_memory_give_the_bits_of_the_host) {
     World host = {}, gpu = {};
     run_worlds(&host, &gpu, run_redistribution);
+}
+
+/* A transport as MPI's: it moves memory of the host only, and says so. */
+static xd_result host_control(xd_transport *, const xd_control *mine, const xd_collective *, xd_control *all,
+                              double) {
+    all[0] = *mine;
+    return XD_OK;
+}
+
+static xd_result host_execute(xd_transport *, const xd_collective *c, double) {
+    memmove(c->recv, c->send, (size_t)c->count * xd_dtype_size(c->dtype));
+    return XD_OK;
+}
+
+static xd_result host_split(xd_transport *, const int *, int, int, double, xd_transport **) {
+    return XD_ERROR_UNSUPPORTED;
+}
+
+static void host_leave(xd_transport *) {}
+
+XD_TEST(device_memory_is_refused_where_the_transport_moves_only_the_host_s) {
+    static const xd_transport_ops ops = { "host",     host_control, host_execute, host_split,
+                                          host_leave, host_leave,   false };
+    static const int world_ranks[1] = { 0 };
+    Gpu gpu;
+    xd_transport transport = { &ops, gpu.ctx, 0, 1, world_ranks };
+    xd_comm *comm = nullptr;
+    CHECK(xd_comm_create(gpu.ctx, &transport, &comm) == XD_OK);
+    std::vector<float> host(4, 1.0f), out(4, 0.0f);
+    Device device(host);
+    CHECK(xd_all_reduce(comm, host.data(), out.data(), 4, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    CHECK(out == host);
+    CHECK(xd_all_reduce(comm, device.at(), device.at(), 4, XD_DTYPE_F32, XD_SUM) == XD_ERROR_UNSUPPORTED);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "which host does not move") != nullptr);
+    CHECK(xd_all_reduce(comm, host.data(), device.at(), 4, XD_DTYPE_F32, XD_SUM) == XD_ERROR_UNSUPPORTED);
+    xd_comm_destroy(comm);
 }
 
 #if defined(XD_EMU)

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
 #include "../examples/nn/nn_model.c"
 #include "../examples/nn/nn_layers.c"
@@ -143,6 +144,22 @@ XD_TEST(gradient_of_every_weight_agrees_with_finite_differences_tied_head) {
 
 XD_TEST(gradient_of_every_weight_agrees_with_finite_differences_own_head) {
     check_gradient(false);
+}
+
+XD_TEST(exponentials_are_right_to_two_units_in_the_last_place) {
+    const float special[] = { -INFINITY, -100.0f, 0.0f, 100.0f, INFINITY };
+    const float expected[] = { 0.0f, 0.0f, 1.0f, INFINITY, INFINITY };
+    float out[5], nan = NAN;
+    for (int i = 0; i < 100000; i++) {
+        float x = 87.0f * noise(3, (uint64_t)i), y = 0.0f;
+        nn_exp(1, &x, &y);
+        const double exact = exp((double)x);
+        CHECK(fabs((double)y - exact) <= 2.0 * exact * 1.1920929e-7);
+    }
+    nn_exp(5, special, out);
+    for (int i = 0; i < 5; i++) CHECK(out[i] == expected[i]);
+    nn_exp(1, &nan, &nan);
+    CHECK(isnan(nan));
 }
 
 XD_TEST(a_position_does_not_see_what_follows_it) {

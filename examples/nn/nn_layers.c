@@ -1,5 +1,6 @@
 /* nn_layers.c - norm, gate, rotation and attention. */
 #include "nn_layers.h"
+#include "nn_exp.h"
 #include "nn_matmul.h"
 
 #include <math.h>
@@ -7,11 +8,20 @@
 
 /* ---- RMSNorm ---- */
 
+/* The sum of x[i] y[i]; in four parts, because one addition waits for the one before it. */
+static double nn_dot(int64_t count, const float *x, const float *y) {
+    double part[4] = { 0.0, 0.0, 0.0, 0.0 };
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int j = 0; j < 4; j++) part[j] += (double)x[i + j] * (double)y[i + j];
+    for (; i < count; i++) part[0] += (double)x[i] * (double)y[i];
+    return (part[0] + part[1]) + (part[2] + part[3]);
+}
+
 void nn_rmsnorm(int64_t rows, int64_t width, float eps, const float *x, const float *weight, float *y,
                 float *inverse_rms) {
     for (int64_t r = 0; r < rows; r++, x += width, y += width) {
-        double squares = 0.0;
-        for (int64_t i = 0; i < width; i++) squares += (double)x[i] * (double)x[i];
+        const double squares = nn_dot(width, x, x);
         const float scale = (float)(1.0 / sqrt(squares / (double)width + (double)eps));
         for (int64_t i = 0; i < width; i++) y[i] = x[i] * scale * weight[i];
         inverse_rms[r] = scale;
@@ -36,20 +46,28 @@ void nn_rmsnorm_backward(int64_t rows, int64_t width, const float *x, const floa
 
 /* ---- SwiGLU ---- */
 
-static float nn_sigmoid(float x) {
-    return 1.0f / (1.0f + expf(-x));
-}
+enum { NN_BLOCK = 64 }; /* elements whose sigmoids are taken together */
 
 void nn_swiglu(int64_t count, const float *gate, const float *up, float *out) {
-    for (int64_t i = 0; i < count; i++) out[i] = gate[i] * nn_sigmoid(gate[i]) * up[i];
+    float s[NN_BLOCK];
+    for (int64_t at = 0; at < count; at += NN_BLOCK, gate += NN_BLOCK, up += NN_BLOCK, out += NN_BLOCK) {
+        const int64_t n = count - at < NN_BLOCK ? count - at : NN_BLOCK;
+        nn_sigmoid(n, gate, s);
+        for (int64_t i = 0; i < n; i++) out[i] = gate[i] * s[i] * up[i];
+    }
 }
 
 void nn_swiglu_backward(int64_t count, const float *gate, const float *up, const float *d_out, float *d_gate,
                         float *d_up) {
-    for (int64_t i = 0; i < count; i++) {
-        const float s = nn_sigmoid(gate[i]);
-        d_gate[i] = d_out[i] * up[i] * s * (1.0f + gate[i] * (1.0f - s));
-        d_up[i] = d_out[i] * gate[i] * s;
+    float s[NN_BLOCK];
+    for (int64_t at = 0; at < count; at += NN_BLOCK) {
+        const int64_t end = count - at < NN_BLOCK ? count : at + NN_BLOCK;
+        nn_sigmoid(end - at, gate + at, s);
+        for (int64_t i = at; i < end; i++) {
+            const float own = s[i - at];
+            d_gate[i] = d_out[i] * up[i] * own * (1.0f + gate[i] * (1.0f - own));
+            d_up[i] = d_out[i] * gate[i] * own;
+        }
     }
 }
 
@@ -87,17 +105,19 @@ static int32_t nn_position(const int32_t *list, int index) {
     return list ? list[index] : index;
 }
 
-/* One row of scores to probabilities, the first `seen` keys; keys after the query's position, and all behind
- * `seen`, get zero. */
+/* One row of scores to probabilities. No key from number `seen` on is seen; those before it that come after the
+ * query's position are not either. */
 static void nn_masked_softmax(const nn_attention *a, int32_t position, float scale, int seen, float *row) {
     float max = -INFINITY;
     double sum = 0.0;
-    for (int j = 0; j < seen; j++)
-        if (nn_position(a->key_pos, j) <= position && row[j] > max) max = row[j];
+    while (seen > 0 && nn_position(a->key_pos, seen - 1) > position) seen--;
     for (int j = 0; j < seen; j++) {
-        row[j] = nn_position(a->key_pos, j) <= position ? expf((row[j] - max) * scale) : 0.0f;
-        sum += (double)row[j];
+        if (nn_position(a->key_pos, j) > position) row[j] = -INFINITY;
+        if (row[j] > max) max = row[j];
     }
+    for (int j = 0; j < seen; j++) row[j] = (row[j] - max) * scale;
+    nn_exp(seen, row, row);
+    for (int j = 0; j < seen; j++) sum += (double)row[j];
     const float inverse = (float)(1.0 / sum); /* a query sees at least itself: sum >= 1 */
     for (int j = 0; j < seen; j++) row[j] *= inverse;
     for (int j = seen; j < a->keys; j++) row[j] = 0.0f;

@@ -1,7 +1,7 @@
 #include <string.h>
 
 #if defined(XDI_X86)
-#include <cpuid.h>
+#    include <cpuid.h>
 
 /* Not every compiler can ask for it by name. */
 static bool xdi_cpu_has_f16c(void) {
@@ -11,7 +11,7 @@ static bool xdi_cpu_has_f16c(void) {
 #endif
 
 /* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
-XD_API xd_cpu_level xd_cpu_best(void) {
+static xd_cpu_level xdi_cpu_ask(void) {
 #if defined(XDI_X86)
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !xdi_cpu_has_f16c())
@@ -23,6 +23,17 @@ XD_API xd_cpu_level xd_cpu_best(void) {
 #else
     return XD_CPU_PORTABLE;
 #endif
+}
+
+/* A virtual machine takes microseconds to say what its processor has, so it is asked once. */
+XD_API xd_cpu_level xd_cpu_best(void) {
+    static int known; /* XD_CPU_BEST, 0: not asked yet. Threads that ask at the same time write the same. */
+    int level = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (level == (int)XD_CPU_BEST) {
+        level = (int)xdi_cpu_ask();
+        __atomic_store_n(&known, level, __ATOMIC_RELAXED);
+    }
+    return (xd_cpu_level)level;
 }
 
 static const char *const xdi_cpu_names[] = { "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" };

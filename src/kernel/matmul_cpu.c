@@ -41,6 +41,7 @@ typedef struct xdi_matmul_kernel {
     xdi_matmul_tile run;
     int64_t rows, cols;
     bool pairs;
+    bool turns; /* AVX2 is there to pack with */
 } xdi_matmul_kernel;
 
 /* ---- tiles ---- */
@@ -139,8 +140,9 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 #endif
 
 static xdi_matmul_kernel xdi_matmul_kernel_of(xd_cpu_level level, bool bf16) {
-    xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, 4, 8, false };
+    xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, 4, 8, false, false };
 #if defined(XDI_X86)
+    kernel.turns = (int)level >= (int)XD_CPU_AVX2;
     if (level == XD_CPU_AVX2) {
         kernel.run = xdi_matmul_tile_avx2;
         kernel.rows = 6;
@@ -182,11 +184,10 @@ static inline uint16_t xdi_matmul_narrow(float value) {
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* packed[p * width + line]. Lines that lie side by side are copied eight at a time, all others one after the
- * other, so that memory is read in its own order. */
-static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
+/* packed[p * width + line], from line number `line` on. Lines that lie side by side are copied eight at a
+ * time, all others one after the other, so that memory is read in its own order. */
+static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t line, int64_t width, float *packed) {
     const float *data = (const float *)x->data;
-    int64_t line = 0;
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             memcpy(packed + p * width + line, data + p * x->term_stride + line, 8 * sizeof *packed);
@@ -195,9 +196,8 @@ static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float 
             packed[p * width + line] = data[line * x->line_stride + p * x->term_stride];
 }
 
-static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, float *packed) {
+static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t line, int64_t width, float *packed) {
     const uint16_t *data = (const uint16_t *)x->data;
-    int64_t line = 0;
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             for (int64_t i = 0; i < 8; i++)
@@ -208,6 +208,73 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, fl
 }
 
 #if defined(XDI_X86)
+/* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
+#    define XDI_MATMUL_256 __attribute__((target("avx2")))
+
+/* Eight terms of a line as f32. `narrow`, the dtype, is a constant where these are called. */
+XDI_MATMUL_256 static inline __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
+    if (!narrow) return _mm256_loadu_ps((const float *)data + at);
+    const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + at));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+/* x[i] = column i of the 8 x 8 numbers whose rows x held. */
+XDI_MATMUL_256 static inline void xdi_matmul_turn(__m256 *x) {
+    __m256 pair[8], four[8];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        pair[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+        pair[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i += 4) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        four[i + 2 * j] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0x44);
+        four[i + 2 * j + 1] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0xee);
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_permute2f128_ps(four[i], four[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2f128_ps(four[i], four[i + 4], 0x31);
+    }
+}
+
+/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what stands behind the lines
+ * is written again by the next term, or, behind the last one, is the workspace's own slack. */
+XDI_MATMUL_256 static inline void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
+                                                        int64_t count, int64_t width, float *packed) {
+    int64_t p = 0;
+    for (; p + 8 <= x->terms; p += 8) {
+        __m256 block[8];
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++)
+            block[i] = xdi_matmul_eight(x->data, narrow, (line + (i < count ? i : 0)) * x->line_stride + p);
+        xdi_matmul_turn(block);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps(packed + (p + i) * width + line, block[i]);
+    }
+    for (; p < x->terms; p++)
+        for (int64_t i = line; i < line + count; i++) {
+            const int64_t at = i * x->line_stride + p;
+            packed[p * width + i] =
+                narrow ? xdi_matmul_widen(((const uint16_t *)x->data)[at]) : ((const float *)x->data)[at];
+        }
+}
+
+/* All whole groups of lines; returns how many lines that were. */
+XDI_MATMUL_256 static int64_t xdi_matmul_pack_turned(const xdi_matmul_lines *x, int64_t width,
+                                                     float *packed) {
+    const int64_t group = width < 8 ? width : 8;
+    int64_t line = 0;
+    for (; line + group <= x->lines; line += group) {
+        if (x->dtype == XD_DTYPE_F32)
+            xdi_matmul_turn_lines(x, false, line, group, width, packed);
+        else
+            xdi_matmul_turn_lines(x, true, line, group, width, packed);
+    }
+    return line;
+}
+
 /* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
  * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
 
@@ -308,17 +375,20 @@ XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int6
 
 static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x, int64_t width,
                             void *packed) {
+    int64_t packed_lines = 0;
     if (x->lines < width) memset(packed, 0, (size_t)(x->terms + 1) * (size_t)width * (kernel->pairs ? 2 : 4));
 #if defined(XDI_X86)
     if (kernel->pairs) {
         xdi_matmul_pack_pairs(x, width, (uint32_t *)packed);
         return;
     }
+    if (kernel->turns && x->term_stride == 1)
+        packed_lines = xdi_matmul_pack_turned(x, width, (float *)packed);
 #endif
     if (x->dtype == XD_DTYPE_F32)
-        xdi_matmul_pack_f32(x, width, (float *)packed);
+        xdi_matmul_pack_f32(x, packed_lines, width, (float *)packed);
     else
-        xdi_matmul_pack_widened(x, width, (float *)packed);
+        xdi_matmul_pack_widened(x, packed_lines, width, (float *)packed);
 }
 
 static const void *xdi_matmul_at(const xd_matrix *x, int64_t row, int64_t col) {

@@ -1351,6 +1351,8 @@ typedef struct xd_xtoken_matrix {
      * in J these are; -1: not in it. Without begin a student's id is the teacher's. Where chunks have lists of
      * their own, each has its places. */
     const int32_t *places; /* [teacher ids], or [place_count, vocabulary] */
+    /* On a device: not NULL -> slot holds teacher ids, whose places in this ascending J [k] are looked up. */
+    const int64_t *sorted;
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -1395,6 +1397,20 @@ typedef struct xd_xtoken_merge {
     double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
     int64_t *places; /* [shards] scratch */
 } xd_xtoken_merge;
+
+/* Rows of several sequences and the chunks that they belong to. ids and sizes are memory of the host on every
+ * device; they travel with the launches and may change when the call has returned. */
+typedef struct xd_chunk_args {
+    xd_rows rows;         /* values, or the gradient: [sequences * held, n] f32 or bf16 */
+    const int64_t *ids;   /* [rows] chunk in its sequence; -1: none */
+    int64_t held, chunks; /* rows and chunks of a sequence */
+    int64_t count;        /* chunks of all sequences */
+    const int64_t *sizes; /* [count] */
+    const double *weight; /* [count, n] */
+    const double *sums;   /* [count, n] */
+    double *out;          /* [count, n] cells of sums, or averages */
+    bool fixed;
+} xd_chunk_args;
 
 /* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
  * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
@@ -1446,7 +1462,8 @@ typedef struct xd_xtoken_args {
 
 /* Entries of the kernel table. p = exp(z / temperature - lse). */
 typedef struct xd_xtoken_kernels {
-    /* cells [place_count, k] += p M of the rows */
+    /* cells [place_count, k] += p M of the rows. On a device rows, places, ids and lse may be NULL: row i and place i,
+     * column j, and logits that are the p; with `vocabulary` a column outside it has no entries. */
     xd_result (*project)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [place_count, k] += log_softmax(z / temperature) over the columns `ids` */
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -1459,7 +1476,8 @@ typedef struct xd_xtoken_kernels {
      *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
      * plus   slopes (one at the label - softmax(z))
      * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. On a
-     * device, with `direct`, the part of a matrix is   factor M dy. */
+     * device, with `direct`, the part of a matrix is   factor M dy; then rows, places, chunks, written and the logits'
+     * data may be NULL: row i and place i, factor 1, no row written before. */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -1498,6 +1516,15 @@ typedef struct xd_xtoken_kernels {
      * before and after. NULL on a device, which has list_slots and `gradient` for it. */
     xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
 
+    /* Averages of chunks. */
+
+    /* out += the rows of each chunk, in their order */
+    xd_result (*chunk_sums)(const xd_launch *launch, const xd_chunk_args *args);
+    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of rows only cols is looked at. */
+    xd_result (*chunk_averages)(const xd_launch *launch, const xd_chunk_args *args);
+    /* rows = weight / size of their chunk, 0 for those without one */
+    xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
+
     /* What the driver of a CPU does itself; NULL there. */
 
     /* slots [columns] = place of each id in `ids`, -1 where it has none */
@@ -1529,6 +1556,11 @@ typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type
 /* Which way bytes go. */
 typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
 
+/* Names memory of a device to other processes of its node. */
+typedef struct xd_device_handle {
+    unsigned char bytes[64];
+} xd_device_handle;
+
 /* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
  * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
 typedef struct xd_device_ops {
@@ -1544,6 +1576,14 @@ typedef struct xd_device_ops {
     void (*event_destroy)(void *event);
     xd_result (*event_record)(const xd_launch *launch, void *event);
     xd_result (*event_wait)(const xd_launch *launch, void *event);
+    /* Calls the function behind what was launched before, on some thread of the host; it uses no device. */
+    xd_result (*call)(const xd_launch *launch, void (*function)(void *user), void *user);
+    /* Memory for other processes of the node. NULL when there is none to be had that others could open, as on the CPU,
+     * or when it cannot be opened here. What was opened is closed before its maker destroys it. */
+    void *(*share_create)(xd_ctx *ctx, size_t bytes, xd_device_handle *handle);
+    void (*share_destroy)(xd_ctx *ctx, void *memory); /* nothing on it is under way; NULL is fine */
+    void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
+    void (*share_close)(xd_ctx *ctx, void *memory);
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another
@@ -1818,8 +1858,11 @@ typedef struct xd_transport_ops {
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
-    bool
-        moves_device_memory; /* of the context's GPU; false: a call with such memory is refused before execute */
+    /* For a rank that waits for peers in another way: lets messages move on; PEER when the world is broken. Never
+     * waits. NULL: nothing to do and nothing known. */
+    xd_result (*poll)(xd_transport *transport);
+    /* Can move memory of the context's GPU; without, a call with such memory is refused before execute. */
+    bool moves_device_memory;
 } xd_transport_ops;
 
 /* Every transport begins with this. */
@@ -3677,7 +3720,11 @@ XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *c
  * Packed documents and prompts: give both sides of the alignment their documents and masks, take
  * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
  * token of every document, which nothing before it predicts. Then a sequence of several documents has the
- * loss and gradient of the documents by themselves. */
+ * loss and gradient of the documents by themselves.
+ *
+ * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
+ * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
+ * a call has returned. The bits are those of a CPU. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */
@@ -3695,14 +3742,17 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *   values  [B * held, n] f32 or bf16
  *   sizes   [B, C]
  *
- * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. Errors:
- * ARGUMENT as above, SHAPE and DTYPE for values, UNSUPPORTED on a GPU. */
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
+ * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
+ * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
 
-/* averages[B, C, n] from sums and sizes; 0 where a chunk is empty. They may share memory. Local. */
-XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t chunks, int64_t n,
-                              double *averages);
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
+ * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                   int64_t n, double *averages);
 
 /* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
  * without a chunk.
@@ -3710,7 +3760,7 @@ XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t 
  *   weight    [B, C, n]
  *   gradient  [B * held, n] f32 or bf16
  *
- * Local. Errors: SHAPE, DTYPE, UNSUPPORTED on a GPU. */
+ * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient);
 
@@ -3734,18 +3784,25 @@ XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher
  *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
  *   out      [T, k], the same on every rank of the vocabulary
  *
- * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order.
+ * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
+ * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
+ * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
+ *
+ * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
+ * (xd_projection_upload, xd_select_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
+ * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
+ *
  * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
- * column outside M, or out of order); UNSUPPORTED on a GPU and, over several ranks, in INVARIANT mode. */
+ * column outside M, or out of order), MEMORY. */
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                             xd_rows probs, const int64_t *columns, int64_t k, double *out);
 
 /* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
- * over the vocabulary in its checks only. Errors as xd_project.
+ * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
+ * same bits for every split, and on every device. Errors as xd_project.
  *
  *   weight    [T, k]
- *   gradient  [T, V/tp]
- * / */
+ *   gradient  [T, V/tp] */
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient);
@@ -3998,8 +4055,9 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
                                   int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
-/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16. Local.
- * Errors: SHAPE when the piece leaves either, DTYPE, UNSUPPORTED on a GPU. */
+/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
+ * memory and the work is ordered on the context's stream. Local, allocates nothing. Errors: SHAPE when the piece leaves
+ * either, DTYPE. */
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
 
@@ -4020,20 +4078,26 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
  *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
  *
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
- * Between ranks of one process (threads) the ring is memory that both see: a window that lies in one slot, in
- * one piece and with the wanted dtype, is a pointer into it; others are put together from the slots, one copy.
- * Between processes the payload goes by messages of the communicator, whatever it is made of: the students'
- * step i is one all_to_all that all ranks with a side take part in, inside xd_route_take on student ranks, and
- * on ranks that only teach inside the xd_route_post that completes the students' next window. So a teacher
- * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) is not
- * built.
+ * Between threads, and between processes of one node, whatever their communicator is made of, the ring is memory
+ * that all ranks see: a window that lies in one slot, in one piece and with the wanted dtype, is a pointer into
+ * it; others are put together from the slots, one copy. Processes meet in a file of /dev/shm, which has lost its
+ * name before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * another node, shares its process with another rank, or the system refuses it room, a file or a GPU's memory, all
+ * of them use messages.
+ *
+ * By messages the payload goes over the communicator: the students' step i is one all_to_all that all ranks with a
+ * side take part in, inside xd_route_take on student ranks, and on ranks that only teach inside the xd_route_post
+ * that completes the students' next window. So a teacher rank runs ahead by what it computes between two posts.
  *
  * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
  * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
  * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
  * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
- * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. There a slot is
- * read by the kernels of other ranks, so ranks on different GPUs need peer access between them. Messages need a
+ * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
+ * that share rings the streams themselves say what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
+ * for the teacher's GPU, and xd_route_slot for the students' when all slots are full, and their own work goes on
+ * meanwhile. A shared slot is read by the kernels of other ranks, so ranks on different GPUs need peer access between
+ * them; rings that processes share are cudaMalloc's, whatever the allocator of xd_cuda_desc. Messages need a
  * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
  * NCCL takes the ids too, and then the host waits for them.
  *
@@ -4078,7 +4142,7 @@ typedef struct xd_route_desc {
     /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
      * for the next. */
     int slots;
-    bool messages; /* move as between processes although the ranks are threads */
+    bool messages; /* move by messages, although the ranks may see each other's memory */
     xd_route_side teacher, student;
 } xd_route_desc;
 
@@ -4098,7 +4162,7 @@ typedef struct xd_route_info {
     int64_t views; /* of a step's windows on this rank, those that are not copied */
     int slots;
     int needed;   /* slots without the one for the next micro-batch */
-    bool shared;  /* the ring is memory that all ranks see; else messages */
+    bool shared;  /* the ring is memory that all ranks see, threads or processes of one node; else messages */
     size_t bytes; /* of rings (all ranks', when shared), windows and messages */
 } xd_route_info;
 
@@ -4117,8 +4181,12 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 
 /* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
  * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
- * and a teacher rank until students have released what it posted, or have destroyed their route; after
- * timeout_seconds its ring stays allocated, because somebody may still read it. */
+ * and a teacher rank until students have released what it posted, or have destroyed their route; between processes,
+ * until they have destroyed it or are gone. After timeout_seconds its ring stays allocated, because somebody may
+ * still read it; so does all of a route whose own GPU has not ended by then.
+ *
+ * A rank that shares rings with other processes and dies is noticed by those that wait for it: PEER. The first wait
+ * that fails ends the route for all its ranks, and leaves the communicator as it is. */
 XD_API void xd_route_destroy(xd_route *route);
 
 /* What was agreed, and where this rank stands. Local. */
@@ -4751,39 +4819,32 @@ XD_API void xd_arena_seal(xd_arena *arena) {
 #include <string.h>
 
 #if defined(XDI_X86)
-#    include <cpuid.h>
+#include <cpuid.h>
 
-/* Not every compiler can ask for it by name. */
+/* Not every compiler can ask for it by name. Asking the processor instead takes microseconds on a virtual
+ * machine; what has a name was asked once, before main. */
 static bool xdi_cpu_has_f16c(void) {
+#if !defined(__clang__) && __GNUC__ >= 11
+    return __builtin_cpu_supports("f16c") != 0;
+#else
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+#endif
 }
 #endif
 
 /* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
-static xd_cpu_level xdi_cpu_ask(void) {
+XD_API xd_cpu_level xd_cpu_best(void) {
 #if defined(XDI_X86)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !xdi_cpu_has_f16c())
-        return XD_CPU_PORTABLE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-        return XD_CPU_AVX2;
-    return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) /* they have F16C, too */
+        return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
+    return xdi_cpu_has_f16c() ? XD_CPU_AVX2 : XD_CPU_PORTABLE;
 #else
     return XD_CPU_PORTABLE;
 #endif
-}
-
-/* A virtual machine takes microseconds to say what its processor has, so it is asked once. */
-XD_API xd_cpu_level xd_cpu_best(void) {
-    static int known; /* XD_CPU_BEST, 0: not asked yet. Threads that ask at the same time write the same. */
-    int level = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (level == (int)XD_CPU_BEST) {
-        level = (int)xdi_cpu_ask();
-        __atomic_store_n(&known, level, __ATOMIC_RELAXED);
-    }
-    return (xd_cpu_level)level;
 }
 
 static const char *const xdi_cpu_names[] = { "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" };
@@ -6354,6 +6415,63 @@ static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
 
+/* What a loss has, and how wide its shard is. */
+static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
+    return a->offsets[a->shard + 1] - a->offsets[a->shard];
+}
+
+static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
+    return a->teacher.data && a->soft_weight != 0.0;
+}
+
+static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
+    return a->labels && a->hard_weight != 0.0;
+}
+
+/* The sums of one row, in either representation. */
+typedef struct xdi_loss_sums {
+    bool fixed;
+    double plain[XD_LOSS_SUMS];
+    xd_fixed exact[XD_LOSS_SUMS];
+} xdi_loss_sums;
+
+/* Adds all columns of row r to its sums; `state` is the sweep's own, `ref` is NULL for mixtures. */
+typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                               xdi_loss_sums *sums);
+
+/* loss_cpu.c: the entries stats and mixture with a sweep for the columns, and the plain sweeps' columns
+ * [begin, end). */
+XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                       const double *ref, xdi_loss_sums *sums);
+XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                         xdi_loss_sums *sums);
+
+/* The same for the sums outside a row's ids: columns [begin, end) of the shard, none of which is an id. */
+typedef struct xdi_topk_sums {
+    double plain[XD_TOPK_SUMS];
+    xd_fixed exact[XD_TOPK_SUMS];
+} xdi_topk_sums;
+typedef void (*xdi_topk_sweep)(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                               int64_t end, xdi_topk_sums *sums);
+
+/* topk_cpu.c: the entry topk_stats with a sweep for the columns, and the plain sweep. */
+XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state);
+XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                       int64_t end, xdi_topk_sums *sums);
+
+/* exact_simd.c: terms of sums in fixed point, the same bits on every level: e^x, x at most 700; q ln(q/m) and
+ * p (ln(p/m) - top) of log-probabilities s of p and t of q, m = beta q + (1 - beta) p, 0 for p or q of 0. */
+XD_PRIVATE double xdi_exact_exp(double x);
+XD_PRIVATE void xdi_exact_mixture(double s, double t, double beta, double top, double *teacher,
+                                  double *student);
+
+/* exact_simd.c: the entries stats, mixture and topk_stats for sums in fixed point, on vectors. */
+XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a);
+XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a);
+XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a);
+
 /* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the
  * row has a NaN or +infinity. */
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
@@ -7208,6 +7326,235 @@ XDI_SIMD_MATH(xdi_v16, XDI_SIMD_INLINE_512)
 
 #endif /* XDI_X86 */
 
+/* >>kernel/exact */
+
+/* The terms of INVARIANT mode's sums, and the sums, on vectors of double: xdi_w1 for the plain level, xdi_w2,
+ * xdi_w4 and xdi_w8 beside xdi_v4, xdi_v8 and xdi_v16. A term has the same bits in every width and with every
+ * math library: single operations of IEEE 754 in one order. A product is fused with a sum only where it is
+ * exact, by a power of two. */
+
+/* 1.5 2^52: a sum of it and something below 2^51 holds that, rounded to an integer, in its low bits. */
+#define XDI_EXACT_MAGIC 6755399441055744.0
+#define XDI_EXACT_MAGIC_BITS UINT64_C(0x4338000000000000)
+
+/* Powers of e up to here are 0, so that all others are normal numbers. */
+#define XDI_EXACT_LEAST (-708.0)
+
+/* Vectors take terms below 2^11: those of a tile move the high limb of a sum by less than 2^52. */
+#define XDI_EXACT_LARGE_BITS UINT64_C(0x40a0000000000000)
+
+#define XDI_EXACT_SIGN UINT64_C(0x8000000000000000)
+#define XDI_EXACT_ONE_BITS UINT64_C(0x3ff0000000000000)
+#define XDI_EXACT_ROOT_BITS UINT64_C(0x3ff6a09e667f3bcd) /* of 2 */
+
+/* ln 2 is their sum; HIGH has 42 bits, which makes its product with an exponent exact. */
+#define XDI_EXACT_LN2_HIGH 0.6931471805598903
+#define XDI_EXACT_LN2_LOW 5.497923018708371e-14
+#define XDI_EXACT_LOG2E 1.4426950408889634
+
+#define XDI_EXACT_VECTORS(d, bytes, INLINE)                         \
+    typedef double __attribute__((vector_size(bytes))) d;           \
+    typedef int64_t __attribute__((vector_size(bytes))) d##_mask;   \
+    typedef uint64_t __attribute__((vector_size(bytes))) d##_words; \
+    enum { d##_lanes = (bytes) / 8 };                               \
+    INLINE d d##_set(double x) {                                    \
+        const d zero = { 0.0 };                                     \
+        return zero + x;                                            \
+    }                                                               \
+    /* What is to be rounded before it is added to something. */    \
+    INLINE d d##_mul(d a, d b) {                                    \
+        return a * b;                                               \
+    }                                                               \
+    INLINE d d##_pick(d##_mask mask, d x, d y) {                    \
+        return (d)((mask & (d##_mask)x) | (~mask & (d##_mask)y));   \
+    }                                                               \
+    INLINE d d##_where(d##_mask mask, d x) {                        \
+        return (d)(mask & (d##_mask)x);                             \
+    }
+
+/* Three operations that some widths have instructions for: the larger one, y where x is NaN; the largest
+ * integer not above x, which is below 2^51; x power + y, where power is a power of two. */
+#define XDI_EXACT_ANY(d, INLINE)                                       \
+    INLINE d d##_larger(d x, d y) {                                    \
+        return d##_pick((d##_mask)(x > y), x, y);                      \
+    }                                                                  \
+    INLINE d d##_floor(d x) {                                          \
+        const d whole = (x + XDI_EXACT_MAGIC) - XDI_EXACT_MAGIC;       \
+        return whole - d##_where((d##_mask)(whole > x), d##_set(1.0)); \
+    }                                                                  \
+    INLINE d d##_scaled(d x, double power, d y) {                      \
+        const d product = x * power;                                   \
+        return product + y;                                            \
+    }
+
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
+ * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+#define XDI_EXACT_MATH(d, INLINE)                                                                         \
+    INLINE d d##_exp_parts(d x, d *power) {                                                               \
+        const d t = d##_mul(x, d##_set(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;      \
+        const d rest = x - d##_mul(n, d##_set(XDI_EXACT_LN2_HIGH));                                       \
+        const d f = rest - d##_mul(n, d##_set(XDI_EXACT_LN2_LOW)), g = d##_mul(f, f);                     \
+        d even = d##_mul(g, d##_set(2.7620078203806394e-07)) + 2.4801521317484083e-05;                    \
+        d odd = d##_mul(g, d##_set(2.5100377619606372e-08)) + 2.7557268476553695e-06;                     \
+        even = d##_mul(even, g) + 0.0013888888917199863;                                                  \
+        odd = d##_mul(odd, g) + 0.00019841269863042963;                                                   \
+        even = d##_mul(even, g) + 0.04166666666662416;                                                    \
+        odd = d##_mul(odd, g) + 0.008333333333330063;                                                     \
+        even = d##_mul(even, g) + 0.5;                                                                    \
+        odd = d##_mul(odd, g) + 0.16666666666666669;                                                      \
+        *power = (d)(((d##_words)t << 52) + XDI_EXACT_ONE_BITS);                                          \
+        return d##_mul(d##_mul(odd, f) + even, g) + f;                                                    \
+    }                                                                                                     \
+    /* For x at most 700. */                                                                              \
+    INLINE d d##_exp(d x) {                                                                               \
+        d power;                                                                                          \
+        const d less_one = d##_exp_parts(d##_larger(x, d##_set(XDI_EXACT_LEAST)), &power);                \
+        return d##_where((d##_mask)(x > XDI_EXACT_LEAST), d##_mul(less_one + 1.0, power));                \
+    }                                                                                                     \
+    /* ln(x + rest) of a normal x up to 1, where rest is less than a unit of x, and 0 for x below 1/2. */ \
+    INLINE d d##_log(d x, d rest) {                                                                       \
+        const d##_words bits = (d##_words)x, halvings = (XDI_EXACT_ROOT_BITS - bits) >> 52;               \
+        const d f = (d)(bits + (halvings << 52)) - 1.0, s = f / (f + 2.0), g = d##_mul(s, s);             \
+        const d n = (d)(halvings + XDI_EXACT_MAGIC_BITS) - XDI_EXACT_MAGIC;                               \
+        d p = d##_mul(g, d##_set(0.14616484198366603)) + 0.1533171880828007;                              \
+        p = d##_mul(p, g) + 0.18182889209266595;                                                          \
+        p = d##_mul(p, g) + 0.22222211133642084;                                                          \
+        p = d##_mul(p, g) + 0.2857142862598255;                                                           \
+        p = d##_mul(p, g) + 0.3999999999989949;                                                           \
+        p = d##_mul(p, g) + 0.666666666666667;                                                            \
+        const d log = (f - d##_mul(s, f - d##_mul(p, g))) + rest;                                         \
+        return (log - d##_mul(n, d##_set(XDI_EXACT_LN2_LOW))) - d##_mul(n, d##_set(XDI_EXACT_LN2_HIGH));  \
+    }                                                                                                     \
+    /* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t: */          \
+    /* q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */ \
+    /* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */                                 \
+    INLINE void d##_mixture(d s, d t, double beta, double top, d *teacher, d *student) {                  \
+        const d gap = t - s;                                                                              \
+        const d##_mask above = (d##_mask)(gap > 0.0);                                                     \
+        const d distance = (d)((d##_words)gap | XDI_EXACT_SIGN);                                          \
+        d power;                                                                                          \
+        const d less_one = d##_exp_parts(d##_larger(distance, d##_set(XDI_EXACT_LEAST)), &power);         \
+        const d quotient = d##_mul(less_one + 1.0, power);                                                \
+        const d below_one = d##_mul(less_one, power) + (power - 1.0);                                     \
+        const d larger = d##_exp(d##_pick(above, t, s));                                                  \
+        const d smaller = d##_where((d##_mask)(distance > XDI_EXACT_LEAST), d##_mul(larger, quotient));   \
+        const d share = d##_pick(above, d##_set(1.0 - beta), d##_set(beta));                              \
+        const d change = d##_mul(share, below_one), near = change + 1.0;                                  \
+        const d##_mask close = (d##_mask)(quotient > 0.5);                                                \
+        const d mixture = d##_pick(close, near, (1.0 - share) + d##_mul(share, quotient));                \
+        const d log = -d##_log(mixture, d##_where(close, change - (near - 1.0))), far = log + distance;   \
+        const d q = d##_pick(above, larger, smaller), p = d##_pick(above, smaller, larger);               \
+        *teacher = d##_where((d##_mask)(q > 0.0), q * d##_pick(above, log, far));                         \
+        *student = d##_where((d##_mask)(p > 0.0), p * (d##_pick(above, far, log) - top));                 \
+    }
+
+/* Sums of one kind of term over a part of a row. `add` is for any term, `add_positive` for powers, which saves
+ * the floor: it may share the same value differently among the limbs. */
+#define XDI_EXACT_SUMS(d, INLINE)                                                                    \
+    typedef struct d##_sum {                                                                         \
+        d##_words high, low, large;                                                                  \
+    } d##_sum;                                                                                       \
+    INLINE d##_sum d##_no_sum(void) {                                                                \
+        const d##_words zero = { 0 };                                                                \
+        d##_sum sum;                                                                                 \
+        sum.high = zero;                                                                             \
+        sum.low = zero;                                                                              \
+        sum.large = zero;                                                                            \
+        return sum;                                                                                  \
+    }                                                                                                \
+    INLINE void d##_add(d##_sum *sum, d term) {                                                      \
+        const d scaled = term * 1073741824.0, high = d##_floor(scaled), rest = scaled - high;        \
+        sum->high += (d##_words)(high + XDI_EXACT_MAGIC);                                            \
+        sum->low += (d##_words)d##_scaled(rest, 1099511627776.0, d##_set(XDI_EXACT_MAGIC));          \
+        sum->large |= ((d##_words)term & ~XDI_EXACT_SIGN) + (XDI_EXACT_SIGN - XDI_EXACT_LARGE_BITS); \
+    }                                                                                                \
+    INLINE void d##_add_positive(d##_sum *sum, d term) {                                             \
+        const d high = d##_scaled(term, 1073741824.0, d##_set(XDI_EXACT_MAGIC));                     \
+        const d rest = d##_scaled(term, 1073741824.0, XDI_EXACT_MAGIC - high);                       \
+        sum->high += (d##_words)high;                                                                \
+        sum->low += (d##_words)d##_scaled(rest, 1099511627776.0, d##_set(XDI_EXACT_MAGIC));          \
+    }                                                                                                \
+    /* What `count` terms came to; false when one was large, infinite or NaN. */                     \
+    INLINE bool d##_sum_of(const d##_sum *sum, int64_t count, xd_fixed *total) {                     \
+        const uint64_t magic = (uint64_t)count * XDI_EXACT_MAGIC_BITS;                               \
+        uint64_t high = 0, low = 0, large = 0;                                                       \
+        for (int i = 0; i < d##_lanes; i++) {                                                        \
+            high += sum->high[i];                                                                    \
+            low += sum->low[i];                                                                      \
+            large |= sum->large[i];                                                                  \
+        }                                                                                            \
+        total->high = (int64_t)(high - magic);                                                       \
+        total->low = (int64_t)(low - magic);                                                         \
+        return large < XDI_EXACT_SIGN;                                                               \
+    }
+
+XDI_EXACT_VECTORS(xdi_w1, 8, XDI_SIMD_INLINE)
+XDI_EXACT_ANY(xdi_w1, XDI_SIMD_INLINE)
+XDI_EXACT_MATH(xdi_w1, XDI_SIMD_INLINE)
+
+XDI_EXACT_VECTORS(xdi_w2, 16, XDI_SIMD_INLINE)
+XDI_EXACT_ANY(xdi_w2, XDI_SIMD_INLINE)
+XDI_EXACT_MATH(xdi_w2, XDI_SIMD_INLINE)
+XDI_EXACT_SUMS(xdi_w2, XDI_SIMD_INLINE)
+
+XDI_SIMD_INLINE void xdi_w2_widen(xdi_v4 v, xdi_w2 *a, xdi_w2 *b) {
+    const xdi_w2 low = { (double)v[0], (double)v[1] }, high = { (double)v[2], (double)v[3] };
+    *a = low;
+    *b = high;
+}
+
+#if defined(XDI_X86)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+XDI_EXACT_VECTORS(xdi_w4, 32, XDI_SIMD_INLINE_256)
+
+XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_larger(xdi_w4 x, xdi_w4 y) {
+    return (xdi_w4)_mm256_max_pd((__m256d)x, (__m256d)y);
+}
+XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_floor(xdi_w4 x) {
+    return (xdi_w4)_mm256_floor_pd((__m256d)x);
+}
+XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_scaled(xdi_w4 x, double power, xdi_w4 y) {
+    return (xdi_w4)_mm256_fmadd_pd((__m256d)x, _mm256_set1_pd(power), (__m256d)y);
+}
+XDI_SIMD_INLINE_256 void xdi_w4_widen(xdi_v8 v, xdi_w4 *a, xdi_w4 *b) {
+    *a = (xdi_w4)_mm256_cvtps_pd(_mm256_castps256_ps128(v));
+    *b = (xdi_w4)_mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+}
+
+XDI_EXACT_MATH(xdi_w4, XDI_SIMD_INLINE_256)
+XDI_EXACT_SUMS(xdi_w4, XDI_SIMD_INLINE_256)
+
+XDI_EXACT_VECTORS(xdi_w8, 64, XDI_SIMD_INLINE_512)
+
+XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_larger(xdi_w8 x, xdi_w8 y) {
+    return (xdi_w8)_mm512_max_pd((__m512d)x, (__m512d)y);
+}
+XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_floor(xdi_w8 x) {
+    return (xdi_w8)_mm512_floor_pd((__m512d)x);
+}
+XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_scaled(xdi_w8 x, double power, xdi_w8 y) {
+    return (xdi_w8)_mm512_fmadd_pd((__m512d)x, _mm512_set1_pd(power), (__m512d)y);
+}
+XDI_SIMD_INLINE_512 void xdi_w8_widen(xdi_v16 v, xdi_w8 *a, xdi_w8 *b) {
+    *a = (xdi_w8)_mm512_cvtps_pd(_mm512_castps512_ps256(v));
+    *b = (xdi_w8)_mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+}
+
+XDI_EXACT_MATH(xdi_w8, XDI_SIMD_INLINE_512)
+XDI_EXACT_SUMS(xdi_w8, XDI_SIMD_INLINE_512)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
+
 /* >>kernel/xtoken_loops */
 
 /* The innermost loops of losses across tokenizers, one set for each vector width.
@@ -7648,18 +7995,6 @@ XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void) {
 
 /* Plain loops, double inside; kernel/loss.h has the formulas. Logits are read once per entry and element. */
 
-static int64_t xdi_loss_columns(const xd_loss_args *a) {
-    return a->offsets[a->shard + 1] - a->offsets[a->shard];
-}
-
-static bool xdi_loss_has_soft(const xd_loss_args *a) {
-    return a->teacher.data && a->soft_weight != 0.0;
-}
-
-static bool xdi_loss_has_hard(const xd_loss_args *a) {
-    return a->labels && a->hard_weight != 0.0;
-}
-
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column) {
     double max = -INFINITY;
     bool finite = true;
@@ -7728,12 +8063,10 @@ static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd
     return XD_OK;
 }
 
-/* The sums of one row, in either representation. */
-typedef struct xdi_loss_sums {
-    bool fixed;
-    double plain[XD_LOSS_SUMS];
-    xd_fixed exact[XD_LOSS_SUMS];
-} xdi_loss_sums;
+/* What is summed in fixed point has the same bits with every math library. */
+static inline double xdi_loss_exp(bool fixed, double x) {
+    return fixed ? xdi_exact_exp(x) : exp(x);
+}
 
 static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
     if (!sums->fixed)
@@ -7758,33 +8091,44 @@ static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_
     }
 }
 
-static void xdi_loss_stats_row(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
+/* As written: the vectors of exact_simd.c leave columns to this and the next one, and their terms are its. */
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                       const double *ref, xdi_loss_sums *sums) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const double max = ref[XD_LOSS_MAX], teacher_max = ref[XD_LOSS_TEACHER_MAX];
     const double scale = 1.0 / a->temperature;
-    const int64_t columns = xdi_loss_columns(a);
-    for (int64_t c = 0; c < columns; c++) {
+    for (int64_t c = begin; c < end; c++) {
         const double x = xdi_loss_minus(xdi_loss_load(&a->student, r, c), max);
-        const double e = hard || a->temperature == 1.0 ? exp(x) : 0.0;
+        const double e = hard || a->temperature == 1.0 ? xdi_loss_exp(a->fixed, x) : 0.0;
         if (hard) xdi_loss_add(sums, XD_LOSS_HARD, e);
         if (hard && a->uniform_weight != 0.0) xdi_loss_add(sums, XD_LOSS_LINEAR, x);
         if (!soft) continue;
         const double y = xdi_loss_load(&a->teacher, r, c);
         const double z = x * scale, u = xdi_loss_minus(y, teacher_max) * scale;
-        const double e_s = a->temperature == 1.0 ? e : exp(z), e_t = exp(u);
+        const double e_s = a->temperature == 1.0 ? e : xdi_loss_exp(a->fixed, z);
+        const double e_t = xdi_loss_exp(a->fixed, u);
         xdi_loss_add(sums, XD_LOSS_SOFT, e_s);
         xdi_loss_add(sums, XD_LOSS_TEACHER, e_t);
         xdi_loss_add(sums, XD_LOSS_CROSS,
                      xdi_loss_cross(a, e_s, e_t, z, u, (y - ref[XD_LOSS_TEACHER_AT_ARG]) * scale));
     }
-    if (!hard) return;
-    const int64_t target = a->labels[r] - a->offsets[a->shard];
-    if (target >= 0 && target < columns)
-        xdi_loss_add(sums, XD_LOSS_TARGET, xdi_loss_minus(xdi_loss_load(&a->student, r, target), max));
 }
 
-static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
+static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
+    const int64_t target = xdi_loss_has_hard(a) ? a->labels[r] - a->offsets[a->shard] : -1;
+    if (target < 0 || target >= xdi_loss_columns(a)) return;
+    xdi_loss_add(sums, XD_LOSS_TARGET,
+                 xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
+}
+
+static void xdi_loss_stats_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                               xdi_loss_sums *sums) {
+    (void)state;
+    xdi_loss_stats_columns(a, r, 0, xdi_loss_columns(a), ref, sums);
+}
+
+XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
     for (int64_t r = 0; r < a->student.rows; r++) {
         const double *ref = a->references + r * XD_LOSS_REFERENCES;
         xdi_loss_sums sums;
@@ -7794,13 +8138,19 @@ static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args 
             sums.plain[XD_LOSS_BAD] = 1.0;
             sums.exact[XD_LOSS_BAD].high = 1;
         } else if (a->row_scale[r] != 0.0) {
-            xdi_loss_stats_row(a, r, ref, &sums);
+            sweep(state, a, r, ref, &sums);
+            xdi_loss_stats_target(a, r, ref, &sums);
         }
         if (a->fixed)
             memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
         else
             memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
     }
+}
+
+static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    xdi_loss_stats_rows(a, xdi_loss_stats_row, NULL);
     return XD_OK;
 }
 
@@ -7950,14 +8300,22 @@ static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_r
     return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
-static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss_row *row,
-                                 xdi_loss_sums *sums) {
-    const int64_t columns = xdi_loss_columns(a);
-    for (int64_t c = 0; c < columns; c++) {
-        const double s = xdi_loss_student_log(a, row, xdi_loss_load(&a->student, r, c));
-        const double t = xdi_loss_teacher_log(a, row, xdi_loss_load(&a->teacher, r, c));
-        const double p = exp(s), q = exp(t);
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                         xdi_loss_sums *sums) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = 1.0 / a->temperature;
+    for (int64_t c = begin; c < end; c++) {
+        const double s = (xdi_loss_load(&a->student, r, c) - row->max) * scale - row->soft_log;
+        const double t = (xdi_loss_load(&a->teacher, r, c) - row->teacher_max) * scale - row->teacher_log;
         double student, teacher;
+        if (a->fixed) {
+            xdi_exact_mixture(s, t, a->beta, row->top, &teacher, &student);
+            xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, teacher);
+            xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, student);
+            continue;
+        }
+        const double p = exp(s), q = exp(t);
         if (p == 0.0 && q == 0.0) continue;
         xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
         if (q > 0.0) xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, q * teacher);
@@ -7965,14 +8323,19 @@ static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss
     }
 }
 
-static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
+static void xdi_loss_mixture_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                                 xdi_loss_sums *sums) {
+    (void)state, (void)ref;
+    xdi_loss_mixture_columns(a, r, 0, xdi_loss_columns(a), sums);
+}
+
+XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
     for (int64_t r = 0; r < a->student.rows; r++) {
         xdi_loss_sums sums;
         memset(&sums, 0, sizeof sums);
         sums.fixed = a->fixed;
         if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE)
-            xdi_loss_mixture_row(a, r, a->row + r, &sums);
+            sweep(state, a, r, NULL, &sums);
         for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
             if (a->fixed)
                 ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
@@ -7980,6 +8343,11 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
                 ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
         }
     }
+}
+
+static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    xdi_loss_mixture_rows(a, xdi_loss_mixture_row, NULL);
     return XD_OK;
 }
 
@@ -8960,7 +9328,7 @@ static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss
 static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return plain.stats(launch, a);
+    if (a->fixed) return xdi_exact_stats(launch, a);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
@@ -9049,7 +9417,7 @@ static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *
 static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return plain.mixture(launch, a);
+    if (a->fixed) return xdi_exact_mixtures(launch, a);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);
@@ -9257,6 +9625,299 @@ XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels) {
     kernels->fused = xdi_fast_loss_fused;
 }
 
+/* >>kernel/exact_simd.c */
+
+#include <math.h>
+#include <string.h>
+
+/* INVARIANT mode's sums of a row on vectors, tile by tile: the terms of the plain kernels, and integers are
+ * added in any order. Terms that are large or not finite, and the last few columns, are left to those. */
+
+XDI_SIMD_128 double xdi_w1_power(double x) {
+    return xdi_w1_exp(xdi_w1_set(x))[0];
+}
+
+XDI_SIMD_128 void xdi_w1_terms(double s, double t, double beta, double top, double *teacher,
+                               double *student) {
+    xdi_w1 q, p;
+    xdi_w1_mixture(xdi_w1_set(s), xdi_w1_set(t), beta, top, &q, &p);
+    *teacher = q[0];
+    *student = p[0];
+}
+
+XD_PRIVATE double xdi_exact_exp(double x) {
+    return xdi_w1_power(x);
+}
+
+XD_PRIVATE void xdi_exact_mixture(double s, double t, double beta, double top, double *teacher,
+                                  double *student) {
+    xdi_w1_terms(s, t, beta, top, teacher, student);
+}
+
+/* The logits of a tile and what their terms are relative to. */
+typedef struct xdi_exact_tile {
+    xdi_simd_array x, y; /* student and teacher */
+    double max, teacher_max, teacher_at_arg, scale;
+} xdi_exact_tile;
+
+/* What a level does to n columns, a multiple of `lanes`. False when it is for the plain kernels; the sums are
+ * then not to be used.
+ *   powers    sum e^((x - max) scale)
+ *   moments   the same, and of those powers times their exponents
+ *   linear    sum x - max
+ *   pair      SOFT, TEACHER and CROSS of kernel/loss.h
+ *   mixture   the sums of the Jensen-Shannon divergence */
+typedef struct xdi_exact_level {
+    int lanes;
+    bool (*powers)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum);
+    bool (*moments)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum, xd_fixed *moment);
+    bool (*linear)(xdi_simd_array x, int64_t n, double max, xd_fixed *sum);
+    bool (*pair)(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence, xd_fixed *sums);
+    bool (*mixture)(const xdi_exact_tile *tile, int64_t n, const xd_loss_row *row, double beta,
+                    xd_fixed *sums);
+} xdi_exact_level;
+
+/* Written once for a vector v of f32 and the two of double, d, that it widens to. */
+#define XDI_EXACT_LOOPS(v, d, INLINE, LEAF)                                                                 \
+    LEAF bool v##_exact_powers(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum) {      \
+        d##_sum powers = d##_no_sum();                                                                      \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
+            d a, b;                                                                                         \
+            d##_widen(v##_load(x, i), &a, &b);                                                              \
+            d##_add_positive(&powers, d##_exp((a - max) * scale));                                          \
+            d##_add_positive(&powers, d##_exp((b - max) * scale));                                          \
+        }                                                                                                   \
+        return d##_sum_of(&powers, n, sum);                                                                 \
+    }                                                                                                       \
+    INLINE void d##_moment(d z, d##_sum *powers, d##_sum *moments) {                                        \
+        const d power = d##_exp(z);                                                                         \
+        d##_add_positive(powers, power);                                                                    \
+        d##_add(moments, d##_where((d##_mask)(power > 0.0), d##_mul(power, z)));                            \
+    }                                                                                                       \
+    LEAF bool v##_exact_moments(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum,       \
+                                xd_fixed *moment) {                                                         \
+        d##_sum powers = d##_no_sum(), moments = d##_no_sum();                                              \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
+            d a, b;                                                                                         \
+            d##_widen(v##_load(x, i), &a, &b);                                                              \
+            d##_moment((a - max) * scale, &powers, &moments);                                               \
+            d##_moment((b - max) * scale, &powers, &moments);                                               \
+        }                                                                                                   \
+        return d##_sum_of(&powers, n, sum) && d##_sum_of(&moments, n, moment);                              \
+    }                                                                                                       \
+    LEAF bool v##_exact_linear(xdi_simd_array x, int64_t n, double max, xd_fixed *sum) {                    \
+        d##_sum terms = d##_no_sum();                                                                       \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
+            d a, b;                                                                                         \
+            d##_widen(v##_load(x, i), &a, &b);                                                              \
+            d##_add(&terms, a - max);                                                                       \
+            d##_add(&terms, b - max);                                                                       \
+        }                                                                                                   \
+        return d##_sum_of(&terms, n, sum);                                                                  \
+    }                                                                                                       \
+    INLINE void d##_pair(d x, d y, const xdi_exact_tile *tile, xd_divergence divergence, d##_sum *student,  \
+                         d##_sum *teacher, d##_sum *cross) {                                                \
+        const d z = (x - tile->max) * tile->scale, u = (y - tile->teacher_max) * tile->scale;               \
+        const d p = d##_exp(z), q = d##_exp(u);                                                             \
+        d##_add_positive(student, p);                                                                       \
+        d##_add_positive(teacher, q);                                                                       \
+        if (divergence == XD_KL_FORWARD)                                                                    \
+            d##_add(cross, d##_where((d##_mask)(q > 0.0), d##_mul(q, u - z)));                              \
+        else if (divergence == XD_SOFT_CE)                                                                  \
+            d##_add(cross, d##_where((d##_mask)(q > 0.0), d##_mul(q, z)));                                  \
+        else if (divergence == XD_KL_REVERSE)                                                               \
+            d##_add(cross, d##_where((d##_mask)(p > 0.0),                                                   \
+                                     p *(z - d##_mul(y - tile->teacher_at_arg, d##_set(tile->scale)))));    \
+    }                                                                                                       \
+    INLINE bool v##_exact_pair_loop(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence,        \
+                                    xd_fixed *sums) {                                                       \
+        d##_sum student = d##_no_sum(), teacher = d##_no_sum(), cross = d##_no_sum();                       \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
+            d x, more_x, y, more_y;                                                                         \
+            d##_widen(v##_load(tile->x, i), &x, &more_x);                                                   \
+            d##_widen(v##_load(tile->y, i), &y, &more_y);                                                   \
+            d##_pair(x, y, tile, divergence, &student, &teacher, &cross);                                   \
+            d##_pair(more_x, more_y, tile, divergence, &student, &teacher, &cross);                         \
+        }                                                                                                   \
+        const int64_t crossed = divergence == XD_JSD ? 0 : n;                                               \
+        return d##_sum_of(&student, n, &sums[XD_LOSS_SOFT]) &&                                              \
+               d##_sum_of(&teacher, n, &sums[XD_LOSS_TEACHER]) &&                                           \
+               d##_sum_of(&cross, crossed, &sums[XD_LOSS_CROSS]);                                           \
+    }                                                                                                       \
+    LEAF bool v##_exact_pair(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence,               \
+                             xd_fixed *sums) {                                                              \
+        switch (divergence) {                                                                               \
+        case XD_KL_FORWARD: return v##_exact_pair_loop(tile, n, XD_KL_FORWARD, sums);                       \
+        case XD_KL_REVERSE: return v##_exact_pair_loop(tile, n, XD_KL_REVERSE, sums);                       \
+        case XD_SOFT_CE: return v##_exact_pair_loop(tile, n, XD_SOFT_CE, sums);                             \
+        default: return v##_exact_pair_loop(tile, n, XD_JSD, sums);                                         \
+        }                                                                                                   \
+    }                                                                                                       \
+    LEAF bool v##_exact_mixture(const xdi_exact_tile *tile, int64_t n, const xd_loss_row *row, double beta, \
+                                xd_fixed *sums) {                                                           \
+        const d scale = d##_set(tile->scale);                                                               \
+        d##_sum teacher = d##_no_sum(), student = d##_no_sum();                                             \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
+            d x[2], y[2], q, p;                                                                             \
+            d##_widen(v##_load(tile->x, i), &x[0], &x[1]);                                                  \
+            d##_widen(v##_load(tile->y, i), &y[0], &y[1]);                                                  \
+            for (int half = 0; half < 2; half++) {                                                          \
+                const d s = d##_mul(x[half] - row->max, scale) - row->soft_log;                             \
+                const d t = d##_mul(y[half] - row->teacher_max, scale) - row->teacher_log;                  \
+                d##_mixture(s, t, beta, row->top, &q, &p);                                                  \
+                d##_add(&teacher, q);                                                                       \
+                d##_add(&student, p);                                                                       \
+            }                                                                                               \
+        }                                                                                                   \
+        return d##_sum_of(&teacher, n, &sums[XD_LOSS_TEACHER_MIXTURE]) &&                                   \
+               d##_sum_of(&student, n, &sums[XD_LOSS_STUDENT_MIXTURE]);                                     \
+    }                                                                                                       \
+    static const xdi_exact_level v##_exact = { v##_lanes,        v##_exact_powers, v##_exact_moments,       \
+                                               v##_exact_linear, v##_exact_pair,   v##_exact_mixture };
+
+XDI_EXACT_LOOPS(xdi_v4, xdi_w2, XDI_SIMD_INLINE, XDI_SIMD_128)
+
+#if defined(XDI_X86)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+XDI_EXACT_LOOPS(xdi_v8, xdi_w4, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_EXACT_LOOPS(xdi_v16, xdi_w8, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
+
+static const xdi_exact_level *xdi_exact_level_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return &xdi_v8_exact;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return &xdi_v16_exact;
+#endif
+    default: return &xdi_v4_exact;
+    }
+}
+
+static bool xdi_exact_narrow(const xd_rows *x) {
+    return !x->data || x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
+}
+
+/* Joins the sums of a tile. False when one of them might run over on the way, which only the plain kernels
+ * notice term by term; nothing is joined then. */
+static bool xdi_exact_join(xd_fixed *sums, const xd_fixed *part, int count) {
+    const int64_t room = (int64_t)1 << 54;
+    for (int i = 0; i < count; i++)
+        if (sums[i].high >= room || sums[i].high <= -room) return false;
+    for (int i = 0; i < count; i++) {
+        sums[i].high += part[i].high;
+        sums[i].low += part[i].low;
+    }
+    return true;
+}
+
+/* ---- sums of a loss ---- */
+
+/* The sums of n columns; a hard loss of temperature 1 beside a soft one has the same terms. */
+static bool xdi_exact_tile_stats(const xdi_exact_level *level, const xd_loss_args *a,
+                                 const xdi_exact_tile *tile, int64_t n, xd_fixed *part) {
+    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
+    const bool shared = soft && a->temperature == 1.0;
+    memset(part, 0, XD_LOSS_SUMS * sizeof *part);
+    if (soft && !level->pair(tile, n, a->divergence, part)) return false;
+    if (!hard) return true;
+    if (shared)
+        part[XD_LOSS_HARD] = part[XD_LOSS_SOFT];
+    else if (!level->powers(tile->x, n, tile->max, 1.0, &part[XD_LOSS_HARD]))
+        return false;
+    return a->uniform_weight == 0.0 || level->linear(tile->x, n, tile->max, &part[XD_LOSS_LINEAR]);
+}
+
+static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                                xdi_loss_sums *sums) {
+    const xdi_exact_level *level = (const xdi_exact_level *)state;
+    const int64_t columns = xdi_loss_columns(a), whole = columns - columns % level->lanes;
+    xdi_exact_tile tile;
+    tile.max = ref[XD_LOSS_MAX];
+    tile.teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    tile.teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
+    tile.scale = 1.0 / a->temperature;
+    for (int64_t c = 0; c < whole; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, whole);
+        xd_fixed part[XD_LOSS_SUMS];
+        tile.x = xdi_fast_array(&a->student, r, c);
+        tile.y = xdi_fast_array(&a->teacher, r, c);
+        if (!xdi_exact_tile_stats(level, a, &tile, n, part) ||
+            !xdi_exact_join(sums->exact, part, XD_LOSS_BAD))
+            xdi_loss_stats_columns(a, r, c, c + n, ref, sums);
+    }
+    xdi_loss_stats_columns(a, r, whole, columns, ref, sums);
+}
+
+XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a) {
+    if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
+        return xd_loss_kernels_cpu_plain().stats(launch, a);
+    xdi_loss_stats_rows(a, xdi_exact_stats_row, xdi_exact_level_of(launch));
+    return XD_OK;
+}
+
+static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                                  xdi_loss_sums *sums) {
+    const xdi_exact_level *level = (const xdi_exact_level *)state;
+    const int64_t columns = xdi_loss_columns(a), whole = columns - columns % level->lanes;
+    xdi_exact_tile tile;
+    (void)ref;
+    memset(&tile, 0, sizeof tile);
+    tile.scale = 1.0 / a->temperature;
+    for (int64_t c = 0; c < whole; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, whole);
+        xd_fixed part[XD_LOSS_MIXTURES];
+        tile.x = xdi_fast_array(&a->student, r, c);
+        tile.y = xdi_fast_array(&a->teacher, r, c);
+        if (!level->mixture(&tile, n, a->row + r, a->beta, part) ||
+            !xdi_exact_join(sums->exact, part, XD_LOSS_MIXTURES))
+            xdi_loss_mixture_columns(a, r, c, c + n, sums);
+    }
+    xdi_loss_mixture_columns(a, r, whole, columns, sums);
+}
+
+XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a) {
+    if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
+        return xd_loss_kernels_cpu_plain().mixture(launch, a);
+    xdi_loss_mixture_rows(a, xdi_exact_mixture_row, xdi_exact_level_of(launch));
+    return XD_OK;
+}
+
+/* ---- sums outside the ids of a top-k loss ---- */
+
+static void xdi_exact_topk_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                   int64_t end, xdi_topk_sums *sums) {
+    const xdi_exact_level *level = (const xdi_exact_level *)state;
+    const int64_t whole = end - (end - begin) % level->lanes;
+    for (int64_t c = begin; c < whole; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, whole);
+        const xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+        xd_fixed part[XD_TOPK_SUMS];
+        memset(part, 0, sizeof part);
+        if (!level->moments(x, n, a->maxima[r], 1.0 / a->temperature, &part[XD_TOPK_OUTSIDE],
+                            &part[XD_TOPK_ENTROPY]) ||
+            !xdi_exact_join(sums->exact, part, XD_TOPK_BAD))
+            xdi_topk_stats_columns(NULL, a, r, c, c + n, sums);
+    }
+    xdi_topk_stats_columns(NULL, a, r, whole, end, sums);
+}
+
+XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    xdi_topk_stats_rows(a, xdi_exact_topk_columns, xdi_exact_level_of(launch));
+    return XD_OK;
+}
+
 /* >>kernel/topk_cpu.c */
 
 #include <math.h>
@@ -9291,58 +9952,71 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 
 /* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
  * ones. */
-static inline void xdi_topk_add(const xd_topk_args *a, double *plain, xd_fixed *exact, int which,
-                                double term) {
+static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
     if (!a->fixed)
-        plain[which] += term;
-    else if (!xd_fixed_add(&exact[which], term)) {
+        sums->plain[which] += term;
+    else if (!xd_fixed_add(&sums->exact[which], term)) {
         if (isfinite(term))
-            exact[XD_TOPK_BAD].low++;
+            sums->exact[XD_TOPK_BAD].low++;
         else
-            exact[XD_TOPK_BAD].high++;
+            sums->exact[XD_TOPK_BAD].high++;
     }
 }
 
-static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, double *plain, xd_fixed *exact) {
+/* As written, like the columns of loss_cpu.c. */
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                       int64_t end, xdi_topk_sums *sums) {
+    const double scale = 1.0 / a->temperature;
+    (void)state;
+    for (int64_t c = begin; c < end; c++) {
+        const double z = xdi_loss_minus(xdi_loss_load(&a->logits, r, c), a->maxima[r]) * scale;
+        const double e = a->fixed ? xdi_exact_exp(z) : exp(z);
+        xdi_topk_add(a, sums, XD_TOPK_OUTSIDE, e);
+        if (e > 0.0) xdi_topk_add(a, sums, XD_TOPK_ENTROPY, e * z);
+    }
+}
+
+/* The columns between the row's ids go to the sweep. */
+static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
+                               xdi_topk_sums *sums) {
     const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
     const int64_t *ids = a->ids + r * a->k;
     const int64_t inside = xdi_topk_order(ids, a->k, begin, end, a->order);
     int64_t next = 0;
-    plain[XD_TOPK_MAX] = a->maxima[r];
+    sums->plain[XD_TOPK_MAX] = a->maxima[r];
     for (int64_t j = 0; j < inside; j++)
         a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
     if (!a->outside) return;
-    for (int64_t c = begin; c < end; c++) {
-        if (next < inside && ids[a->order[next]] == c) {
-            while (next < inside && ids[a->order[next]] == c) next++;
-            continue;
+    for (int64_t j = 0; j < inside; j++) {
+        const int64_t column = ids[a->order[j]] - begin;
+        if (next < column) sweep(state, a, r, next, column, sums);
+        next = column + 1; /* an id that is there twice is left out once */
+    }
+    if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
+}
+
+XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xdi_topk_sums sums;
+        memset(&sums, 0, sizeof sums);
+        for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
+        if (isnan(a->maxima[r])) {
+            sums.plain[XD_TOPK_BAD] = 1.0;
+            sums.exact[XD_TOPK_BAD].high = 1;
+        } else if (a->row_scale[r] != 0.0) {
+            xdi_topk_stats_row(a, r, sweep, state, &sums);
         }
-        const double z =
-            xdi_loss_minus(xdi_loss_load(&a->logits, r, c - begin), a->maxima[r]) / a->temperature;
-        const double e = exp(z);
-        xdi_topk_add(a, plain, exact, XD_TOPK_OUTSIDE, e);
-        if (e > 0.0) xdi_topk_add(a, plain, exact, XD_TOPK_ENTROPY, e * z);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_TOPK_SUMS, sums.plain, sizeof sums.plain);
     }
 }
 
 static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
-        double plain[XD_TOPK_SUMS] = { 0.0, 0.0, 0.0, 0.0 };
-        xd_fixed exact[XD_TOPK_SUMS];
-        memset(exact, 0, sizeof exact);
-        for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
-        if (isnan(a->maxima[r])) {
-            plain[XD_TOPK_BAD] = 1.0;
-            exact[XD_TOPK_BAD].high = 1;
-        } else if (a->row_scale[r] != 0.0) {
-            xdi_topk_stats_row(a, r, plain, exact);
-        }
-        if (a->fixed)
-            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, exact, sizeof exact);
-        else
-            memcpy((double *)a->sums + r * XD_TOPK_SUMS, plain, sizeof plain);
-    }
+    xdi_topk_stats_rows(a, xdi_topk_stats_columns, NULL);
     return XD_OK;
 }
 
@@ -9821,7 +10495,8 @@ static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
 static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_stats(launch, a);
+    if (!xdi_fast_topk_dtypes(a)) return plain.topk_stats(launch, a);
+    if (a->fixed) return xdi_exact_topk_stats(launch, a);
     for (int64_t r = 0; r < a->logits.rows; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
         if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
@@ -9872,7 +10547,7 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
 static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_grad(launch, a);
+    if (!xdi_fast_topk_dtypes(a)) return plain.topk_grad(launch, a);
     for (int64_t r = 0; r < a->logits.rows; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
@@ -10977,6 +11652,44 @@ static xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_m
     return XD_OK;
 }
 
+/* ---- averages of chunks ---- */
+
+/* The chunk of a row among all, or -1. */
+static int64_t xdi_cpu_chunk_of(const xd_chunk_args *a, int64_t row) {
+    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
+}
+
+static xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n && chunk >= 0; i++)
+            xdi_cells_add(a->fixed, a->out, chunk * n + i, xdi_loss_load(&a->rows, row, i));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t i = 0; i < a->count * n; i++)
+        a->out[i] = a->sizes[i / n] > 0 ? a->sums[i] / (double)a->sizes[i / n] : 0.0;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n; i++)
+            xdi_loss_store(&a->rows, row, i,
+                           chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
+    }
+    return XD_OK;
+}
+
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
@@ -10998,6 +11711,9 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
     kernels.list_delta = xdi_cpu_xtoken_list_delta;
     kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
+    kernels.chunk_sums = xdi_cpu_chunk_sums;
+    kernels.chunk_averages = xdi_cpu_chunk_averages;
+    kernels.chunk_spread = xdi_cpu_chunk_spread;
     return kernels;
 }
 
@@ -13879,6 +14595,26 @@ static xd_result xdi_cpu_event_pass(const xd_launch *launch, void *event) {
     return XD_OK;
 }
 
+static xd_result xdi_cpu_call(const xd_launch *launch, void (*function)(void *user), void *user) {
+    (void)launch;
+    function(user);
+    return XD_OK;
+}
+
+static void *xdi_cpu_share_create(xd_ctx *ctx, size_t bytes, xd_device_handle *handle) {
+    (void)ctx, (void)bytes, (void)handle;
+    return NULL;
+}
+
+static void *xdi_cpu_share_open(xd_ctx *ctx, const xd_device_handle *handle) {
+    (void)ctx, (void)handle;
+    return NULL;
+}
+
+static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
+    (void)ctx, (void)memory;
+}
+
 /* A level overrides what it does better and leaves the rest as the level below has it. */
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     xd_kernels kernels;
@@ -13895,6 +14631,11 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.memory.event_destroy = xdi_cpu_event_destroy;
     kernels.memory.event_record = xdi_cpu_event_pass;
     kernels.memory.event_wait = xdi_cpu_event_pass;
+    kernels.memory.call = xdi_cpu_call;
+    kernels.memory.share_create = xdi_cpu_share_create;
+    kernels.memory.share_destroy = xdi_cpu_share_end;
+    kernels.memory.share_open = xdi_cpu_share_open;
+    kernels.memory.share_close = xdi_cpu_share_end;
     kernels.rows = xd_row_kernels_cpu();
     kernels.softmax = xd_softmax_kernels_cpu();
     kernels.xtoken = xd_xtoken_kernels_cpu();
@@ -14003,6 +14744,26 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
 /* threads.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
+
+/* collective.c: can all ranks do it? Collective. */
+XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
+
+/* node.c: memory of the host that the processes of a group on one node share. */
+typedef struct xdi_node xdi_node;
+
+/* node.c: zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, a thread of a process
+ * that has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
+XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out);
+/* node.c: local; before comm goes. From then on this rank counts as one that has died. NULL is fine. */
+XD_PRIVATE void xdi_node_destroy(xdi_node *node);
+XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
+
+/* node.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches `target`; it may
+ * be this rank, when something else than its thread raises it. Errors: TIMEOUT and PEER; then all that wait for
+ * memory of this node, now or later, get one of them. */
+XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
+/* node.c: another rank's process has ended, or has given the memory back. */
+XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 
 /* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
@@ -14690,6 +15451,13 @@ XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
+    int can = mine ? 1 : 0;
+    XDI_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
+    *all = can == 1;
+    return XD_OK;
+}
+
 /* ---- handles ---- */
 
 XD_API int xd_comm_rank(const xd_comm *comm) {
@@ -14856,7 +15624,7 @@ static void xdi_self_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_self_ops = {
-    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, true
+    "self", xdi_self_control, xdi_self_execute, xdi_self_split, xdi_self_abort, xdi_self_destroy, NULL, true
 };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
@@ -15510,6 +16278,7 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_split,
                                                   xdi_threads_abort,
                                                   xdi_threads_destroy,
+                                                  NULL,
                                                   true };
 
 /* ---- memory that a group shares ---- */
@@ -15727,6 +16496,224 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
     xd_thread_world_destroy(world);
     xd_ctx_destroy(ctx);
     return result;
+}
+
+/* >>comm/node.c */
+
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, made by
+ * rank 0 and mapped by all, which loses its name before anybody uses it. So nothing is left behind, whoever dies.
+ *
+ * Rank r holds a lock on byte r of the file for as long as it has the memory, and the system takes the lock away when
+ * the process ends: that is how the others see that a rank has died. Such locks belong to processes, and a process
+ * never finds its own. Ranks that are threads of one process are therefore not seen by each other, and a group with
+ * such ranks shares nothing here. */
+
+enum {
+    XDI_NODE_LINE = 64,    /* the first bytes of the file are the library's own */
+    XDI_NODE_SPIN = 100,   /* looks before giving up the core */
+    XDI_NODE_YIELD = 2000, /* yields before short sleeps */
+    XDI_NODE_NAP = 50000   /* nanoseconds */
+};
+
+/* What every rank sees before the shared memory. */
+typedef struct xdi_node_head {
+    uint64_t token; /* the same number as in the file's name: another host's file of this name has another */
+    uint64_t failure; /* 0, or what ended the waiting: result << 32 | (culprit + 1); atomic, written once */
+} xdi_node_head;
+
+struct xdi_node {
+    xd_comm *comm;
+    char *memory; /* the mapping, head first */
+    size_t bytes;
+    int file; /* open as long as the lock is needed */
+};
+
+/* ---- the file ---- */
+
+/* The name is agreed upon as two numbers: a process, and a moment in its life. */
+static void xdi_node_name(const int64_t *name, char *path, size_t size) {
+    snprintf(path, size, "/dev/shm/xdistill-%lld-%llx", (long long)name[0], (unsigned long long)name[1]);
+}
+
+/* Writing, unlike setting a length, takes the memory at once: a full node is noticed here, not by a signal later. */
+static bool xdi_node_fill(int file, size_t bytes) {
+    static const char zeros[4096] = { 0 };
+    while (bytes > 0) {
+        const ssize_t written = write(file, zeros, bytes < sizeof zeros ? bytes : sizeof zeros);
+        if (written <= 0) return false;
+        bytes -= (size_t)written;
+    }
+    return true;
+}
+
+static bool xdi_node_map(xdi_node *node) {
+    struct stat status;
+    if (fstat(node->file, &status) != 0 || status.st_size < 0 || (size_t)status.st_size != node->bytes)
+        return false;
+    void *memory = mmap(NULL, node->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, node->file, 0);
+    if (memory == MAP_FAILED) return false;
+    node->memory = (char *)memory;
+    return true;
+}
+
+static struct flock xdi_node_byte(int rank) {
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = rank;
+    lock.l_len = 1;
+    return lock;
+}
+
+/* Does another process hold the rank's byte? */
+static bool xdi_node_lives(const xdi_node *node, int rank) {
+    struct flock lock = xdi_node_byte(rank);
+    return fcntl(node->file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* Rank 0 makes the file; name[1] is 0 when it cannot. path is the file to be removed, or "". */
+static bool xdi_node_make(xdi_node *node, int64_t *name, char *path, size_t size) {
+    struct timespec now;
+    if (clock_gettime(CLOCK_MONOTONIC, &now) != 0) return false;
+    const uint64_t moment = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    name[0] = (int64_t)getpid();
+    name[1] = (int64_t)((xd_hash(moment, &name[0], sizeof name[0]) >> 1) | 1u);
+    xdi_node_name(name, path, size);
+    node->file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (node->file < 0) path[0] = 0; /* nothing to remove */
+    if (node->file >= 0 && xdi_node_fill(node->file, node->bytes) && xdi_node_map(node)) {
+        ((xdi_node_head *)(void *)node->memory)->token = (uint64_t)name[1];
+        return true;
+    }
+    name[1] = 0;
+    return false;
+}
+
+static bool xdi_node_join(xdi_node *node, const int64_t *name) {
+    char path[64];
+    if (name[1] == 0) return false;
+    xdi_node_name(name, path, sizeof path);
+    node->file = open(path, O_RDWR | O_CLOEXEC);
+    return node->file >= 0 && xdi_node_map(node) &&
+           ((const xdi_node_head *)(const void *)node->memory)->token == (uint64_t)name[1];
+}
+
+/* ---- creating ---- */
+
+/* Collective, whatever a rank can do; *shared says whether all could do everything. */
+static xd_result xdi_node_meet(xd_comm *comm, xdi_node *node, int64_t *name, bool can, bool *shared) {
+    const int rank = xd_comm_rank(comm);
+    XDI_TRY(xd_broadcast(comm, name, 2, XD_DTYPE_I64, 0));
+    if (can && rank > 0) can = xdi_node_join(node, name);
+    if (can) {
+        struct flock lock = xdi_node_byte(rank);
+        can = fcntl(node->file, F_SETLK, &lock) == 0;
+    }
+    XDI_TRY(xdi_comm_all_can(comm, can, shared));
+    if (!*shared) return XD_OK;
+    for (int r = 0; r < xd_comm_size(comm); r++) can = can && (r == rank || xdi_node_lives(node, r));
+    return xdi_comm_all_can(comm, can, shared);
+}
+
+XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out) {
+    char path[64] = "";
+    int64_t name[2] = { 0, 0 };
+    bool shared = false;
+    xdi_node *node = (xdi_node *)xd_allocate(xd_comm_ctx(comm), sizeof *node);
+    bool can = node && bytes <= SIZE_MAX / 2;
+    if (node) {
+        node->comm = comm;
+        node->bytes = bytes + XDI_NODE_LINE;
+        node->file = -1;
+    }
+    if (can && xd_comm_rank(comm) == 0) can = xdi_node_make(node, name, path, sizeof path);
+    const xd_result result = xdi_node_meet(comm, node, name, can, &shared);
+    if (path[0]) unlink(path);
+    if (result != XD_OK || !shared) {
+        xdi_node_destroy(node);
+        node = NULL;
+    }
+    *out = node;
+    return result;
+}
+
+XD_PRIVATE void xdi_node_destroy(xdi_node *node) {
+    if (!node) return;
+    if (node->memory) munmap(node->memory, node->bytes);
+    if (node->file >= 0) close(node->file);
+    xd_release(xd_comm_ctx(node->comm), node);
+}
+
+XD_PRIVATE void *xdi_node_memory(const xdi_node *node) {
+    return node->memory + XDI_NODE_LINE;
+}
+
+/* ---- waiting ---- */
+
+XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank) {
+    return rank != xd_comm_rank(node->comm) && !xdi_node_lives(node, rank);
+}
+
+/* The first failure counts: all that wait from now on learn of it. */
+static void xdi_node_break(const xdi_node *node, xd_result result, int rank) {
+    xdi_node_head *head = (xdi_node_head *)(void *)node->memory;
+    const uint64_t culprit = (uint64_t)(uint32_t)(xd_comm_world_rank(node->comm, rank) + 1);
+    uint64_t none = 0;
+    __atomic_compare_exchange_n(&head->failure, &none, ((uint64_t)result << 32) | culprit, false,
+                                __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+/* In the words of comm/threads.c: who waits for a rank that is late says TIMEOUT, the late one itself PEER. */
+static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
+    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
+    const uint64_t failure = __atomic_load_n(&head->failure, __ATOMIC_ACQUIRE);
+    const int culprit = (int)(failure & 0xffffffffu) - 1, rank = xd_comm_rank(node->comm);
+    const bool late = (xd_result)(failure >> 32) == XD_ERROR_TIMEOUT;
+    xd_ctx *ctx = xd_comm_ctx(node->comm);
+    if (late && (waits_for == rank || culprit != xd_comm_world_rank(node->comm, rank)))
+        return XDI_FAIL_CULPRIT(ctx, XD_ERROR_TIMEOUT, culprit, "rank %d did not come before the deadline",
+                                culprit);
+    return XDI_FAIL_CULPRIT(ctx, XD_ERROR_PEER, culprit, "rank %d %s", culprit,
+                            late ? "came after the deadline" : "has died or left");
+}
+
+static void xdi_node_pause(int turn) {
+    const struct timespec nap = { 0, XDI_NODE_NAP };
+    if (turn < XDI_NODE_YIELD)
+        sched_yield();
+    else
+        nanosleep(&nap, NULL);
+}
+
+XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target,
+                                    int rank) {
+    const xdi_node_head *head = (const xdi_node_head *)(const void *)node->memory;
+    xd_ctx *ctx = xd_comm_ctx(node->comm);
+    xd_transport *transport = xdi_comm_transport(node->comm);
+    const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->timeout_seconds;
+    for (int turn = 0; __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target; turn += turn < XDI_NODE_YIELD) {
+        if (__atomic_load_n(&head->failure, __ATOMIC_ACQUIRE)) return xdi_node_report(node, rank);
+        if (turn < XDI_NODE_SPIN) continue;
+        if (transport->ops->poll) XDI_TRY(transport->ops->poll(transport));
+        /* The clock and the lock first, the counter after them: what came in time counts. */
+        const bool late = xd_now(ctx) >= deadline, died = xdi_node_has_died(node, rank);
+        if ((late || died) && __atomic_load_n(counter, __ATOMIC_ACQUIRE) < target) {
+            xdi_node_break(node, died ? XD_ERROR_PEER : XD_ERROR_TIMEOUT, rank);
+            return xdi_node_report(node, rank);
+        }
+        xdi_node_pause(turn);
+    }
+    return XD_OK;
 }
 
 /* >>comm/leaves.c */
@@ -24721,6 +25708,9 @@ XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *w) {
 /* The floor of the reference's divisions and logarithms. */
 #define XDI_XTOKEN_EPSILON XD_XTOKEN_EPSILON
 
+/* chunks.c: exact cells as doubles, all of it in memory of the context's device; on a CPU the cells are spent. */
+XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out);
+
 /* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
 typedef struct xdi_projection_span {
     int64_t begin, end;
@@ -25073,8 +26063,6 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
 }
 
 static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "chunk sums are computed on the CPU only");
     XDI_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
                 "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
                 (long long)map->sequences, (long long)map->held);
@@ -25086,16 +26074,11 @@ static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, con
     return XD_OK;
 }
 
-/* The chunk of a row among all B * C, or -1. */
-static int64_t xdi_chunks_at(const xd_chunk_map *map, int64_t row) {
-    return map->ids[row] < 0 ? -1 : row / map->held * map->chunks + map->ids[row];
-}
-
 static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
     const int64_t count = map->sequences * map->chunks;
     memset(sizes, 0, (size_t)count * sizeof *sizes);
     for (int64_t row = 0; row < map->sequences * map->held; row++)
-        if (map->ids[row] >= 0) sizes[xdi_chunks_at(map, row)]++;
+        if (map->ids[row] >= 0) sizes[row / map->held * map->chunks + map->ids[row]]++;
     if (!map->comm || xd_comm_size(map->comm) == 1) return XD_OK;
     return xd_all_reduce(map->comm, sizes, sizes, count, XD_DTYPE_I64, XD_SUM);
 }
@@ -25105,39 +26088,85 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
     return xdi_chunks_count(map, sizes);
 }
 
-XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
-                               int64_t *sizes) {
-    xd_result result = xdi_chunks_check(ctx, map);
-    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
-    XDI_TRY(xdi_vocab_agree(NULL, map->comm, result));
-    const int64_t n = values.cols, count = map->sequences * map->chunks * n;
-    memset(sums, 0, (size_t)count * sizeof *sums);
-    for (int64_t row = 0; row < values.rows; row++) {
-        const int64_t chunk = xdi_chunks_at(map, row);
-        for (int64_t i = 0; i < n && chunk >= 0; i++) sums[chunk * n + i] += xdi_loss_load(&values, row, i);
-    }
-    if (map->comm && xd_comm_size(map->comm) > 1)
-        XDI_TRY(xd_all_reduce(map->comm, sums, sums, count, XD_DTYPE_F64, XD_SUM));
-    return xdi_chunks_count(map, sizes);
+static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *rows) {
+    xd_chunk_args a;
+    memset(&a, 0, sizeof a);
+    a.rows = *rows;
+    a.ids = map->ids;
+    a.held = map->held;
+    a.chunks = map->chunks;
+    a.count = map->sequences * map->chunks;
+    return a;
 }
 
-XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t chunks, int64_t n,
-                              double *averages) {
-    for (int64_t i = 0; i < chunks * n; i++)
-        averages[i] = sizes[i / n] > 0 ? sums[i] / (double)sizes[i / n] : 0.0;
+XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_xtoken_args a;
+    memset(&a, 0, sizeof a);
+    a.cells = cells;
+    a.count = count;
+    a.out = out;
+    if (kernels.device != XD_DEVICE_CPU) return kernels.xtoken.settle(&launch, &a);
+    xdi_cells_settle(cells, count);
+    return kernels.memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
+}
+
+/* Sums over the ranks in a->out, doubles or in INVARIANT mode cells. */
+static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args *a) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const int64_t cells = a->count * a->rows.cols, words = a->fixed ? 2 * cells : cells;
+    XDI_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
+    XDI_TRY(kernels.xtoken.chunk_sums(&launch, a));
+    if (!comm || xd_comm_size(comm) == 1) return XD_OK;
+    return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
+}
+
+XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                               int64_t *sizes) {
+    const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xd_chunk_args a = xdi_chunks_args(map, &values);
+    const int64_t cells = a.count * values.cols;
+    xd_result result = xdi_chunks_check(ctx, map);
+    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
+    a.fixed = fixed;
+    a.out = fixed ? NULL : sums;
+    if (result == XD_OK && fixed) {
+        a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
+        if (!a.out) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
+    }
+    result = xdi_vocab_agree(NULL, map->comm, result);
+    if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
+    if (result == XD_OK && fixed) result = xdi_xtoken_settle(ctx, a.out, cells, sums);
+    if (fixed) xdi_call_memory_done(ctx, a.out);
+    return result == XD_OK ? xdi_chunks_count(map, sizes) : result;
+}
+
+XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                   int64_t n, double *averages) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_chunk_args a;
+    memset(&a, 0, sizeof a);
+    a.rows.cols = n;
+    a.count = chunks;
+    a.sizes = sizes;
+    a.sums = sums;
+    a.out = averages;
+    XDI_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
+                (long long)chunks, (long long)n);
+    return xd_ctx_kernels(ctx).xtoken.chunk_averages(&launch, &a);
 }
 
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_chunk_args a = xdi_chunks_args(map, &gradient);
+    a.sizes = sizes;
+    a.weight = weight;
     XDI_TRY(xdi_chunks_check(ctx, map));
     XDI_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
-    for (int64_t row = 0; row < gradient.rows; row++) {
-        const int64_t chunk = xdi_chunks_at(map, row);
-        for (int64_t i = 0; i < gradient.cols; i++)
-            xdi_loss_store(&gradient, row, i,
-                           chunk < 0 ? 0.0 : weight[chunk * gradient.cols + i] / (double)sizes[chunk]);
-    }
-    return XD_OK;
+    return xd_ctx_kernels(ctx).xtoken.chunk_spread(&launch, &a);
 }
 
 XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
@@ -25205,28 +26234,81 @@ XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection) {
 
 /* ---- products ---- */
 
-static xd_result xdi_project_check(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
-                                   const char *name, const xd_rows *rows, const int64_t *columns, int64_t k) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "projections are computed on the CPU only");
-    XDI_REQUIRE(ctx, !info.tp || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
-                XD_ERROR_UNSUPPORTED, "projections over %d ranks have no INVARIANT form", info.ranks);
-    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
-    XDI_REQUIRE(ctx, info.size == projection->student_size, XD_ERROR_SHAPE,
-                "the vocabulary has %lld ids but the projection %lld rows", (long long)info.size,
-                (long long)projection->student_size);
-    XDI_REQUIRE(ctx, columns || k == projection->teacher_size, XD_ERROR_SHAPE,
-                "%lld columns of a projection that has %lld", (long long)k,
-                (long long)projection->teacher_size);
-    for (int64_t j = 0; j < k && columns; j++)
-        XDI_REQUIRE(ctx, columns[j] >= 0 && columns[j] < projection->teacher_size, XD_ERROR_ARGUMENT,
+/* One call. On a device `m` and `columns` are in its memory, some of it copies for the call. */
+typedef struct xdi_project_call {
+    xd_ctx *ctx;
+    xd_kernels kernels;
+    xd_launch launch;
+    xd_vocab_info vocab;
+    xd_projection m, copied;
+    const int64_t *columns;
+    int64_t *copied_columns;
+    int64_t k;
+    bool on_device;
+    bool fixed;    /* INVARIANT: sums are xd_fixed */
+    double *cells; /* those of `tile` rows */
+    int64_t tile;
+} xdi_project_call;
+
+/* Columns in memory of a device cannot be looked at. */
+static xd_result xdi_project_check_columns(xd_ctx *ctx, const xd_projection *m, const int64_t *columns,
+                                           int64_t k) {
+    XDI_REQUIRE(ctx, k >= 0 && (columns || k == m->teacher_size), XD_ERROR_SHAPE,
+                "%lld columns of a projection that has %lld", (long long)k, (long long)m->teacher_size);
+    if (!columns ||
+        (xd_ctx_kernels(ctx).device != XD_DEVICE_CPU && xd_ctx_kernels(ctx).memory.owns(ctx, columns)))
+        return XD_OK;
+    for (int64_t j = 0; j < k; j++)
+        XDI_REQUIRE(ctx, columns[j] >= 0 && columns[j] < m->teacher_size, XD_ERROR_ARGUMENT,
                     "column %lld is outside the projection's %lld", (long long)columns[j],
-                    (long long)projection->teacher_size);
-    for (int64_t j = 1; j < k && columns; j++)
+                    (long long)m->teacher_size);
+    for (int64_t j = 1; j < k; j++)
         XDI_REQUIRE(ctx, columns[j] > columns[j - 1], XD_ERROR_ARGUMENT, "column %lld follows column %lld",
                     (long long)columns[j], (long long)columns[j - 1]);
     return XD_OK;
+}
+
+/* Brings to the device what is not there. */
+static xd_result xdi_project_bring(xdi_project_call *p) {
+    const xd_device_ops *memory = &p->kernels.memory;
+    const size_t bytes = (size_t)p->k * sizeof *p->columns;
+    if (!xdi_projection_is_near(p->ctx, &p->m)) {
+        XDI_TRY(xd_projection_upload(p->ctx, &p->m, &p->copied));
+        p->m = p->copied;
+    }
+    if (!p->columns || memory->owns(p->ctx, p->columns)) return XD_OK;
+    p->copied_columns = (int64_t *)memory->allocate(p->ctx, bytes);
+    XDI_REQUIRE(p->ctx, p->copied_columns, XD_ERROR_MEMORY, "no room for %lld columns", (long long)p->k);
+    XDI_TRY(memory->copy(&p->launch, p->copied_columns, p->columns, bytes, XD_COPY_TO_DEVICE));
+    p->columns = p->copied_columns;
+    return memory->synchronize(&p->launch);
+}
+
+/* Checks and memory on this rank alone; to be closed in any case. */
+static xd_result xdi_project_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                  const char *name, const xd_rows *rows, const int64_t *columns, int64_t k,
+                                  xdi_project_call *p) {
+    memset(p, 0, sizeof *p);
+    p->ctx = ctx;
+    p->kernels = xd_ctx_kernels(ctx);
+    p->launch = xd_ctx_launch(ctx);
+    p->vocab = xd_vocab_describe(vocab);
+    p->m = *projection;
+    p->columns = columns;
+    p->k = k;
+    p->on_device = p->kernels.device != XD_DEVICE_CPU;
+    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, name, rows, -1));
+    XDI_REQUIRE(ctx, p->vocab.size == projection->student_size, XD_ERROR_SHAPE,
+                "the vocabulary has %lld ids but the projection %lld rows", (long long)p->vocab.size,
+                (long long)projection->student_size);
+    XDI_TRY(xdi_project_check_columns(ctx, projection, columns, k));
+    return p->on_device ? xdi_project_bring(p) : XD_OK;
+}
+
+static void xdi_project_close(xdi_project_call *p) {
+    xdi_call_memory_done(p->ctx, p->cells);
+    p->kernels.memory.release(p->ctx, p->copied_columns);
+    xd_projection_drop(p->ctx, &p->copied);
 }
 
 XD_PRIVATE xdi_projection_span xdi_projection_column(const xd_projection *m, int64_t column, int64_t begin,
@@ -25256,26 +26338,81 @@ XD_PRIVATE void xdi_projection_restrict(const xd_projection *m, const int64_t *i
     row_begin[end - begin] = n;
 }
 
-static void xdi_project_row(const xd_projection *m, const xd_vocab_info *info, const xd_rows *probs,
-                            int64_t row, const int64_t *columns, int64_t k, double *out) {
-    for (int64_t j = 0; j < k; j++) {
+static void xdi_project_row(const xdi_project_call *p, const xd_rows *probs, int64_t row, double *cells) {
+    const xd_projection *m = &p->m;
+    const int64_t first = p->vocab.begin;
+    for (int64_t j = 0; j < p->k; j++) {
         const xdi_projection_span span =
-            xdi_projection_column(m, columns ? columns[j] : j, info->begin, info->end);
-        double sum = 0.0;
+            xdi_projection_column(m, p->columns ? p->columns[j] : j, first, p->vocab.end);
         for (int64_t e = span.begin; e < span.end; e++)
-            sum += (double)m->column_weight[e] * xdi_loss_load(probs, row, m->student_id[e] - info->begin);
-        out[j] = sum;
+            xdi_cells_add(p->fixed, cells, row * p->k + j,
+                          (double)m->column_weight[e] * xdi_loss_load(probs, row, m->student_id[e] - first));
     }
+}
+
+/* cells [rows, k] = P M for this rank's columns. */
+static xd_result xdi_project_rows(const xdi_project_call *p, const xd_rows *probs, double *cells) {
+    const size_t cell = p->fixed ? sizeof(xd_fixed) : sizeof(double);
+    xd_xtoken_args a;
+    XDI_TRY(p->kernels.memory.fill(&p->launch, cells, 0, (size_t)(probs->rows * p->k) * cell));
+    for (int64_t row = 0; row < probs->rows && !p->on_device; row++) xdi_project_row(p, probs, row, cells);
+    if (!p->on_device) return XD_OK;
+    memset(&a, 0, sizeof a);
+    a.logits = *probs;
+    a.first = p->vocab.begin;
+    a.count = a.place_count = probs->rows;
+    a.ids = p->columns;
+    a.vocabulary = p->m.teacher_size;
+    a.cells = cells;
+    a.fixed = p->fixed;
+    a.matrix.columns = p->vocab.end - p->vocab.begin;
+    a.matrix.k = p->k;
+    a.matrix.column_begin = p->m.column_begin;
+    a.matrix.column_student = p->m.student_id;
+    a.matrix.column_weight = p->m.column_weight;
+    return p->kernels.xtoken.project(&p->launch, &a);
+}
+
+/* In INVARIANT mode, tile after tile of rows. */
+static xd_result xdi_project_fixed(const xdi_project_call *p, const xd_rows *probs, double *out) {
+    const int64_t stride = probs->stride ? probs->stride : probs->cols;
+    for (int64_t row = 0; row < probs->rows; row += p->tile) {
+        xd_rows part = *probs;
+        part.rows = probs->rows - row < p->tile ? probs->rows - row : p->tile;
+        part.data = (unsigned char *)probs->data + (size_t)(row * stride) * xd_dtype_size(probs->dtype);
+        const int64_t count = part.rows * p->k;
+        XDI_TRY(xdi_project_rows(p, &part, p->cells));
+        if (p->vocab.tp)
+            XDI_TRY(xd_all_reduce(p->vocab.tp, p->cells, p->cells, 2 * count, XD_DTYPE_I64, XD_SUM));
+        XDI_TRY(xdi_xtoken_settle(p->ctx, p->cells, count, out + row * p->k));
+    }
+    return XD_OK;
+}
+
+/* Memory for the cells of an INVARIANT call, 2 MB or one row. */
+static xd_result xdi_project_take_cells(xdi_project_call *p) {
+    const int64_t row = (int64_t)sizeof(xd_fixed) * (p->k > 0 ? p->k : 1), most = 2 << 20;
+    p->fixed = true;
+    p->tile = row < most ? most / row : 1;
+    p->cells = (double *)xdi_call_memory(p->ctx, (size_t)(p->tile * row));
+    XDI_REQUIRE(p->ctx, p->cells, XD_ERROR_MEMORY, "no room for %lld rows of %lld columns",
+                (long long)p->tile, (long long)p->k);
+    return XD_OK;
 }
 
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                             xd_rows probs, const int64_t *columns, int64_t k, double *out) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const xd_result result = xdi_project_check(ctx, vocab, projection, "probs", &probs, columns, k);
-    XDI_TRY(xdi_vocab_agree(info.tp, NULL, result));
-    for (int64_t row = 0; row < probs.rows; row++)
-        xdi_project_row(projection, &info, &probs, row, columns, k, out + row * k);
-    return info.tp ? xd_all_reduce(info.tp, out, out, probs.rows * k, XD_DTYPE_F64, XD_SUM) : XD_OK;
+    xdi_project_call p;
+    xd_result result = xdi_project_open(ctx, vocab, projection, "probs", &probs, columns, k, &p);
+    if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
+        result = xdi_project_take_cells(&p);
+    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    if (result == XD_OK)
+        result = p.fixed ? xdi_project_fixed(&p, &probs, out) : xdi_project_rows(&p, &probs, out);
+    if (result == XD_OK && p.vocab.tp && !p.fixed)
+        result = xd_all_reduce(p.vocab.tp, out, out, probs.rows * k, XD_DTYPE_F64, XD_SUM);
+    xdi_project_close(&p);
+    return result;
 }
 
 /* The place of a teacher id among the columns; -1 when it is not there. */
@@ -25292,30 +26429,50 @@ static int64_t xdi_project_place(const int64_t *columns, int64_t k, int64_t id) 
     return low < k && columns[low] == id ? low : -1;
 }
 
-static void xdi_project_row_backward(const xd_projection *m, const xd_vocab_info *info, const double *weight,
-                                     const int64_t *columns, int64_t k, const xd_rows *gradient,
+static void xdi_project_row_backward(const xdi_project_call *p, const double *weight, const xd_rows *gradient,
                                      int64_t row) {
+    const xd_projection *m = &p->m;
     for (int64_t v = 0; v < gradient->cols; v++) {
-        const int64_t id = info->begin + v;
+        const int64_t id = p->vocab.begin + v;
         double sum = 0.0;
-        for (int64_t e = id < info->end ? m->row_begin[id] : 0; id < info->end && e < m->row_begin[id + 1];
-             e++) {
-            const int64_t j = xdi_project_place(columns, k, m->teacher_id[e]);
-            if (j >= 0) sum += (double)m->weight[e] * weight[j];
+        for (int64_t e = id < p->vocab.end ? m->row_begin[id] : 0;
+             id < p->vocab.end && e < m->row_begin[id + 1]; e++) {
+            const int64_t j = xdi_project_place(p->columns, p->k, m->teacher_id[e]);
+            if (j >= 0) sum += (double)m->weight[e] * weight[row * p->k + j];
         }
         xdi_loss_store(gradient, row, v, sum);
     }
 }
 
+static xd_result xdi_project_there_backward(const xdi_project_call *p, const double *weight,
+                                            const xd_rows *gradient) {
+    xd_xtoken_args a;
+    memset(&a, 0, sizeof a);
+    a.gradient = *gradient;
+    a.columns = p->vocab.end - p->vocab.begin;
+    a.count = gradient->rows;
+    a.k = p->k;
+    a.student = (double *)(uintptr_t)weight; /* read alone */
+    a.direct = true;
+    a.matrix.k = p->k;
+    a.matrix.begin = p->m.row_begin + p->vocab.begin;
+    a.matrix.slot = p->m.teacher_id;
+    a.matrix.weight = p->m.weight;
+    a.matrix.sorted = p->columns;
+    return p->kernels.xtoken.gradient(&p->launch, &a);
+}
+
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
                                      const double *weight, const int64_t *columns, int64_t k,
                                      xd_rows gradient) {
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const xd_result result = xdi_project_check(ctx, vocab, projection, "gradient", &gradient, columns, k);
-    XDI_TRY(xdi_vocab_agree(info.tp, NULL, result));
-    for (int64_t row = 0; row < gradient.rows; row++)
-        xdi_project_row_backward(projection, &info, weight + row * k, columns, k, &gradient, row);
-    return XD_OK;
+    xdi_project_call p;
+    xd_result result = xdi_project_open(ctx, vocab, projection, "gradient", &gradient, columns, k, &p);
+    result = xdi_vocab_agree(p.vocab.tp, NULL, result);
+    for (int64_t row = 0; row < gradient.rows && result == XD_OK && !p.on_device; row++)
+        xdi_project_row_backward(&p, weight, &gradient, row);
+    if (result == XD_OK && p.on_device) result = xdi_project_there_backward(&p, weight, &gradient);
+    xdi_project_close(&p);
+    return result;
 }
 
 /* >>distill/xtoken_check.c */
@@ -28185,6 +29342,145 @@ XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
     if (x->d.mode == XD_XTOKEN_SELECT) x->selected = best;
 }
 
+/* >>distill/teacher_route_internal */
+
+enum { XDI_ROUTE_TEACHER, XDI_ROUTE_STUDENT, XDI_ROUTE_SIDES };
+
+/* One side of one rank, as every rank knows it. */
+typedef struct xdi_route_half {
+    int64_t sample_count, micro_batch, span_count, column_begin, column_end;
+    const int64_t *samples;     /* [sample_count] */
+    const xd_route_span *spans; /* [span_count] */
+    int64_t held;               /* positions */
+    int64_t batches;            /* micro-batches of a step */
+    int layout;                 /* teacher: the lowest rank with the same positions and columns */
+    int64_t *place;             /* teacher: [samples of the step] where each is in `samples`, or -1 */
+} xdi_route_half;
+
+/* A rectangle that goes from a teacher's slot into a student's window. */
+typedef struct xdi_route_piece {
+    int teacher, student;
+    bool brings_ids;                /* the first piece of its sample */
+    int64_t batch;                  /* teacher's micro-batch */
+    int64_t from_sample, to_sample; /* in the micro-batches */
+    int64_t from_position, to_position, positions;
+    int64_t from_column, to_column, columns;
+} xdi_route_piece;
+
+/* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
+typedef struct xdi_route_plan {
+    int ranks, rank;
+    int64_t takes;                           /* students' steps */
+    xdi_route_half *halves[XDI_ROUTE_SIDES]; /* [ranks] each */
+    int64_t *words;                          /* what they point to */
+    int64_t *places;
+    int64_t *need;           /* micro-batches a teacher has posted when students take step i */
+    int64_t *first;          /* a teacher's first micro-batch that students need in steps i and later */
+    int64_t *still;          /* the same for this rank's windows alone */
+    int64_t *step_begin;     /* [takes + 1] in pieces */
+    xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
+    int64_t piece_count;
+    int *sources, *last_sources, *counts; /* [ranks] scratch */
+} xdi_route_plan;
+
+/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
+ * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
+ * writer. On messages nobody else sees the ring, and the counters stay unused. A last line of the head is for the
+ * handle of a GPU's rows, see teacher_route_node.c.
+ *
+ * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
+ * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
+ * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
+ * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
+ * the host waits for the GPU. A later record of the same event covers the earlier one. */
+enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
+
+/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
+#define XDI_ROUTE_GONE ((uint64_t)1 << 63)
+
+struct xd_route {
+    xd_ctx *ctx;
+    xd_comm *comm; /* ranks with a side; NULL: this one has none */
+    xd_kernels kernels;
+    xd_route_desc d;
+    xdi_route_plan plan;
+    int needed;
+    bool shared;
+    bool open;                         /* a slot was handed out and not posted */
+    bool holds;                        /* a window was taken and not released */
+    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
+    uint64_t told;                /* windows that teachers are told are read, at once or behind the stream */
+    uint64_t counted;             /* such windows, as the stream gets there; atomic */
+    xdi_node *node;               /* rings that processes share; NULL: those of threads, or this rank's own */
+    char **rings;                 /* [ranks] head and ids; NULL where this rank sees none */
+    char **rows;                  /* [ranks] the slots' rows; the same */
+    size_t *row_bytes, *id_bytes; /* [ranks] of a slot */
+    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
+    uint64_t *left;               /* ranks that share rings and have destroyed the route; atomic */
+    void *memory;                 /* of the host: the rings, when they are this rank's own */
+    void *own_rows;               /* of a GPU: this rank's */
+    int64_t *links;               /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
+    bool linked;                  /* all ranks have everybody's links */
+    char *window;                 /* of the device, like send and recv */
+    int64_t *window_ids;
+    char *send, *recv; /* messages */
+    int64_t *send_ids, *recv_ids;
+    int64_t *counts; /* [4][ranks] */
+    size_t bytes;
+};
+
+/* teacher_route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
+ * the ranks with a side. */
+XD_PRIVATE xd_result xdi_route_place(xd_route *route);
+/* teacher_route_memory.c: gives all memory back; rings that others read, when they do not any more. False, and nothing
+ * of the route may go, when a GPU does not end and might still count in it. */
+XD_PRIVATE bool xdi_route_leave(xd_route *route);
+/* teacher_route_memory.c: sizes of all rings this rank sees, and, with memory for them, where they are. */
+XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device);
+XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side);
+/* teacher_route_memory.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
+XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher);
+XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student);
+XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number);
+/* teacher_route_memory.c: waits until the counter, which `rank` raises, reaches target. */
+XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
+                                     int rank);
+/* teacher_route_memory.c: events; nothing on a CPU. */
+XD_PRIVATE xd_result xdi_route_show(const xd_route *route);
+XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route);
+XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student);
+/* teacher_route_memory.c: is the window of this rank's step a part of a slot as it is? */
+XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
+/* teacher_route_memory.c: copies rows into those of another stride and dtype, on the context's stream. */
+XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
+                                    const xd_rows *to);
+
+/* teacher_route_node.c: tries to place the rings where the processes of one node see them all: then route->node is
+ * there, else the route is not shared. Collective over the ranks with a side. */
+XD_PRIVATE xd_result xdi_route_share_node(xd_route *route);
+/* teacher_route_node.c: do the streams raise the counters? */
+XD_PRIVATE bool xdi_route_is_late(const xd_route *route);
+/* teacher_route_node.c: the next post, the next window read, behind what the stream was given so far. */
+XD_PRIVATE xd_result xdi_route_post_later(xd_route *route);
+XD_PRIVATE xd_result xdi_route_release_later(xd_route *route);
+/* teacher_route_node.c: false as xdi_route_leave. */
+XD_PRIVATE bool xdi_route_leave_node(xd_route *route);
+/* teacher_route.c: tells teachers that windows before `number` are read. */
+XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number);
+
+/* teacher_route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
+ * Collective over comm; on failure the plan is half-built and to be freed as well. */
+XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan);
+XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan);
+/* Slots that a teacher rank needs when students step together. */
+XD_PRIVATE int64_t xdi_route_plan_slots(const xdi_route_plan *plan);
+/* The teacher's slot a window of this rank lies in as it is, by its first piece; NULL when it does not. */
+XD_PRIVATE const xdi_route_piece *xdi_route_plan_view(const xdi_route_plan *plan, int64_t step);
+/* Samples of a half's micro-batch; 0 past the end. */
+XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t batch);
+
 /* >>distill/xtoken_route.c */
 
 /* The shard's part of the window; false when there is none. */
@@ -28268,136 +29564,34 @@ static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_ro
                 XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
                 (long long)position, (long long)(position + piece->positions), (long long)column,
                 (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
+    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+                "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+                (long long)rows->cols);
     return XD_OK;
+}
+
+/* The piece's elements of rows that it begins in at a position and a column. */
+static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t column,
+                                 const xd_teacher_piece *piece) {
+    xd_rows part = *rows;
+    part.stride = rows->stride ? rows->stride : rows->cols;
+    part.rows = piece->positions;
+    part.cols = piece->columns;
+    part.data =
+        (unsigned char *)rows->data + (size_t)(position * part.stride + column) * xd_dtype_size(rows->dtype);
+    return part;
 }
 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "pieces of a teacher are copied on the CPU only");
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
     XDI_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
     XDI_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
-    for (int64_t t = 0; t < piece->positions; t++)
-        for (int64_t v = 0; v < piece->columns; v++)
-            xdi_loss_store(&window, piece->to_position + t, piece->to_column + v,
-                           xdi_loss_load(&shard, piece->from_position + t, piece->from_column + v));
-    return XD_OK;
+    if (piece->positions == 0 || piece->columns == 0) return XD_OK;
+    const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
+    const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);
+    return xdi_route_copy(ctx, &kernels, &from, &to);
 }
-
-/* >>distill/teacher_route_internal */
-
-enum { XDI_ROUTE_TEACHER, XDI_ROUTE_STUDENT, XDI_ROUTE_SIDES };
-
-/* One side of one rank, as every rank knows it. */
-typedef struct xdi_route_half {
-    int64_t sample_count, micro_batch, span_count, column_begin, column_end;
-    const int64_t *samples;     /* [sample_count] */
-    const xd_route_span *spans; /* [span_count] */
-    int64_t held;               /* positions */
-    int64_t batches;            /* micro-batches of a step */
-    int layout;                 /* teacher: the lowest rank with the same positions and columns */
-    int64_t *place;             /* teacher: [samples of the step] where each is in `samples`, or -1 */
-} xdi_route_half;
-
-/* A rectangle that goes from a teacher's slot into a student's window. */
-typedef struct xdi_route_piece {
-    int teacher, student;
-    bool brings_ids;                /* the first piece of its sample */
-    int64_t batch;                  /* teacher's micro-batch */
-    int64_t from_sample, to_sample; /* in the micro-batches */
-    int64_t from_position, to_position, positions;
-    int64_t from_column, to_column, columns;
-} xdi_route_piece;
-
-/* Who gives what to whom in a step; pure. Tables by rank and step have takes + 1 entries a rank. */
-typedef struct xdi_route_plan {
-    int ranks, rank;
-    int64_t takes;                           /* students' steps */
-    xdi_route_half *halves[XDI_ROUTE_SIDES]; /* [ranks] each */
-    int64_t *words;                          /* what they point to */
-    int64_t *places;
-    int64_t *need;           /* micro-batches a teacher has posted when students take step i */
-    int64_t *first;          /* a teacher's first micro-batch that students need in steps i and later */
-    int64_t *still;          /* the same for this rank's windows alone */
-    int64_t *step_begin;     /* [takes + 1] in pieces */
-    xdi_route_piece *pieces; /* that this rank sends or takes: by step, student, sample */
-    int64_t piece_count;
-    int *sources, *last_sources, *counts; /* [ranks] scratch */
-} xdi_route_plan;
-
-/* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
- * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
- * writer. On messages nobody else sees the ring, and the counters stay unused.
- *
- * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
- * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
- * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
- * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
- * the host waits for the GPU. A later record of the same event covers the earlier one. */
-enum { XDI_ROUTE_LINE = 64 };
-
-struct xd_route {
-    xd_ctx *ctx;
-    xd_comm *comm; /* ranks with a side; NULL: this one has none */
-    xd_kernels kernels;
-    xd_route_desc d;
-    xdi_route_plan plan;
-    int needed;
-    bool shared;
-    bool open;                         /* a slot was handed out and not posted */
-    bool holds;                        /* a window was taken and not released */
-    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    char **rings;                      /* [ranks] head and ids; NULL where this rank sees none */
-    char **rows;                       /* [ranks] the slots' rows; the same */
-    size_t *row_bytes, *id_bytes;      /* [ranks] of a slot */
-    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
-    uint64_t *left;                    /* ranks that share rings and have destroyed the route; atomic */
-    void *memory;                      /* of the host: the rings, when they are this rank's own */
-    void *own_rows;                    /* of a GPU: this rank's */
-    int64_t *links;                    /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
-    bool linked;                       /* all ranks have everybody's links */
-    char *window;                      /* of the device, like send and recv */
-    int64_t *window_ids;
-    char *send, *recv; /* messages */
-    int64_t *send_ids, *recv_ids;
-    int64_t *counts; /* [4][ranks] */
-    size_t bytes;
-};
-
-/* teacher_route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
- * the ranks with a side. */
-XD_PRIVATE xd_result xdi_route_place(xd_route *route);
-/* teacher_route_memory.c: gives all memory back; rings that others read, when they do not any more. */
-XD_PRIVATE void xdi_route_leave(xd_route *route);
-/* teacher_route_memory.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
-XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher);
-XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student);
-XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_t number);
-XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number);
-/* teacher_route_memory.c: waits until the counter, which `rank` raises, reaches target. */
-XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
-                                     int rank);
-/* teacher_route_memory.c: events; nothing on a CPU. */
-XD_PRIVATE xd_result xdi_route_show(const xd_route *route);
-XD_PRIVATE xd_result xdi_route_follow_slot(const xd_route *route, int teacher, uint64_t number);
-XD_PRIVATE xd_result xdi_route_finish_reading(const xd_route *route);
-XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student);
-/* teacher_route_memory.c: is the window of this rank's step a part of a slot as it is? */
-XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
-/* teacher_route_memory.c: copies rows into those of another stride and dtype, on the context's stream. */
-XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
-                                    const xd_rows *to);
-
-/* teacher_route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
- * Collective over comm; on failure the plan is half-built and to be freed as well. */
-XD_PRIVATE xd_result xdi_route_plan_create(xd_comm *comm, const xd_route_desc *d, xdi_route_plan *plan);
-XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan);
-/* Slots that a teacher rank needs when students step together. */
-XD_PRIVATE int64_t xdi_route_plan_slots(const xdi_route_plan *plan);
-/* The teacher's slot a window of this rank lies in as it is, by its first piece; NULL when it does not. */
-XD_PRIVATE const xdi_route_piece *xdi_route_plan_view(const xdi_route_plan *plan, int64_t step);
-/* Samples of a half's micro-batch; 0 past the end. */
-XD_PRIVATE int64_t xdi_route_plan_samples(const xdi_route_half *half, int64_t batch);
 
 /* >>distill/teacher_route_plan.c */
 
@@ -28894,10 +30088,7 @@ XD_PRIVATE void xdi_route_plan_free(xd_ctx *ctx, xdi_route_plan *plan) {
 #include <string.h>
 #include <time.h>
 
-/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
-#define XDI_ROUTE_GONE ((uint64_t)1 << 63)
-
-enum { XDI_ROUTE_NAP = 50000 /* nanoseconds */, XDI_ROUTE_CASTS = 32 /* rows of a call */ };
+enum { XDI_ROUTE_CASTS = 32 /* rows of a call */ };
 
 /* ---- rings ---- */
 
@@ -28938,13 +30129,13 @@ static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_t *r
     if (ids > 0 && !xdi_route_add_bytes(&route->id_bytes[r], ids)) return false;
     return xdi_size_multiply(route->row_bytes[r], slots, rows) &&
            xdi_size_multiply(route->id_bytes[r], slots, &ids) &&
-           xdi_route_add_bytes(head, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
+           xdi_route_add_bytes(head, XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1)) &&
            xdi_route_add_bytes(head, ids);
 }
 
 /* All rings this rank sees behind one another in host memory: of *total bytes, and, on a GPU, *on_device bytes more in
  * other places. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
-static int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
+XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
     const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
     size_t head, rows;
     *total = *on_device = 0;
@@ -28977,8 +30168,8 @@ static xd_result xdi_route_place_rows(xd_route *route) {
 static xd_result xdi_route_place_rings(xd_route *route) {
     xd_ctx *ctx = route->ctx;
     size_t total, on_device;
-    void *memory = NULL;
     const bool own = !route->shared || route->plan.ranks == 1;
+    void *memory = route->node ? xdi_node_memory(route->node) : NULL;
     const int large = xdi_route_lay_rings(route, NULL, &total, &on_device);
     xd_result result = large < 0 ? XD_OK
                                  : XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
@@ -28987,9 +30178,9 @@ static xd_result xdi_route_place_rings(xd_route *route) {
         memory = route->memory = xd_allocate(ctx, total);
         if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
     }
-    if (result == XD_OK) result = xdi_route_place_rows(route);
+    if (result == XD_OK && !route->node) result = xdi_route_place_rows(route);
     XDI_TRY(xd_agree(route->comm, result));
-    if (!own) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    if (!own && !memory) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
     route->bytes += total + on_device;
     route->left = (uint64_t *)memory;
     xdi_route_lay_rings(route, (char *)memory, &total, &on_device);
@@ -29009,7 +30200,7 @@ XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_
 }
 
 XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number) {
-    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
+    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 2);
     return (int64_t *)(void *)(route->rings[teacher] + head +
                                (size_t)(number % (uint64_t)route->d.slots) * route->id_bytes[teacher]);
 }
@@ -29017,7 +30208,10 @@ XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint6
 XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
                                      int rank) {
     const int world_rank = xd_comm_world_rank(route->comm, rank);
-    if (rank != route->plan.rank) XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
+    if (route->node)
+        XDI_TRY(xdi_node_watch(route->node, counter, target, rank));
+    else if (rank != route->plan.rank)
+        XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
     return XDI_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
                             world_rank);
@@ -29037,7 +30231,7 @@ static void *xdi_route_event(const xd_route *route, int rank, int64_t i) {
     return (void *)(intptr_t)*xdi_route_link(route, rank, i);
 }
 
-static bool xdi_route_has_side(const xd_route *route, int side) {
+XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side) {
     return route->plan.halves[side][route->plan.rank].sample_count > 0;
 }
 
@@ -29061,7 +30255,7 @@ static xd_result xdi_route_make_links(xd_route *route) {
 }
 
 static xd_result xdi_route_trade_links(xd_route *route) {
-    if (!route->shared || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
+    if (!route->shared || route->node || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
     XDI_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
     XDI_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
                                       (int64_t)route->d.slots + 2, XD_DTYPE_I64));
@@ -29243,13 +30437,19 @@ XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
                                                   "no room for the rings of %d ranks", plan->ranks)));
     for (int64_t i = 0; i < plan->piece_count; i++)
         if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
+    if (route->shared && plan->ranks > 1 && !xdi_threads_has(route->comm))
+        XDI_TRY(xdi_route_share_node(route));
+    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
+                "messages of a GPU's rows between %d ranks, which the communicator does not move",
+                plan->ranks);
     XDI_TRY(xdi_route_place_rings(route));
     XDI_TRY(xdi_route_trade_links(route));
     return xdi_route_place_buffers(route);
 }
 
-XD_PRIVATE void xdi_route_leave(xd_route *route) {
+XD_PRIVATE bool xdi_route_leave(xd_route *route) {
     const xd_device_ops *memory = &route->kernels.memory;
+    if (!xdi_route_leave_node(route)) return false;
     if (xdi_route_part(route)) memory->release(route->ctx, route->own_rows);
     xd_release(route->ctx, route->counts);
     xd_release(route->ctx, route->recv_ids);
@@ -29265,6 +30465,7 @@ XD_PRIVATE void xdi_route_leave(xd_route *route) {
     xd_release(route->ctx, route->row_bytes);
     xd_release(route->ctx, (void *)route->rows);
     xd_release(route->ctx, (void *)route->rings);
+    return true;
 }
 
 /* ---- rows ---- */
@@ -29301,6 +30502,159 @@ XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, cons
         XDI_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
     }
     return XD_OK;
+}
+
+/* >>distill/teacher_route_node.c */
+
+#include <string.h>
+#include <time.h>
+
+/* ---- rings that processes of one node share ----
+ *
+ * Heads and ids, and on a CPU rows, lie in memory of the node, laid out as between threads. On a GPU each teacher rank
+ * has its rows in memory of its own that others may open, and puts the handle into its head. Events do not go from
+ * process to process here: the streams raise the counters, by functions of the host behind the work that they cover. So
+ * whoever has seen a counter needs no event, and nobody waits for a GPU but the one who needs what it makes. */
+
+static bool xdi_route_reads(const xd_route *route, int teacher) {
+    for (int64_t i = 0; i < route->plan.piece_count; i++)
+        if (route->plan.pieces[i].teacher == teacher && route->plan.pieces[i].student == route->plan.rank)
+            return true;
+    return false;
+}
+
+static xd_device_handle *xdi_route_handle(const xd_route *route, int teacher) {
+    return (xd_device_handle *)(void *)(route->rings[teacher] +
+                                        XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1));
+}
+
+/* Makes this rank's rows; false when others could not open them. */
+static bool xdi_route_offer_rows(xd_route *route) {
+    const int me = route->plan.rank;
+    const size_t bytes = route->row_bytes[me] * (size_t)route->d.slots;
+    if (bytes == 0) return true;
+    route->own_rows = route->kernels.memory.share_create(route->ctx, bytes, xdi_route_handle(route, me));
+    route->rows[me] = (char *)route->own_rows;
+    return route->own_rows != NULL;
+}
+
+static bool xdi_route_open_rows(xd_route *route) {
+    bool opened = true;
+    for (int r = 0; r < route->plan.ranks; r++) {
+        if (r == route->plan.rank || !xdi_route_reads(route, r)) continue;
+        route->rows[r] = (char *)route->kernels.memory.share_open(route->ctx, xdi_route_handle(route, r));
+        opened = opened && route->rows[r];
+    }
+    return opened;
+}
+
+static void xdi_route_close_rows(xd_route *route) {
+    for (int r = 0; r < route->plan.ranks; r++)
+        if (r != route->plan.rank && route->rows[r])
+            route->kernels.memory.share_close(route->ctx, route->rows[r]);
+    memset((void *)route->rows, 0, (size_t)route->plan.ranks * sizeof *route->rows);
+}
+
+/* Rows of GPUs; *all false when some rank cannot have them. */
+static xd_result xdi_route_trade_rows(xd_route *route, bool *all) {
+    XDI_TRY(xdi_comm_all_can(route->comm, xdi_route_offer_rows(route), all));
+    if (*all) XDI_TRY(xdi_comm_all_can(route->comm, xdi_route_open_rows(route), all));
+    if (*all) return XD_OK;
+    xdi_route_close_rows(route);
+    XDI_TRY(xd_barrier(route->comm)); /* now all have closed them */
+    route->kernels.memory.share_destroy(route->ctx, route->own_rows);
+    route->own_rows = NULL;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_route_share_node(xd_route *route) {
+    const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
+    size_t total, on_device;
+    bool all = true;
+    if (xdi_route_lay_rings(route, NULL, &total, &on_device) < 0) /* too large: the same on every rank */
+        XDI_TRY(xdi_node_create(route->comm, total, &route->node));
+    if (route->node) {
+        xdi_route_lay_rings(route, (char *)xdi_node_memory(route->node), &total, &on_device);
+        if (!on_cpu) XDI_TRY(xdi_route_trade_rows(route, &all));
+    }
+    if (!all) {
+        xdi_node_destroy(route->node);
+        route->node = NULL;
+        memset((void *)route->rings, 0, (size_t)route->plan.ranks * sizeof *route->rings);
+    }
+    route->shared = route->node != NULL;
+    return XD_OK;
+}
+
+/* ---- counters that a stream raises ---- */
+
+XD_PRIVATE bool xdi_route_is_late(const xd_route *route) {
+    return route->node && route->kernels.device != XD_DEVICE_CPU;
+}
+
+static void xdi_route_count_post(void *user) {
+    const xd_route *route = (const xd_route *)user;
+    __atomic_fetch_add(xdi_route_posted(route, route->plan.rank), 1, __ATOMIC_RELEASE);
+}
+
+/* Windows are told in order, from 0. */
+static void xdi_route_count_read(void *user) {
+    xd_route *route = (xd_route *)user;
+    xdi_route_release_before(route, __atomic_fetch_add(&route->counted, 1, __ATOMIC_RELAXED));
+}
+
+XD_PRIVATE xd_result xdi_route_post_later(xd_route *route) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    return route->kernels.memory.call(&launch, xdi_route_count_post, route);
+}
+
+XD_PRIVATE xd_result xdi_route_release_later(xd_route *route) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    return route->kernels.memory.call(&launch, xdi_route_count_read, route);
+}
+
+/* ---- leaving ---- */
+
+/* Waits until nobody has this rank's rows open; false when that is not sure. */
+static bool xdi_route_wait_closed(const xd_route *route) {
+    const int me = route->plan.rank;
+    const struct timespec nap = { 0, XDI_ROUTE_NAP };
+    const double deadline = xd_now(route->ctx) + xd_ctx_settings(route->ctx)->timeout_seconds;
+    for (int s = 0; s < route->plan.ranks; s++) {
+        if (s == me || !route->used_by[s]) continue;
+        const uint64_t *released = xdi_route_released(route, me, s);
+        while (!(__atomic_load_n(released, __ATOMIC_ACQUIRE) & XDI_ROUTE_GONE) &&
+               !xdi_node_has_died(route->node, s)) {
+            if (xd_now(route->ctx) > deadline) return false;
+            nanosleep(&nap, NULL);
+        }
+    }
+    return true;
+}
+
+/* This rank posts nothing more and reads no more rings. */
+static void xdi_route_say_farewell(const xd_route *route) {
+    const xdi_route_plan *plan = &route->plan;
+    if (xdi_route_has_side(route, XDI_ROUTE_TEACHER))
+        __atomic_fetch_or(xdi_route_posted(route, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
+    for (int r = 0; r < plan->ranks && xdi_route_has_side(route, XDI_ROUTE_STUDENT); r++)
+        if (plan->halves[XDI_ROUTE_TEACHER][r].sample_count > 0)
+            __atomic_fetch_or(xdi_route_released(route, r, plan->rank), XDI_ROUTE_GONE, __ATOMIC_RELEASE);
+}
+
+XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
+    const xd_launch launch = xd_ctx_launch(route->ctx);
+    if (!route->node) return true;
+    if (xdi_route_is_late(route)) {
+        if (route->kernels.memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
+        xdi_route_close_rows(route);
+    }
+    xdi_route_say_farewell(route);
+    if (route->own_rows && xdi_route_wait_closed(route))
+        route->kernels.memory.share_destroy(route->ctx, route->own_rows);
+    route->own_rows = NULL;
+    xdi_node_destroy(route->node);
+    return true;
 }
 
 /* >>distill/teacher_route.c */
@@ -29362,11 +30716,8 @@ static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t numbe
            (uint64_t)entries[number % takes];
 }
 
-/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
- * later window needs. That can be more than was ever read, so it is told before the first window too. */
-static xd_result xdi_route_let_go(const xd_route *route, uint64_t number) {
+XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number) {
     const xdi_route_plan *plan = &route->plan;
-    XDI_TRY(xdi_route_finish_reading(route));
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
         if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches)
@@ -29374,6 +30725,14 @@ static xd_result xdi_route_let_go(const xd_route *route, uint64_t number) {
         __atomic_store_n(xdi_route_released(route, r, plan->rank),
                          xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
     }
+}
+
+/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
+ * later window needs. That can be more than was ever read, so it is told before the first window too. */
+static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
+    XDI_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
+    route->told = number;
+    if (!xdi_route_is_late(route)) xdi_route_release_before(route, number);
     return XD_OK;
 }
 
@@ -29389,10 +30748,7 @@ static xd_result xdi_route_build(xd_route *route) {
                 route->d.slots, (long long)needed);
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
-    route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
-    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
-                "messages of a GPU's rows between %d ranks, which the communicator does not move",
-                plan->ranks);
+    route->shared = !route->d.messages;
     XDI_TRY(xdi_route_place(route));
     if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
     return xdi_route_let_go(route, 0);
@@ -29440,7 +30796,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 
 XD_API void xd_route_destroy(xd_route *route) {
     if (!route) return;
-    xdi_route_leave(route);
+    if (!xdi_route_leave(route)) return;
     xdi_route_plan_free(route->ctx, &route->plan);
     xd_comm_destroy(route->comm); /* the last handle frees shared rings */
     xd_release(route->ctx, route);
@@ -29610,7 +30966,7 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
     if (!route->shared)
         own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
     else if (route->used_by[me])
-        own = __atomic_load_n(xdi_route_released(route, me, me), __ATOMIC_ACQUIRE) < target;
+        own = xdi_route_needed_at(route, me, route->told, route->plan.still) < target;
     XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
                 "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
@@ -29647,9 +31003,10 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 XD_API xd_result xd_route_post(xd_route *route) {
     XDI_TRY(xdi_route_check_teacher(route));
     XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
-    XDI_TRY(xdi_route_show(route));
+    XDI_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
     route->open = false;
     route->posted++;
+    if (xdi_route_is_late(route)) return XD_OK;
     if (route->shared)
         __atomic_store_n(xdi_route_posted(route, route->plan.rank), route->posted, __ATOMIC_RELEASE);
     else if (xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count == 0)
@@ -36994,4 +38351,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1039707841944faa33c3ecad5796229140e8e136e187041445faae5245ca044c */
+/* xdistill sha256 4c576e22c1184a4ca16e2d8210a09d5a8365629de2bdfb22090eae0d720b52ae */

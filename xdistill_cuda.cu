@@ -465,6 +465,53 @@ static xd_result xdi_cuda_event_wait(const xd_launch *launch, void *event) {
                           cudaStreamWaitEvent((cudaStream_t)launch->stream, (cudaEvent_t)event, 0));
 }
 
+static xd_result xdi_cuda_call(const xd_launch *launch, void (*function)(void *user), void *user) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx, cudaLaunchHostFunc((cudaStream_t)launch->stream, function, user));
+}
+
+/* Whoever opens a small block sees the 2 MiB that it was cut from, so none is smaller. Another rank's failure to open
+ * it is answered by messages, so errors are no more than "cannot" here; one that stays shows in the next call. */
+static void *xdi_cuda_share_create(xd_ctx *ctx, size_t bytes, xd_device_handle *handle) {
+    static_assert(sizeof(cudaIpcMemHandle_t) == sizeof *handle, "a handle holds what CUDA calls one");
+    const size_t unit = (size_t)2 << 20;
+    void *memory = NULL;
+    cudaIpcMemHandle_t name;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK || bytes > SIZE_MAX - unit) return NULL;
+    if (cudaMalloc(&memory, (bytes + unit - 1) / unit * unit) == cudaSuccess) {
+        if (cudaIpcGetMemHandle(&name, memory) == cudaSuccess) {
+            memcpy(handle, &name, sizeof name);
+            return memory;
+        }
+        cudaFree(memory);
+    }
+    cudaGetLastError();
+    return NULL;
+}
+
+static void xdi_cuda_share_destroy(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (memory && scope.result == XD_OK) cudaFree(memory);
+}
+
+static void *xdi_cuda_share_open(xd_ctx *ctx, const xd_device_handle *handle) {
+    void *memory = NULL;
+    cudaIpcMemHandle_t name;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    memcpy(&name, handle, sizeof name);
+    if (cudaIpcOpenMemHandle(&memory, name, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void xdi_cuda_share_close(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result == XD_OK) cudaIpcCloseMemHandle(memory);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory;
     memory.allocate = xdi_cuda_allocate;
@@ -477,6 +524,11 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.event_destroy = xdi_cuda_event_destroy;
     memory.event_record = xdi_cuda_event_record;
     memory.event_wait = xdi_cuda_event_wait;
+    memory.call = xdi_cuda_call;
+    memory.share_create = xdi_cuda_share_create;
+    memory.share_destroy = xdi_cuda_share_destroy;
+    memory.share_open = xdi_cuda_share_open;
+    memory.share_close = xdi_cuda_share_close;
     return memory;
 }
 
@@ -5291,6 +5343,7 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
 }
 
 static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_t row, int64_t column) {
+    if (!a.lse) return xdi_cuda_element(a.logits, row, column);
     const double z = (double)xdi_cuda_element(a.logits, row, column);
     return expf((float)__dsub_rn(__ddiv_rn(z, a.temperature), a.lse[row]));
 }
@@ -5308,20 +5361,23 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_
 /* ---- project: one warp a cell, which walks the cell's column of the matrix once a row ---- */
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>(), k = a.matrix.k;
     if (cell >= a.place_count * k) return;
-    const int64_t place = cell / k, column = a.ids[cell % k];
+    const int64_t place = cell / k, column = a.ids ? a.ids[cell % k] : cell % k;
+    if (a.vocabulary > 0 && (column < 0 || column >= a.vocabulary)) return;
     const int64_t begin = a.matrix.column_begin[column], end = a.matrix.column_begin[column + 1];
+    const int64_t last = a.places ? a.count : place + 1;
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t i = 0; i < a.count; i++) {
-        if (a.places[i] != place) continue;
+    for (int64_t i = a.places ? 0 : place; i < last; i++) {
+        if (a.places && a.places[i] != place) continue;
+        const int64_t row = a.rows ? a.rows[i] : i;
         for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
             const int64_t v = a.matrix.column_student[e] - a.first;
             if (v < 0 || v >= a.matrix.columns) continue;
-            mine.add_wide(
-                0, __dmul_rn((double)a.matrix.column_weight[e], (double)xdi_cuda_xtoken_p(a, a.rows[i], v)));
+            mine.add_wide(0,
+                          __dmul_rn((double)a.matrix.column_weight[e], (double)xdi_cuda_xtoken_p(a, row, v)));
         }
     }
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
@@ -5481,6 +5537,15 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block a row; reads the row where the matrix has entries ---- */
 
+/* The slot of an entry: a place in J, or the teacher id whose place is looked up; -1: it has none. */
+static __device__ inline int64_t xdi_cuda_xtoken_slot(const xd_xtoken_matrix &m, const int32_t *places,
+                                                      int32_t slot) {
+    if (places) return places[slot];
+    if (!m.sorted) return slot;
+    const int64_t at = xdi_cuda_lower_bound(m.sorted, m.k, (int64_t)slot);
+    return at < m.k && m.sorted[at] == slot ? at : -1;
+}
+
 /* (M dy)_v, where ids have these places, or NULL -> slots do for themselves. */
 static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, const int32_t *places,
                                                      int64_t v, const double *dy) {
@@ -5491,7 +5556,7 @@ static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, co
         return id < a.vocabulary && places[id] >= 0 ? dy[places[id]] : 0.0;
     }
     for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
-        const int32_t slot = places ? places[m.slot[e]] : m.slot[e];
+        const int64_t slot = xdi_cuda_xtoken_slot(m, places, m.slot[e]);
         if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
     }
     return sum;
@@ -5534,15 +5599,15 @@ struct xdi_cuda_xtoken_line {
 
 static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_xtoken_args &a, int64_t i) {
     xdi_cuda_xtoken_line w = {};
-    w.row = a.rows[i];
-    w.add = a.written[w.row] != 0;
+    w.row = a.rows ? a.rows[i] : i;
+    w.add = a.written && a.written[w.row] != 0;
     w.delta = a.delta ? a.delta[i] : 0.0;
     w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
     if ((a.matrix.begin || a.matrix.places) && !w.none) {
-        const int64_t place = a.places[i];
+        const int64_t place = a.places ? a.places[i] : i;
         w.dy = a.student + (a.offset ? a.offset[place] : place * a.k);
         w.places = a.offset ? a.matrix.places + place * a.vocabulary : a.matrix.places;
-        w.factor = a.direct ? a.chunks[place].factor : 0.0;
+        w.factor = a.direct ? (a.chunks ? a.chunks[place].factor : 1.0) : 0.0;
     }
     w.soft = !w.none && !a.direct && (w.dy || w.delta != 0.0);
     if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
@@ -5570,8 +5635,8 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t end = w.add ? a.columns : a.gradient.cols;
     for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < end;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight z = xdi_cuda_read_any(a.logits, w.row, c, a.columns);
-        xdi_cuda_eight out = {};
+        xdi_cuda_eight z = {}, out = {};
+        if (a.logits.data) z = xdi_cuda_read_any(a.logits, w.row, c, a.columns);
         if (w.add) out = xdi_cuda_read_any(a.gradient, w.row, c, end);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
@@ -5579,7 +5644,7 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
         xdi_cuda_write_any(a.gradient, w.row, c, end, out);
     }
     __syncthreads(); /* all have seen whether the row was written */
-    if (threadIdx.x == 0) a.written[w.row] = 1;
+    if (threadIdx.x == 0 && a.written) a.written[w.row] = 1;
 }
 
 static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
@@ -6391,6 +6456,135 @@ static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
     kernels->list_slots = xdi_cuda_list_slots;
 }
 
+/* >>cuda/xtoken_chunks.cu */
+
+/* Averages of chunks, with the bits of kernel/xtoken_cpu.c. Which chunk a row belongs to is memory of the host and
+ * travels in the parameters, a few hundred rows a launch, so that nothing is copied or kept. */
+
+/* Of rows, or of chunks, `first` and on: the chunk among all, -1 for none, and its size. */
+struct xdi_cuda_chunk_list {
+    enum { ROOM = XDI_CUDA_LIST_BYTES / (int)(2 * sizeof(int64_t)) };
+    int64_t first, count;
+    int64_t chunk[ROOM], size[ROOM];
+};
+
+/* Calls launch_list with the lists of `count` rows or chunks; chunk_of and size_of say what is in them. */
+template <typename ChunkOf, typename SizeOf, typename LaunchList>
+static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeOf size_of,
+                                          LaunchList launch_list) {
+    xdi_cuda_chunk_list list;
+    for (list.first = 0; list.first < count; list.first += list.count) {
+        list.count = count - list.first;
+        if (list.count > xdi_cuda_chunk_list::ROOM) list.count = xdi_cuda_chunk_list::ROOM;
+        for (int64_t i = 0; i < list.count; i++) {
+            list.chunk[i] = chunk_of(list.first + i);
+            list.size[i] = list.chunk[i] < 0 ? 0 : size_of(list.chunk[i]);
+        }
+        XDI_TRY(launch_list(list));
+    }
+    return XD_OK;
+}
+
+static int64_t xdi_cuda_chunk_of_row(const xd_chunk_args *a, int64_t row) {
+    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
+}
+
+/* ---- sums: one thread a column; reads every element once ---- */
+
+/* A block takes the chunks of its group alone, so that many blocks share a few columns and every sum is added to by one
+ * thread, in the order of the rows. */
+enum { XDI_CUDA_CHUNK_GROUPS = 16 };
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_sums_kernel(
+    const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {
+    const int64_t n = a.rows.cols, group = (int64_t)blockIdx.x % XDI_CUDA_CHUNK_GROUPS;
+    const int64_t c =
+        (int64_t)blockIdx.x / XDI_CUDA_CHUNK_GROUPS * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
+    if (c >= n) return;
+    for (int64_t i = 0; i < list.count; i++) {
+        const int64_t chunk = list.chunk[i];
+        if (chunk < 0 || chunk % XDI_CUDA_CHUNK_GROUPS != group) continue;
+        xdi_cuda_cell_add<FIXED>(a.out, chunk * n + c, (double)xdi_cuda_element(a.rows, list.first + i, c));
+    }
+}
+
+static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t blocks = (a->rows.cols + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(blocks * XDI_CUDA_CHUNK_GROUPS, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return xdi_cuda_each_chunk_list(
+        a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); }, [](int64_t) { return 0; },
+        [&](const xdi_cuda_chunk_list &list) {
+            XDI_CUDA_CELLS(a->fixed, FIXED, {
+                return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_chunk_sums_kernel<FIXED>, *a, list);
+            })
+        });
+}
+
+/* ---- averages: one thread an entry ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
+    const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {
+    const int64_t n = a.rows.cols, i = xdi_cuda_flat_index();
+    if (i >= list.count * n) return;
+    const int64_t size = list.size[i / n], at = list.first * n + i;
+    a.out[at] = size > 0 ? __ddiv_rn(a.sums[at], (double)size) : 0.0;
+}
+
+static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return xdi_cuda_each_chunk_list(
+        a->count, [](int64_t chunk) { return chunk; }, [&](int64_t chunk) { return a->sizes[chunk]; },
+        [&](const xdi_cuda_chunk_list &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(list.count * a->rows.cols),
+                                   xdi_cuda_chunk_averages_kernel, *a, list);
+        });
+}
+
+/* ---- spread: one block a row ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_spread_kernel(
+    const __grid_constant__ xd_chunk_args a, const __grid_constant__ xdi_cuda_chunk_list list) {
+    const int64_t n = a.rows.cols, row = list.first + blockIdx.x, chunk = list.chunk[blockIdx.x];
+    const double size = (double)list.size[blockIdx.x];
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < n;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        xdi_cuda_eight out = {};
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (chunk >= 0 && c + i < n) out.at[i] = (float)__ddiv_rn(a.weight[chunk * n + c + i], size);
+        xdi_cuda_write_any(a.rows, row, c, n, out);
+    }
+}
+
+static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return xdi_cuda_each_chunk_list(
+        a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); },
+        [&](int64_t chunk) { return a->sizes[chunk]; },
+        [&](const xdi_cuda_chunk_list &list) {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.count, XDI_CUDA_TEAM_BLOCK),
+                                   xdi_cuda_chunk_spread_kernel, *a, list);
+        });
+}
+
+static xd_result xdi_cuda_chunks_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<true>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_sums_kernel<false>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_chunk_averages_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_chunk_spread_kernel);
+}
+
+static void xdi_cuda_chunks_fill(xd_xtoken_kernels *kernels) {
+    kernels->chunk_sums = xdi_cuda_chunk_sums;
+    kernels->chunk_averages = xdi_cuda_chunk_averages;
+    kernels->chunk_spread = xdi_cuda_chunk_spread;
+}
+
 /* >>cuda/table.cu */
 
 /* The table of the unit, and what happens once: set-up of a context's GPU. */
@@ -6419,6 +6613,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_gold_load(ctx));
     XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
     XDI_TRY(xdi_cuda_list_kernels_load(ctx));
+    XDI_TRY(xdi_cuda_chunks_load(ctx));
     XDI_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -6436,6 +6631,7 @@ static xd_kernels xdi_cuda_table() {
     xdi_cuda_gold_fill(&kernels.xtoken);
     xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
     xdi_cuda_list_kernels_fill(&kernels.xtoken);
+    xdi_cuda_chunks_fill(&kernels.xtoken);
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;
@@ -6537,4 +6733,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 434bd6f0cf7cad0c8bfc2bca0f68d73d679b90c31d42d0f0c6b442e92ed29ead */
+/* xdistill sha256 6dfb5bd20a6e8fba1980114760b0515549f91561b101bf6d8026f879d0d379bc */

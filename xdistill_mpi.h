@@ -597,6 +597,12 @@ static void xdi_mpi_abort(xd_transport *transport) {
     xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
+/* Looking for a notice is a call of MPI, which moves on what is under way. */
+static xd_result xdi_mpi_poll(xd_transport *transport) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    return xdi_mpi_is_broken(t->world) ? xdi_mpi_report(t, false) : XD_OK;
+}
+
 static void xdi_mpi_destroy(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     xd_ctx *ctx = transport->ctx;
@@ -617,9 +623,8 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute,
-                                              xdi_mpi_split, xdi_mpi_abort,   xdi_mpi_destroy,
-                                              false };
+static const xd_transport_ops xdi_mpi_ops = { "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split,
+                                              xdi_mpi_abort, xdi_mpi_destroy, xdi_mpi_poll,    false };
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,

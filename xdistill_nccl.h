@@ -814,7 +814,7 @@ static void xdi_nccl_destroy(xd_transport *transport) {
 }
 
 static const xd_transport_ops xdi_nccl_ops = {
-    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, true
+    "nccl", xdi_nccl_control, xdi_nccl_execute, xdi_nccl_split, xdi_nccl_abort, xdi_nccl_destroy, NULL, true
 };
 
 /* A handle without a communicator; the caller fills in world_ranks. */

@@ -34,4 +34,5 @@
 #include "cuda/xtoken_gold.cu"
 #include "cuda/xtoken_rows.cu"
 #include "cuda/xtoken_lists.cu"
+#include "cuda/xtoken_chunks.cu"
 #include "cuda/table.cu"

@@ -54,6 +54,74 @@ XD_TEST(some_columns_of_a_projection_are_columns_of_the_whole) {
     close_problem(&p);
 }
 
+/* ---- exact sums ---- */
+
+enum { RANKS = 3, HELD = 2, WIDTH = 5 };
+
+/* The numbers of all ranks, and what rank 0 has found. */
+typedef struct exact_sums {
+    problem *p;
+    float values[RANKS * HELD * WIDTH];
+    double projected[STUDENT_ROWS * TEACHER_SIZE], sums[CHUNKS * WIDTH];
+} exact_sums;
+
+static xd_result exact_rank(xd_comm *world, void *user) {
+    static const int64_t ids[RANKS * HELD] = { 0, 2, -1, 2, 0, 3 };
+    exact_sums *all = (exact_sums *)user, mine = *all;
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int64_t rank = xd_comm_rank(world), ranks = xd_comm_size(world), held = RANKS * HELD / ranks;
+    const int64_t begin = rank * STUDENT_SIZE / ranks, end = (rank + 1) * STUDENT_SIZE / ranks;
+    int64_t sizes[CHUNKS];
+    xd_vocab *vocab = NULL;
+    xd_rows probs = rows_of(all->p->student + begin, STUDENT_ROWS, end - begin);
+    const xd_chunk_map map = { ids + rank * held, 1, held, CHUNKS, world };
+    probs.stride = STUDENT_SIZE;
+    CHECK(xd_vocab_create(ctx, world, begin, end, STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(xd_project(ctx, vocab, &all->p->projection, probs, NULL, TEACHER_SIZE, mine.projected) == XD_OK);
+    CHECK(xd_chunk_sums(ctx, &map, rows_of(all->values + rank * held * WIDTH, held, WIDTH), mine.sums,
+                        sizes) == XD_OK);
+    CHECK(sizes[0] == 2 && sizes[1] == 0 && sizes[2] == 2 && sizes[3] == 1);
+    if (rank == 0) *all = mine;
+    xd_vocab_destroy(vocab);
+    return XD_OK;
+}
+
+XD_TEST(in_invariant_mode_sums_over_ranks_have_the_bits_of_one_rank) {
+    problem p;
+    exact_sums one, many;
+    xd_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    memset(&one, 0, sizeof one);
+    open_problem(&p, XD_XTOKEN_PROJECTED);
+    fill(one.values, RANKS * HELD * WIDTH, 3.0);
+    one.p = &p;
+    many = one;
+    desc.reduction = XD_REDUCTION_INVARIANT;
+    CHECK(xd_run_threads(1, &desc, exact_rank, &one, NULL) == XD_OK);
+    CHECK(xd_run_threads(RANKS, &desc, exact_rank, &many, NULL) == XD_OK);
+    CHECK(memcmp(one.projected, many.projected, sizeof one.projected) == 0);
+    CHECK(memcmp(one.sums, many.sums, sizeof one.sums) == 0);
+    CHECK(one.sums[WIDTH] == 0.0 && one.projected[0] != 0.0); /* an empty chunk */
+    close_problem(&p);
+}
+
+XD_TEST(exact_sums_leave_alone_what_they_refuse) {
+    xd_ctx *ctx = NULL;
+    xd_ctx_desc desc;
+    float values[6] = { 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f };
+    double *sums = (double *)calloc(4, sizeof *sums);
+    const int64_t ids[3] = { 0, 2, 1 };
+    int64_t sizes[2] = { 7, 7 };
+    const xd_chunk_map map = { ids, 1, 3, 2, NULL };
+    memset(&desc, 0, sizeof desc);
+    desc.reduction = XD_REDUCTION_INVARIANT;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    CHECK(xd_chunk_sums(ctx, &map, rows_of(values, 3, 2), sums, sizes) == XD_ERROR_ARGUMENT);
+    CHECK(sums[0] == 0.0 && sizes[0] == 7);
+    free(sums);
+    xd_ctx_destroy(ctx);
+}
+
 /* ---- a teacher's shards ---- */
 
 /* Random cuts on both sides: what is put together is the whole, bit for bit. */

@@ -1,39 +1,32 @@
 #include <string.h>
 
 #if defined(XDI_X86)
-#    include <cpuid.h>
+#include <cpuid.h>
 
-/* Not every compiler can ask for it by name. */
+/* Not every compiler can ask for it by name. Asking the processor instead takes microseconds on a virtual
+ * machine; what has a name was asked once, before main. */
 static bool xdi_cpu_has_f16c(void) {
+#if !defined(__clang__) && __GNUC__ >= 11
+    return __builtin_cpu_supports("f16c") != 0;
+#else
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+#endif
 }
 #endif
 
 /* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
-static xd_cpu_level xdi_cpu_ask(void) {
+XD_API xd_cpu_level xd_cpu_best(void) {
 #if defined(XDI_X86)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !xdi_cpu_has_f16c())
-        return XD_CPU_PORTABLE;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-        return XD_CPU_AVX2;
-    return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) /* they have F16C, too */
+        return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
+    return xdi_cpu_has_f16c() ? XD_CPU_AVX2 : XD_CPU_PORTABLE;
 #else
     return XD_CPU_PORTABLE;
 #endif
-}
-
-/* A virtual machine takes microseconds to say what its processor has, so it is asked once. */
-XD_API xd_cpu_level xd_cpu_best(void) {
-    static int known; /* XD_CPU_BEST, 0: not asked yet. Threads that ask at the same time write the same. */
-    int level = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (level == (int)XD_CPU_BEST) {
-        level = (int)xdi_cpu_ask();
-        __atomic_store_n(&known, level, __ATOMIC_RELAXED);
-    }
-    return (xd_cpu_level)level;
 }
 
 static const char *const xdi_cpu_names[] = { "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" };

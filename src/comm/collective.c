@@ -675,6 +675,13 @@ XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
+    int can = mine ? 1 : 0;
+    XDI_TRY(xd_all_reduce(comm, &can, &can, 1, XD_DTYPE_I32, XD_MIN));
+    *all = can == 1;
+    return XD_OK;
+}
+
 /* ---- handles ---- */
 
 XD_API int xd_comm_rank(const xd_comm *comm) {

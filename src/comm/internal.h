@@ -38,6 +38,26 @@ XD_PRIVATE xd_result xdi_threads_share(xd_comm *comm, size_t bytes, void **out);
  * `target`. Errors: TIMEOUT and PEER, which break the world. */
 XD_PRIVATE xd_result xdi_threads_watch(xd_comm *comm, const uint64_t *counter, uint64_t target, int rank);
 
+/* collective.c: can all ranks do it? Collective. */
+XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
+
+/* node.c: memory of the host that the processes of a group on one node share. */
+typedef struct xdi_node xdi_node;
+
+/* node.c: zeroed; *out NULL on every rank when some rank cannot have it: it is on another host, a thread of a process
+ * that has another rank too, or the system refuses. Collective. Errors: those of the communicator. */
+XD_PRIVATE xd_result xdi_node_create(xd_comm *comm, size_t bytes, xdi_node **out);
+/* node.c: local; before comm goes. From then on this rank counts as one that has died. NULL is fine. */
+XD_PRIVATE void xdi_node_destroy(xdi_node *node);
+XD_PRIVATE void *xdi_node_memory(const xdi_node *node);
+
+/* node.c: waits until *counter, which the group's rank `rank` raises with a releasing store, reaches `target`; it may
+ * be this rank, when something else than its thread raises it. Errors: TIMEOUT and PEER; then all that wait for
+ * memory of this node, now or later, get one of them. */
+XD_PRIVATE xd_result xdi_node_watch(const xdi_node *node, const uint64_t *counter, uint64_t target, int rank);
+/* node.c: another rank's process has ended, or has given the memory back. */
+XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
+
 /* topology.c: cuts the next name off a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);

@@ -630,6 +630,7 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_split,
                                                   xdi_threads_abort,
                                                   xdi_threads_destroy,
+                                                  NULL,
                                                   true };
 
 /* ---- memory that a group shares ---- */

@@ -44,8 +44,11 @@ typedef struct xd_transport_ops {
                        xd_transport **out);
     void (*abort)(xd_transport *transport); /* wake peers that wait for this rank: it will not come */
     void (*destroy)(xd_transport *transport);
-    bool
-        moves_device_memory; /* of the context's GPU; false: a call with such memory is refused before execute */
+    /* For a rank that waits for peers in another way: lets messages move on; PEER when the world is broken. Never
+     * waits. NULL: nothing to do and nothing known. */
+    xd_result (*poll)(xd_transport *transport);
+    /* Can move memory of the context's GPU; without, a call with such memory is refused before execute. */
+    bool moves_device_memory;
 } xd_transport_ops;
 
 /* Every transport begins with this. */

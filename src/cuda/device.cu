@@ -105,6 +105,53 @@ static xd_result xdi_cuda_event_wait(const xd_launch *launch, void *event) {
                           cudaStreamWaitEvent((cudaStream_t)launch->stream, (cudaEvent_t)event, 0));
 }
 
+static xd_result xdi_cuda_call(const xd_launch *launch, void (*function)(void *user), void *user) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_CHECK(launch->ctx, cudaLaunchHostFunc((cudaStream_t)launch->stream, function, user));
+}
+
+/* Whoever opens a small block sees the 2 MiB that it was cut from, so none is smaller. Another rank's failure to open
+ * it is answered by messages, so errors are no more than "cannot" here; one that stays shows in the next call. */
+static void *xdi_cuda_share_create(xd_ctx *ctx, size_t bytes, xd_device_handle *handle) {
+    static_assert(sizeof(cudaIpcMemHandle_t) == sizeof *handle, "a handle holds what CUDA calls one");
+    const size_t unit = (size_t)2 << 20;
+    void *memory = NULL;
+    cudaIpcMemHandle_t name;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK || bytes > SIZE_MAX - unit) return NULL;
+    if (cudaMalloc(&memory, (bytes + unit - 1) / unit * unit) == cudaSuccess) {
+        if (cudaIpcGetMemHandle(&name, memory) == cudaSuccess) {
+            memcpy(handle, &name, sizeof name);
+            return memory;
+        }
+        cudaFree(memory);
+    }
+    cudaGetLastError();
+    return NULL;
+}
+
+static void xdi_cuda_share_destroy(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (memory && scope.result == XD_OK) cudaFree(memory);
+}
+
+static void *xdi_cuda_share_open(xd_ctx *ctx, const xd_device_handle *handle) {
+    void *memory = NULL;
+    cudaIpcMemHandle_t name;
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result != XD_OK) return NULL;
+    memcpy(&name, handle, sizeof name);
+    if (cudaIpcOpenMemHandle(&memory, name, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return NULL;
+}
+
+static void xdi_cuda_share_close(xd_ctx *ctx, void *memory) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    if (scope.result == XD_OK) cudaIpcCloseMemHandle(memory);
+}
+
 static xd_device_ops xdi_cuda_memory_table() {
     xd_device_ops memory;
     memory.allocate = xdi_cuda_allocate;
@@ -117,5 +164,10 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.event_destroy = xdi_cuda_event_destroy;
     memory.event_record = xdi_cuda_event_record;
     memory.event_wait = xdi_cuda_event_wait;
+    memory.call = xdi_cuda_call;
+    memory.share_create = xdi_cuda_share_create;
+    memory.share_destroy = xdi_cuda_share_destroy;
+    memory.share_open = xdi_cuda_share_open;
+    memory.share_close = xdi_cuda_share_close;
     return memory;
 }

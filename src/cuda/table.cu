@@ -24,6 +24,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_gold_load(ctx));
     XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
     XDI_TRY(xdi_cuda_list_kernels_load(ctx));
+    XDI_TRY(xdi_cuda_chunks_load(ctx));
     XDI_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -41,6 +42,7 @@ static xd_kernels xdi_cuda_table() {
     xdi_cuda_gold_fill(&kernels.xtoken);
     xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
     xdi_cuda_list_kernels_fill(&kernels.xtoken);
+    xdi_cuda_chunks_fill(&kernels.xtoken);
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;

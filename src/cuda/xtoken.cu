@@ -38,6 +38,7 @@ static __device__ inline void xdi_cuda_cell_join(double *cells, int64_t i,
 }
 
 static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_t row, int64_t column) {
+    if (!a.lse) return xdi_cuda_element(a.logits, row, column);
     const double z = (double)xdi_cuda_element(a.logits, row, column);
     return expf((float)__dsub_rn(__ddiv_rn(z, a.temperature), a.lse[row]));
 }
@@ -55,20 +56,23 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_args &a, int64_
 /* ---- project: one warp a cell, which walks the cell's column of the matrix once a row ---- */
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>(), k = a.matrix.k;
     if (cell >= a.place_count * k) return;
-    const int64_t place = cell / k, column = a.ids[cell % k];
+    const int64_t place = cell / k, column = a.ids ? a.ids[cell % k] : cell % k;
+    if (a.vocabulary > 0 && (column < 0 || column >= a.vocabulary)) return;
     const int64_t begin = a.matrix.column_begin[column], end = a.matrix.column_begin[column + 1];
+    const int64_t last = a.places ? a.count : place + 1;
     xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t i = 0; i < a.count; i++) {
-        if (a.places[i] != place) continue;
+    for (int64_t i = a.places ? 0 : place; i < last; i++) {
+        if (a.places && a.places[i] != place) continue;
+        const int64_t row = a.rows ? a.rows[i] : i;
         for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
             const int64_t v = a.matrix.column_student[e] - a.first;
             if (v < 0 || v >= a.matrix.columns) continue;
-            mine.add_wide(
-                0, __dmul_rn((double)a.matrix.column_weight[e], (double)xdi_cuda_xtoken_p(a, a.rows[i], v)));
+            mine.add_wide(0,
+                          __dmul_rn((double)a.matrix.column_weight[e], (double)xdi_cuda_xtoken_p(a, row, v)));
         }
     }
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
@@ -228,6 +232,15 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block a row; reads the row where the matrix has entries ---- */
 
+/* The slot of an entry: a place in J, or the teacher id whose place is looked up; -1: it has none. */
+static __device__ inline int64_t xdi_cuda_xtoken_slot(const xd_xtoken_matrix &m, const int32_t *places,
+                                                      int32_t slot) {
+    if (places) return places[slot];
+    if (!m.sorted) return slot;
+    const int64_t at = xdi_cuda_lower_bound(m.sorted, m.k, (int64_t)slot);
+    return at < m.k && m.sorted[at] == slot ? at : -1;
+}
+
 /* (M dy)_v, where ids have these places, or NULL -> slots do for themselves. */
 static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, const int32_t *places,
                                                      int64_t v, const double *dy) {
@@ -238,7 +251,7 @@ static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_args &a, co
         return id < a.vocabulary && places[id] >= 0 ? dy[places[id]] : 0.0;
     }
     for (int64_t e = m.begin[v]; e < m.begin[v + 1]; e++) {
-        const int32_t slot = places ? places[m.slot[e]] : m.slot[e];
+        const int64_t slot = xdi_cuda_xtoken_slot(m, places, m.slot[e]);
         if (slot >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[slot]));
     }
     return sum;
@@ -281,15 +294,15 @@ struct xdi_cuda_xtoken_line {
 
 static __device__ inline xdi_cuda_xtoken_line xdi_cuda_xtoken_line_of(const xd_xtoken_args &a, int64_t i) {
     xdi_cuda_xtoken_line w = {};
-    w.row = a.rows[i];
-    w.add = a.written[w.row] != 0;
+    w.row = a.rows ? a.rows[i] : i;
+    w.add = a.written && a.written[w.row] != 0;
     w.delta = a.delta ? a.delta[i] : 0.0;
     w.none = a.chunks && a.chunks[a.places[i]].largest == 0.0;
     if ((a.matrix.begin || a.matrix.places) && !w.none) {
-        const int64_t place = a.places[i];
+        const int64_t place = a.places ? a.places[i] : i;
         w.dy = a.student + (a.offset ? a.offset[place] : place * a.k);
         w.places = a.offset ? a.matrix.places + place * a.vocabulary : a.matrix.places;
-        w.factor = a.direct ? a.chunks[place].factor : 0.0;
+        w.factor = a.direct ? (a.chunks ? a.chunks[place].factor : 1.0) : 0.0;
     }
     w.soft = !w.none && !a.direct && (w.dy || w.delta != 0.0);
     if (!w.add && a.ce_factor) w.ce = a.ce_factor[w.row] * a.ce_weight;
@@ -317,8 +330,8 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
     const int64_t end = w.add ? a.columns : a.gradient.cols;
     for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < end;
          c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight z = xdi_cuda_read_any(a.logits, w.row, c, a.columns);
-        xdi_cuda_eight out = {};
+        xdi_cuda_eight z = {}, out = {};
+        if (a.logits.data) z = xdi_cuda_read_any(a.logits, w.row, c, a.columns);
         if (w.add) out = xdi_cuda_read_any(a.gradient, w.row, c, end);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
@@ -326,7 +339,7 @@ xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xd_xtoken_args a) {
         xdi_cuda_write_any(a.gradient, w.row, c, end, out);
     }
     __syncthreads(); /* all have seen whether the row was written */
-    if (threadIdx.x == 0) a.written[w.row] = 1;
+    if (threadIdx.x == 0 && a.written) a.written[w.row] = 1;
 }
 
 static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {

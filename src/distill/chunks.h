@@ -12,7 +12,11 @@
  * Packed documents and prompts: give both sides of the alignment their documents and masks, take
  * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
  * token of every document, which nothing before it predicts. Then a sequence of several documents has the
- * loss and gradient of the documents by themselves. */
+ * loss and gradient of the documents by themselves.
+ *
+ * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
+ * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
+ * a call has returned. The bits are those of a CPU. */
 typedef struct xd_chunk_map {
     const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
     int64_t sequences;  /* B */
@@ -30,14 +34,17 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
  *   values  [B * held, n] f32 or bf16
  *   sizes   [B, C]
  *
- * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. Errors:
- * ARGUMENT as above, SHAPE and DTYPE for values, UNSUPPORTED on a GPU. */
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
+ * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
+ * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * MEMORY. */
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
 
-/* averages[B, C, n] from sums and sizes; 0 where a chunk is empty. They may share memory. Local. */
-XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t chunks, int64_t n,
-                              double *averages);
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
+ * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                   int64_t n, double *averages);
 
 /* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
  * without a chunk.
@@ -45,7 +52,7 @@ XD_API void xd_chunk_averages(const double *sums, const int64_t *sizes, int64_t 
  *   weight    [B, C, n]
  *   gradient  [B * held, n] f32 or bf16
  *
- * Local. Errors: SHAPE, DTYPE, UNSUPPORTED on a GPU. */
+ * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient);
 

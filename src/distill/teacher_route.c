@@ -55,11 +55,8 @@ static uint64_t xdi_route_needed_at(const xd_route *route, int r, uint64_t numbe
            (uint64_t)entries[number % takes];
 }
 
-/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
- * later window needs. That can be more than was ever read, so it is told before the first window too. */
-static xd_result xdi_route_let_go(const xd_route *route, uint64_t number) {
+XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number) {
     const xdi_route_plan *plan = &route->plan;
-    XDI_TRY(xdi_route_finish_reading(route));
     for (int r = 0; r < plan->ranks; r++) {
         const int64_t batches = plan->halves[XDI_ROUTE_TEACHER][r].batches;
         if (batches == 0 || plan->still[r * (plan->takes + 1)] == batches)
@@ -67,6 +64,14 @@ static xd_result xdi_route_let_go(const xd_route *route, uint64_t number) {
         __atomic_store_n(xdi_route_released(route, r, plan->rank),
                          xdi_route_needed_at(route, r, number, plan->still), __ATOMIC_RELEASE);
     }
+}
+
+/* Tells the teachers that windows before `number`, counted over all steps, are read: they may use again what no
+ * later window needs. That can be more than was ever read, so it is told before the first window too. */
+static xd_result xdi_route_let_go(xd_route *route, uint64_t number) {
+    XDI_TRY(xdi_route_is_late(route) ? xdi_route_release_later(route) : xdi_route_finish_reading(route));
+    route->told = number;
+    if (!xdi_route_is_late(route)) xdi_route_release_before(route, number);
     return XD_OK;
 }
 
@@ -82,10 +87,7 @@ static xd_result xdi_route_build(xd_route *route) {
                 route->d.slots, (long long)needed);
     route->needed = (int)needed;
     if (route->d.slots == 0) route->d.slots = route->needed + 1;
-    route->shared = !route->d.messages && (plan->ranks == 1 || xdi_threads_has(route->comm));
-    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
-                "messages of a GPU's rows between %d ranks, which the communicator does not move",
-                plan->ranks);
+    route->shared = !route->d.messages;
     XDI_TRY(xdi_route_place(route));
     if (!route->shared || plan->halves[XDI_ROUTE_STUDENT][plan->rank].sample_count == 0) return XD_OK;
     return xdi_route_let_go(route, 0);
@@ -133,7 +135,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 
 XD_API void xd_route_destroy(xd_route *route) {
     if (!route) return;
-    xdi_route_leave(route);
+    if (!xdi_route_leave(route)) return;
     xdi_route_plan_free(route->ctx, &route->plan);
     xd_comm_destroy(route->comm); /* the last handle frees shared rings */
     xd_release(route->ctx, route);
@@ -303,7 +305,7 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
     if (!route->shared)
         own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
     else if (route->used_by[me])
-        own = __atomic_load_n(xdi_route_released(route, me, me), __ATOMIC_ACQUIRE) < target;
+        own = xdi_route_needed_at(route, me, route->told, route->plan.still) < target;
     XDI_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
                 "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
@@ -340,9 +342,10 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 XD_API xd_result xd_route_post(xd_route *route) {
     XDI_TRY(xdi_route_check_teacher(route));
     XDI_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
-    XDI_TRY(xdi_route_show(route));
+    XDI_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
     route->open = false;
     route->posted++;
+    if (xdi_route_is_late(route)) return XD_OK;
     if (route->shared)
         __atomic_store_n(xdi_route_posted(route, route->plan.rank), route->posted, __ATOMIC_RELEASE);
     else if (xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count == 0)

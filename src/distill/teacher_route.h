@@ -20,20 +20,26 @@
  *   for (;;) { while (xd_route_describe(route).due > 0) send(); take(); loss(); release(); }
  *
  * Each teacher rank has a ring of slots, so it can fill the next micro-batch while students read the last.
- * Between ranks of one process (threads) the ring is memory that both see: a window that lies in one slot, in
- * one piece and with the wanted dtype, is a pointer into it; others are put together from the slots, one copy.
- * Between processes the payload goes by messages of the communicator, whatever it is made of: the students'
- * step i is one all_to_all that all ranks with a side take part in, inside xd_route_take on student ranks, and
- * on ranks that only teach inside the xd_route_post that completes the students' next window. So a teacher
- * rank runs ahead by what it computes between two posts. Memory shared between processes (CUDA IPC) is not
- * built.
+ * Between threads, and between processes of one node, whatever their communicator is made of, the ring is memory
+ * that all ranks see: a window that lies in one slot, in one piece and with the wanted dtype, is a pointer into
+ * it; others are put together from the slots, one copy. Processes meet in a file of /dev/shm, which has lost its
+ * name before it is used, and on GPUs open each other's rings (CUDA IPC). When one rank cannot, because it is on
+ * another node, shares its process with another rank, or the system refuses it room, a file or a GPU's memory, all
+ * of them use messages.
+ *
+ * By messages the payload goes over the communicator: the students' step i is one all_to_all that all ranks with a
+ * side take part in, inside xd_route_take on student ranks, and on ranks that only teach inside the xd_route_post
+ * that completes the students' next window. So a teacher rank runs ahead by what it computes between two posts.
  *
  * On contexts with a GPU (xd_cuda_create) rows lie in its memory: what is sent, slots and windows. Ids are lists
  * and stay on the host, as the losses want them. Teachers fill slots and students read them by work on the
  * streams of their contexts: a post covers what the teacher's stream was given before it, and a window may be read
  * by what the student's stream is given between take and release. Calls wait on the host for each other's calls, as
- * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. There a slot is
- * read by the kernels of other ranks, so ranks on different GPUs need peer access between them. Messages need a
+ * they do on a CPU, but between threads only xd_route_create and xd_route_destroy wait for a GPU. Between processes
+ * that share rings the streams themselves say what is posted and read (cudaLaunchHostFunc): there xd_route_take waits
+ * for the teacher's GPU, and xd_route_slot for the students' when all slots are full, and their own work goes on
+ * meanwhile. A shared slot is read by the kernels of other ranks, so ranks on different GPUs need peer access between
+ * them; rings that processes share are cudaMalloc's, whatever the allocator of xd_cuda_desc. Messages need a
  * communicator that takes memory of the device: threads and NCCL do, MPI (xdistill_mpi.h) does not (UNSUPPORTED).
  * NCCL takes the ids too, and then the host waits for them.
  *
@@ -78,7 +84,7 @@ typedef struct xd_route_desc {
     /* Micro-batches in a teacher rank's ring; 0 -> as many as students that step together need, and one more
      * for the next. */
     int slots;
-    bool messages; /* move as between processes although the ranks are threads */
+    bool messages; /* move by messages, although the ranks may see each other's memory */
     xd_route_side teacher, student;
 } xd_route_desc;
 
@@ -98,7 +104,7 @@ typedef struct xd_route_info {
     int64_t views; /* of a step's windows on this rank, those that are not copied */
     int slots;
     int needed;   /* slots without the one for the next micro-batch */
-    bool shared;  /* the ring is memory that all ranks see; else messages */
+    bool shared;  /* the ring is memory that all ranks see, threads or processes of one node; else messages */
     size_t bytes; /* of rings (all ranks', when shared), windows and messages */
 } xd_route_info;
 
@@ -117,8 +123,12 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
 
 /* Local; NULL is fine. Ranks that still wait for this one get PEER, or TIMEOUT where the transport cannot tell
  * them. A window that was not released is gone. On GPUs that share rings the host waits for this rank's own GPU,
- * and a teacher rank until students have released what it posted, or have destroyed their route; after
- * timeout_seconds its ring stays allocated, because somebody may still read it. */
+ * and a teacher rank until students have released what it posted, or have destroyed their route; between processes,
+ * until they have destroyed it or are gone. After timeout_seconds its ring stays allocated, because somebody may
+ * still read it; so does all of a route whose own GPU has not ended by then.
+ *
+ * A rank that shares rings with other processes and dies is noticed by those that wait for it: PEER. The first wait
+ * that fails ends the route for all its ranks, and leaves the communicator as it is. */
 XD_API void xd_route_destroy(xd_route *route);
 
 /* What was agreed, and where this rank stands. Local. */

@@ -45,14 +45,18 @@ typedef struct xdi_route_plan {
 
 /* A teacher's ring is a head of counters and `slots` slots. `posted` counts the micro-batches it has shown, over
  * all steps; `released` of a student, those it will not look at any more. Each has a cache line to itself and one
- * writer. On messages nobody else sees the ring, and the counters stay unused.
+ * writer. On messages nobody else sees the ring, and the counters stay unused. A last line of the head is for the
+ * handle of a GPU's rows, see teacher_route_node.c.
  *
  * The head and the ids of the slots are memory of the host, where ranks that share rings meet. Rows are memory of
  * the contexts' device: on a CPU they lie behind the ids; on a GPU each teacher rank has a block of its own, and
  * every slot has an event, which its teacher records before it raises `posted`; every student has one, which it
  * records before it raises `released`. Whoever has seen a counter lets its stream wait for the event, so nobody on
  * the host waits for the GPU. A later record of the same event covers the earlier one. */
-enum { XDI_ROUTE_LINE = 64 };
+enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
+
+/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
+#define XDI_ROUTE_GONE ((uint64_t)1 << 63)
 
 struct xd_route {
     xd_ctx *ctx;
@@ -65,16 +69,19 @@ struct xd_route {
     bool open;                         /* a slot was handed out and not posted */
     bool holds;                        /* a window was taken and not released */
     uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    char **rings;                      /* [ranks] head and ids; NULL where this rank sees none */
-    char **rows;                       /* [ranks] the slots' rows; the same */
-    size_t *row_bytes, *id_bytes;      /* [ranks] of a slot */
-    uint8_t *used_by;                  /* [ranks] students that look at this rank's slots */
-    uint64_t *left;                    /* ranks that share rings and have destroyed the route; atomic */
-    void *memory;                      /* of the host: the rings, when they are this rank's own */
-    void *own_rows;                    /* of a GPU: this rank's */
-    int64_t *links;                    /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
-    bool linked;                       /* all ranks have everybody's links */
-    char *window;                      /* of the device, like send and recv */
+    uint64_t told;                /* windows that teachers are told are read, at once or behind the stream */
+    uint64_t counted;             /* such windows, as the stream gets there; atomic */
+    xdi_node *node;               /* rings that processes share; NULL: those of threads, or this rank's own */
+    char **rings;                 /* [ranks] head and ids; NULL where this rank sees none */
+    char **rows;                  /* [ranks] the slots' rows; the same */
+    size_t *row_bytes, *id_bytes; /* [ranks] of a slot */
+    uint8_t *used_by;             /* [ranks] students that look at this rank's slots */
+    uint64_t *left;               /* ranks that share rings and have destroyed the route; atomic */
+    void *memory;                 /* of the host: the rings, when they are this rank's own */
+    void *own_rows;               /* of a GPU: this rank's */
+    int64_t *links;               /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
+    bool linked;                  /* all ranks have everybody's links */
+    char *window;                 /* of the device, like send and recv */
     int64_t *window_ids;
     char *send, *recv; /* messages */
     int64_t *send_ids, *recv_ids;
@@ -85,8 +92,12 @@ struct xd_route {
 /* teacher_route_memory.c: rings, windows and what messages are made in, when the plan is there. Collective over
  * the ranks with a side. */
 XD_PRIVATE xd_result xdi_route_place(xd_route *route);
-/* teacher_route_memory.c: gives all memory back; rings that others read, when they do not any more. */
-XD_PRIVATE void xdi_route_leave(xd_route *route);
+/* teacher_route_memory.c: gives all memory back; rings that others read, when they do not any more. False, and nothing
+ * of the route may go, when a GPU does not end and might still count in it. */
+XD_PRIVATE bool xdi_route_leave(xd_route *route);
+/* teacher_route_memory.c: sizes of all rings this rank sees, and, with memory for them, where they are. */
+XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device);
+XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side);
 /* teacher_route_memory.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
 XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher);
 XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student);
@@ -105,6 +116,19 @@ XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
 /* teacher_route_memory.c: copies rows into those of another stride and dtype, on the context's stream. */
 XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
                                     const xd_rows *to);
+
+/* teacher_route_node.c: tries to place the rings where the processes of one node see them all: then route->node is
+ * there, else the route is not shared. Collective over the ranks with a side. */
+XD_PRIVATE xd_result xdi_route_share_node(xd_route *route);
+/* teacher_route_node.c: do the streams raise the counters? */
+XD_PRIVATE bool xdi_route_is_late(const xd_route *route);
+/* teacher_route_node.c: the next post, the next window read, behind what the stream was given so far. */
+XD_PRIVATE xd_result xdi_route_post_later(xd_route *route);
+XD_PRIVATE xd_result xdi_route_release_later(xd_route *route);
+/* teacher_route_node.c: false as xdi_route_leave. */
+XD_PRIVATE bool xdi_route_leave_node(xd_route *route);
+/* teacher_route.c: tells teachers that windows before `number` are read. */
+XD_PRIVATE void xdi_route_release_before(const xd_route *route, uint64_t number);
 
 /* teacher_route_plan.c: gathers the sides of all ranks, checks them and makes the plan. d has its defaults.
  * Collective over comm; on failure the plan is half-built and to be freed as well. */

@@ -1,10 +1,7 @@
 #include <string.h>
 #include <time.h>
 
-/* A bit of the counters of a rank that has destroyed its route: whoever waits for it wakes up. */
-#define XDI_ROUTE_GONE ((uint64_t)1 << 63)
-
-enum { XDI_ROUTE_NAP = 50000 /* nanoseconds */, XDI_ROUTE_CASTS = 32 /* rows of a call */ };
+enum { XDI_ROUTE_CASTS = 32 /* rows of a call */ };
 
 /* ---- rings ---- */
 
@@ -45,13 +42,13 @@ static bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_t *r
     if (ids > 0 && !xdi_route_add_bytes(&route->id_bytes[r], ids)) return false;
     return xdi_size_multiply(route->row_bytes[r], slots, rows) &&
            xdi_size_multiply(route->id_bytes[r], slots, &ids) &&
-           xdi_route_add_bytes(head, XDI_ROUTE_LINE * (size_t)route->plan.ranks) &&
+           xdi_route_add_bytes(head, XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1)) &&
            xdi_route_add_bytes(head, ids);
 }
 
 /* All rings this rank sees behind one another in host memory: of *total bytes, and, on a GPU, *on_device bytes more in
  * other places. memory NULL: only the sizes. Returns the rank whose ring is too large, or -1. */
-static int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
+XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device) {
     const bool on_cpu = route->kernels.device == XD_DEVICE_CPU;
     size_t head, rows;
     *total = *on_device = 0;
@@ -84,8 +81,8 @@ static xd_result xdi_route_place_rows(xd_route *route) {
 static xd_result xdi_route_place_rings(xd_route *route) {
     xd_ctx *ctx = route->ctx;
     size_t total, on_device;
-    void *memory = NULL;
     const bool own = !route->shared || route->plan.ranks == 1;
+    void *memory = route->node ? xdi_node_memory(route->node) : NULL;
     const int large = xdi_route_lay_rings(route, NULL, &total, &on_device);
     xd_result result = large < 0 ? XD_OK
                                  : XDI_FAIL(ctx, XD_ERROR_MEMORY, "the ring of rank %d is too large",
@@ -94,9 +91,9 @@ static xd_result xdi_route_place_rings(xd_route *route) {
         memory = route->memory = xd_allocate(ctx, total);
         if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a ring of %zu bytes", total);
     }
-    if (result == XD_OK) result = xdi_route_place_rows(route);
+    if (result == XD_OK && !route->node) result = xdi_route_place_rows(route);
     XDI_TRY(xd_agree(route->comm, result));
-    if (!own) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
+    if (!own && !memory) XDI_TRY(xdi_threads_share(route->comm, total, &memory));
     route->bytes += total + on_device;
     route->left = (uint64_t *)memory;
     xdi_route_lay_rings(route, (char *)memory, &total, &on_device);
@@ -116,7 +113,7 @@ XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_
 }
 
 XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number) {
-    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 1);
+    const size_t head = XDI_ROUTE_LINE * ((size_t)route->plan.ranks + 2);
     return (int64_t *)(void *)(route->rings[teacher] + head +
                                (size_t)(number % (uint64_t)route->d.slots) * route->id_bytes[teacher]);
 }
@@ -124,7 +121,10 @@ XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint6
 XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
                                      int rank) {
     const int world_rank = xd_comm_world_rank(route->comm, rank);
-    if (rank != route->plan.rank) XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
+    if (route->node)
+        XDI_TRY(xdi_node_watch(route->node, counter, target, rank));
+    else if (rank != route->plan.rank)
+        XDI_TRY(xdi_threads_watch(route->comm, counter, target, rank));
     if ((__atomic_load_n(counter, __ATOMIC_ACQUIRE) & ~XDI_ROUTE_GONE) >= target) return XD_OK;
     return XDI_FAIL_CULPRIT(route->ctx, XD_ERROR_PEER, world_rank, "rank %d has destroyed its route",
                             world_rank);
@@ -144,7 +144,7 @@ static void *xdi_route_event(const xd_route *route, int rank, int64_t i) {
     return (void *)(intptr_t)*xdi_route_link(route, rank, i);
 }
 
-static bool xdi_route_has_side(const xd_route *route, int side) {
+XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side) {
     return route->plan.halves[side][route->plan.rank].sample_count > 0;
 }
 
@@ -168,7 +168,7 @@ static xd_result xdi_route_make_links(xd_route *route) {
 }
 
 static xd_result xdi_route_trade_links(xd_route *route) {
-    if (!route->shared || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
+    if (!route->shared || route->node || route->kernels.device == XD_DEVICE_CPU) return XD_OK;
     XDI_TRY(xd_agree(route->comm, xdi_route_make_links(route)));
     XDI_TRY(xdi_comm_all_gather_equal(route->comm, xdi_route_link(route, route->plan.rank, 0), route->links,
                                       (int64_t)route->d.slots + 2, XD_DTYPE_I64));
@@ -350,13 +350,19 @@ XD_PRIVATE xd_result xdi_route_place(xd_route *route) {
                                                   "no room for the rings of %d ranks", plan->ranks)));
     for (int64_t i = 0; i < plan->piece_count; i++)
         if (plan->pieces[i].teacher == plan->rank) route->used_by[plan->pieces[i].student] = 1;
+    if (route->shared && plan->ranks > 1 && !xdi_threads_has(route->comm))
+        XDI_TRY(xdi_route_share_node(route));
+    XDI_REQUIRE(route->ctx, route->shared || xdi_comm_moves_device(route->comm), XD_ERROR_UNSUPPORTED,
+                "messages of a GPU's rows between %d ranks, which the communicator does not move",
+                plan->ranks);
     XDI_TRY(xdi_route_place_rings(route));
     XDI_TRY(xdi_route_trade_links(route));
     return xdi_route_place_buffers(route);
 }
 
-XD_PRIVATE void xdi_route_leave(xd_route *route) {
+XD_PRIVATE bool xdi_route_leave(xd_route *route) {
     const xd_device_ops *memory = &route->kernels.memory;
+    if (!xdi_route_leave_node(route)) return false;
     if (xdi_route_part(route)) memory->release(route->ctx, route->own_rows);
     xd_release(route->ctx, route->counts);
     xd_release(route->ctx, route->recv_ids);
@@ -372,6 +378,7 @@ XD_PRIVATE void xdi_route_leave(xd_route *route) {
     xd_release(route->ctx, route->row_bytes);
     xd_release(route->ctx, (void *)route->rows);
     xd_release(route->ctx, (void *)route->rings);
+    return true;
 }
 
 /* ---- rows ---- */

@@ -7,6 +7,9 @@
 /* The floor of the reference's divisions and logarithms. */
 #define XDI_XTOKEN_EPSILON XD_XTOKEN_EPSILON
 
+/* chunks.c: exact cells as doubles, all of it in memory of the context's device; on a CPU the cells are spent. */
+XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out);
+
 /* project.c: entries of a column of the transposed matrix whose student ids are in [begin, end). */
 typedef struct xdi_projection_span {
     int64_t begin, end;

@@ -79,18 +79,31 @@ static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_ro
                 XD_ERROR_SHAPE, "a piece of [%lld, %lld) by [%lld, %lld) leaves the %s of %lld by %lld",
                 (long long)position, (long long)(position + piece->positions), (long long)column,
                 (long long)(column + piece->columns), name, (long long)rows->rows, (long long)rows->cols);
+    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+                "the %s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+                (long long)rows->cols);
     return XD_OK;
+}
+
+/* The piece's elements of rows that it begins in at a position and a column. */
+static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t column,
+                                 const xd_teacher_piece *piece) {
+    xd_rows part = *rows;
+    part.stride = rows->stride ? rows->stride : rows->cols;
+    part.rows = piece->positions;
+    part.cols = piece->columns;
+    part.data =
+        (unsigned char *)rows->data + (size_t)(position * part.stride + column) * xd_dtype_size(rows->dtype);
+    return part;
 }
 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "pieces of a teacher are copied on the CPU only");
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
     XDI_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
     XDI_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));
-    for (int64_t t = 0; t < piece->positions; t++)
-        for (int64_t v = 0; v < piece->columns; v++)
-            xdi_loss_store(&window, piece->to_position + t, piece->to_column + v,
-                           xdi_loss_load(&shard, piece->from_position + t, piece->from_column + v));
-    return XD_OK;
+    if (piece->positions == 0 || piece->columns == 0) return XD_OK;
+    const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
+    const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);
+    return xdi_route_copy(ctx, &kernels, &from, &to);
 }

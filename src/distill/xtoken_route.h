@@ -34,8 +34,9 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_shard *shards, i
                                   int64_t end, int64_t vocabulary, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 
-/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16. Local.
- * Errors: SHAPE when the piece leaves either, DTYPE, UNSUPPORTED on a GPU. */
+/* Copies one piece out of its shard's rows into the window's, converting between f32 and bf16; on a GPU both are its
+ * memory and the work is ordered on the context's stream. Local, allocates nothing. Errors: SHAPE when the piece leaves
+ * either, DTYPE. */
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window);
 

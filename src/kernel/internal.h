@@ -5,6 +5,7 @@
 
 #include "base/half.h"
 #include "base/internal.h"
+#include "kernel/fixed.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
 #include "kernel/rows.h"
@@ -30,6 +31,63 @@ static inline void xdi_loss_store(const xd_rows *x, int64_t row, int64_t column,
 static inline double xdi_loss_minus(double x, double reference) {
     return reference == -INFINITY ? -INFINITY : x - reference;
 }
+
+/* What a loss has, and how wide its shard is. */
+static inline int64_t xdi_loss_columns(const xd_loss_args *a) {
+    return a->offsets[a->shard + 1] - a->offsets[a->shard];
+}
+
+static inline bool xdi_loss_has_soft(const xd_loss_args *a) {
+    return a->teacher.data && a->soft_weight != 0.0;
+}
+
+static inline bool xdi_loss_has_hard(const xd_loss_args *a) {
+    return a->labels && a->hard_weight != 0.0;
+}
+
+/* The sums of one row, in either representation. */
+typedef struct xdi_loss_sums {
+    bool fixed;
+    double plain[XD_LOSS_SUMS];
+    xd_fixed exact[XD_LOSS_SUMS];
+} xdi_loss_sums;
+
+/* Adds all columns of row r to its sums; `state` is the sweep's own, `ref` is NULL for mixtures. */
+typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                               xdi_loss_sums *sums);
+
+/* loss_cpu.c: the entries stats and mixture with a sweep for the columns, and the plain sweeps' columns
+ * [begin, end). */
+XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                       const double *ref, xdi_loss_sums *sums);
+XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                         xdi_loss_sums *sums);
+
+/* The same for the sums outside a row's ids: columns [begin, end) of the shard, none of which is an id. */
+typedef struct xdi_topk_sums {
+    double plain[XD_TOPK_SUMS];
+    xd_fixed exact[XD_TOPK_SUMS];
+} xdi_topk_sums;
+typedef void (*xdi_topk_sweep)(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                               int64_t end, xdi_topk_sums *sums);
+
+/* topk_cpu.c: the entry topk_stats with a sweep for the columns, and the plain sweep. */
+XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state);
+XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                       int64_t end, xdi_topk_sums *sums);
+
+/* exact_simd.c: terms of sums in fixed point, the same bits on every level: e^x, x at most 700; q ln(q/m) and
+ * p (ln(p/m) - top) of log-probabilities s of p and t of q, m = beta q + (1 - beta) p, 0 for p or q of 0. */
+XD_PRIVATE double xdi_exact_exp(double x);
+XD_PRIVATE void xdi_exact_mixture(double s, double t, double beta, double top, double *teacher,
+                                  double *student);
+
+/* exact_simd.c: the entries stats, mixture and topk_stats for sums in fixed point, on vectors. */
+XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a);
+XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a);
+XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a);
 
 /* loss_cpu.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the
  * row has a NaN or +infinity. */

@@ -44,6 +44,26 @@ static xd_result xdi_cpu_event_pass(const xd_launch *launch, void *event) {
     return XD_OK;
 }
 
+static xd_result xdi_cpu_call(const xd_launch *launch, void (*function)(void *user), void *user) {
+    (void)launch;
+    function(user);
+    return XD_OK;
+}
+
+static void *xdi_cpu_share_create(xd_ctx *ctx, size_t bytes, xd_device_handle *handle) {
+    (void)ctx, (void)bytes, (void)handle;
+    return NULL;
+}
+
+static void *xdi_cpu_share_open(xd_ctx *ctx, const xd_device_handle *handle) {
+    (void)ctx, (void)handle;
+    return NULL;
+}
+
+static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
+    (void)ctx, (void)memory;
+}
+
 /* A level overrides what it does better and leaves the rest as the level below has it. */
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     xd_kernels kernels;
@@ -60,6 +80,11 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.memory.event_destroy = xdi_cpu_event_destroy;
     kernels.memory.event_record = xdi_cpu_event_pass;
     kernels.memory.event_wait = xdi_cpu_event_pass;
+    kernels.memory.call = xdi_cpu_call;
+    kernels.memory.share_create = xdi_cpu_share_create;
+    kernels.memory.share_destroy = xdi_cpu_share_end;
+    kernels.memory.share_open = xdi_cpu_share_open;
+    kernels.memory.share_close = xdi_cpu_share_end;
     kernels.rows = xd_row_kernels_cpu();
     kernels.softmax = xd_softmax_kernels_cpu();
     kernels.xtoken = xd_xtoken_kernels_cpu();

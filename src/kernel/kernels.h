@@ -17,6 +17,11 @@ typedef enum xd_device_type { XD_DEVICE_CPU = 0, XD_DEVICE_CUDA } xd_device_type
 /* Which way bytes go. */
 typedef enum xd_copy_kind { XD_COPY_ON_DEVICE = 0, XD_COPY_TO_DEVICE, XD_COPY_TO_HOST } xd_copy_kind;
 
+/* Names memory of a device to other processes of its node. */
+typedef struct xd_device_handle {
+    unsigned char bytes[64];
+} xd_device_handle;
+
 /* Memory of a device and the order of work on it. Copies and fills are ordered on launch->stream; host memory given to
  * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
 typedef struct xd_device_ops {
@@ -32,6 +37,14 @@ typedef struct xd_device_ops {
     void (*event_destroy)(void *event);
     xd_result (*event_record)(const xd_launch *launch, void *event);
     xd_result (*event_wait)(const xd_launch *launch, void *event);
+    /* Calls the function behind what was launched before, on some thread of the host; it uses no device. */
+    xd_result (*call)(const xd_launch *launch, void (*function)(void *user), void *user);
+    /* Memory for other processes of the node. NULL when there is none to be had that others could open, as on the CPU,
+     * or when it cannot be opened here. What was opened is closed before its maker destroys it. */
+    void *(*share_create)(xd_ctx *ctx, size_t bytes, xd_device_handle *handle);
+    void (*share_destroy)(xd_ctx *ctx, void *memory); /* nothing on it is under way; NULL is fine */
+    void *(*share_open)(xd_ctx *ctx, const xd_device_handle *handle);
+    void (*share_close)(xd_ctx *ctx, void *memory);
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another

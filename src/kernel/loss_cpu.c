@@ -3,18 +3,6 @@
 
 /* Plain loops, double inside; kernel/loss.h has the formulas. Logits are read once per entry and element. */
 
-static int64_t xdi_loss_columns(const xd_loss_args *a) {
-    return a->offsets[a->shard + 1] - a->offsets[a->shard];
-}
-
-static bool xdi_loss_has_soft(const xd_loss_args *a) {
-    return a->teacher.data && a->soft_weight != 0.0;
-}
-
-static bool xdi_loss_has_hard(const xd_loss_args *a) {
-    return a->labels && a->hard_weight != 0.0;
-}
-
 XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column) {
     double max = -INFINITY;
     bool finite = true;
@@ -83,12 +71,10 @@ static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd
     return XD_OK;
 }
 
-/* The sums of one row, in either representation. */
-typedef struct xdi_loss_sums {
-    bool fixed;
-    double plain[XD_LOSS_SUMS];
-    xd_fixed exact[XD_LOSS_SUMS];
-} xdi_loss_sums;
+/* What is summed in fixed point has the same bits with every math library. */
+static inline double xdi_loss_exp(bool fixed, double x) {
+    return fixed ? xdi_exact_exp(x) : exp(x);
+}
 
 static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
     if (!sums->fixed)
@@ -113,33 +99,44 @@ static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_
     }
 }
 
-static void xdi_loss_stats_row(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
+/* As written: the vectors of exact_simd.c leave columns to this and the next one, and their terms are its. */
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                       const double *ref, xdi_loss_sums *sums) {
     const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
     const double max = ref[XD_LOSS_MAX], teacher_max = ref[XD_LOSS_TEACHER_MAX];
     const double scale = 1.0 / a->temperature;
-    const int64_t columns = xdi_loss_columns(a);
-    for (int64_t c = 0; c < columns; c++) {
+    for (int64_t c = begin; c < end; c++) {
         const double x = xdi_loss_minus(xdi_loss_load(&a->student, r, c), max);
-        const double e = hard || a->temperature == 1.0 ? exp(x) : 0.0;
+        const double e = hard || a->temperature == 1.0 ? xdi_loss_exp(a->fixed, x) : 0.0;
         if (hard) xdi_loss_add(sums, XD_LOSS_HARD, e);
         if (hard && a->uniform_weight != 0.0) xdi_loss_add(sums, XD_LOSS_LINEAR, x);
         if (!soft) continue;
         const double y = xdi_loss_load(&a->teacher, r, c);
         const double z = x * scale, u = xdi_loss_minus(y, teacher_max) * scale;
-        const double e_s = a->temperature == 1.0 ? e : exp(z), e_t = exp(u);
+        const double e_s = a->temperature == 1.0 ? e : xdi_loss_exp(a->fixed, z);
+        const double e_t = xdi_loss_exp(a->fixed, u);
         xdi_loss_add(sums, XD_LOSS_SOFT, e_s);
         xdi_loss_add(sums, XD_LOSS_TEACHER, e_t);
         xdi_loss_add(sums, XD_LOSS_CROSS,
                      xdi_loss_cross(a, e_s, e_t, z, u, (y - ref[XD_LOSS_TEACHER_AT_ARG]) * scale));
     }
-    if (!hard) return;
-    const int64_t target = a->labels[r] - a->offsets[a->shard];
-    if (target >= 0 && target < columns)
-        xdi_loss_add(sums, XD_LOSS_TARGET, xdi_loss_minus(xdi_loss_load(&a->student, r, target), max));
 }
 
-static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
+static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
+    const int64_t target = xdi_loss_has_hard(a) ? a->labels[r] - a->offsets[a->shard] : -1;
+    if (target < 0 || target >= xdi_loss_columns(a)) return;
+    xdi_loss_add(sums, XD_LOSS_TARGET,
+                 xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
+}
+
+static void xdi_loss_stats_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                               xdi_loss_sums *sums) {
+    (void)state;
+    xdi_loss_stats_columns(a, r, 0, xdi_loss_columns(a), ref, sums);
+}
+
+XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
     for (int64_t r = 0; r < a->student.rows; r++) {
         const double *ref = a->references + r * XD_LOSS_REFERENCES;
         xdi_loss_sums sums;
@@ -149,13 +146,19 @@ static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args 
             sums.plain[XD_LOSS_BAD] = 1.0;
             sums.exact[XD_LOSS_BAD].high = 1;
         } else if (a->row_scale[r] != 0.0) {
-            xdi_loss_stats_row(a, r, ref, &sums);
+            sweep(state, a, r, ref, &sums);
+            xdi_loss_stats_target(a, r, ref, &sums);
         }
         if (a->fixed)
             memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
         else
             memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
     }
+}
+
+static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    xdi_loss_stats_rows(a, xdi_loss_stats_row, NULL);
     return XD_OK;
 }
 
@@ -305,14 +308,22 @@ static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_r
     return (y - row->teacher_max) / a->temperature - row->teacher_log;
 }
 
-static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss_row *row,
-                                 xdi_loss_sums *sums) {
-    const int64_t columns = xdi_loss_columns(a);
-    for (int64_t c = 0; c < columns; c++) {
-        const double s = xdi_loss_student_log(a, row, xdi_loss_load(&a->student, r, c));
-        const double t = xdi_loss_teacher_log(a, row, xdi_loss_load(&a->teacher, r, c));
-        const double p = exp(s), q = exp(t);
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                         xdi_loss_sums *sums) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = 1.0 / a->temperature;
+    for (int64_t c = begin; c < end; c++) {
+        const double s = (xdi_loss_load(&a->student, r, c) - row->max) * scale - row->soft_log;
+        const double t = (xdi_loss_load(&a->teacher, r, c) - row->teacher_max) * scale - row->teacher_log;
         double student, teacher;
+        if (a->fixed) {
+            xdi_exact_mixture(s, t, a->beta, row->top, &teacher, &student);
+            xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, teacher);
+            xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, student);
+            continue;
+        }
+        const double p = exp(s), q = exp(t);
         if (p == 0.0 && q == 0.0) continue;
         xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
         if (q > 0.0) xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, q * teacher);
@@ -320,14 +331,19 @@ static void xdi_loss_mixture_row(const xd_loss_args *a, int64_t r, const xd_loss
     }
 }
 
-static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
-    (void)launch;
+static void xdi_loss_mixture_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                                 xdi_loss_sums *sums) {
+    (void)state, (void)ref;
+    xdi_loss_mixture_columns(a, r, 0, xdi_loss_columns(a), sums);
+}
+
+XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
     for (int64_t r = 0; r < a->student.rows; r++) {
         xdi_loss_sums sums;
         memset(&sums, 0, sizeof sums);
         sums.fixed = a->fixed;
         if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE)
-            xdi_loss_mixture_row(a, r, a->row + r, &sums);
+            sweep(state, a, r, NULL, &sums);
         for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
             if (a->fixed)
                 ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
@@ -335,6 +351,11 @@ static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_arg
                 ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
         }
     }
+}
+
+static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    xdi_loss_mixture_rows(a, xdi_loss_mixture_row, NULL);
     return XD_OK;
 }
 

@@ -332,7 +332,7 @@ static xd_result xdi_fast_loss_references(const xd_launch *launch, const xd_loss
 static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return plain.stats(launch, a);
+    if (a->fixed) return xdi_exact_stats(launch, a);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
@@ -421,7 +421,7 @@ static void xdi_fast_loss_row_mixture(const xd_launch *launch, const xdi_tiles *
 static xd_result xdi_fast_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed) return plain.mixture(launch, a);
+    if (a->fixed) return xdi_exact_mixtures(launch, a);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_mixture(launch, tiles, &plain, &one);

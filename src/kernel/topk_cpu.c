@@ -30,58 +30,71 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 
 /* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
  * ones. */
-static inline void xdi_topk_add(const xd_topk_args *a, double *plain, xd_fixed *exact, int which,
-                                double term) {
+static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
     if (!a->fixed)
-        plain[which] += term;
-    else if (!xd_fixed_add(&exact[which], term)) {
+        sums->plain[which] += term;
+    else if (!xd_fixed_add(&sums->exact[which], term)) {
         if (isfinite(term))
-            exact[XD_TOPK_BAD].low++;
+            sums->exact[XD_TOPK_BAD].low++;
         else
-            exact[XD_TOPK_BAD].high++;
+            sums->exact[XD_TOPK_BAD].high++;
     }
 }
 
-static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, double *plain, xd_fixed *exact) {
+/* As written, like the columns of loss_cpu.c. */
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                       int64_t end, xdi_topk_sums *sums) {
+    const double scale = 1.0 / a->temperature;
+    (void)state;
+    for (int64_t c = begin; c < end; c++) {
+        const double z = xdi_loss_minus(xdi_loss_load(&a->logits, r, c), a->maxima[r]) * scale;
+        const double e = a->fixed ? xdi_exact_exp(z) : exp(z);
+        xdi_topk_add(a, sums, XD_TOPK_OUTSIDE, e);
+        if (e > 0.0) xdi_topk_add(a, sums, XD_TOPK_ENTROPY, e * z);
+    }
+}
+
+/* The columns between the row's ids go to the sweep. */
+static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
+                               xdi_topk_sums *sums) {
     const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
     const int64_t *ids = a->ids + r * a->k;
     const int64_t inside = xdi_topk_order(ids, a->k, begin, end, a->order);
     int64_t next = 0;
-    plain[XD_TOPK_MAX] = a->maxima[r];
+    sums->plain[XD_TOPK_MAX] = a->maxima[r];
     for (int64_t j = 0; j < inside; j++)
         a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
     if (!a->outside) return;
-    for (int64_t c = begin; c < end; c++) {
-        if (next < inside && ids[a->order[next]] == c) {
-            while (next < inside && ids[a->order[next]] == c) next++;
-            continue;
+    for (int64_t j = 0; j < inside; j++) {
+        const int64_t column = ids[a->order[j]] - begin;
+        if (next < column) sweep(state, a, r, next, column, sums);
+        next = column + 1; /* an id that is there twice is left out once */
+    }
+    if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
+}
+
+XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xdi_topk_sums sums;
+        memset(&sums, 0, sizeof sums);
+        for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
+        if (isnan(a->maxima[r])) {
+            sums.plain[XD_TOPK_BAD] = 1.0;
+            sums.exact[XD_TOPK_BAD].high = 1;
+        } else if (a->row_scale[r] != 0.0) {
+            xdi_topk_stats_row(a, r, sweep, state, &sums);
         }
-        const double z =
-            xdi_loss_minus(xdi_loss_load(&a->logits, r, c - begin), a->maxima[r]) / a->temperature;
-        const double e = exp(z);
-        xdi_topk_add(a, plain, exact, XD_TOPK_OUTSIDE, e);
-        if (e > 0.0) xdi_topk_add(a, plain, exact, XD_TOPK_ENTROPY, e * z);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_TOPK_SUMS, sums.plain, sizeof sums.plain);
     }
 }
 
 static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     (void)launch;
-    for (int64_t r = 0; r < a->logits.rows; r++) {
-        double plain[XD_TOPK_SUMS] = { 0.0, 0.0, 0.0, 0.0 };
-        xd_fixed exact[XD_TOPK_SUMS];
-        memset(exact, 0, sizeof exact);
-        for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
-        if (isnan(a->maxima[r])) {
-            plain[XD_TOPK_BAD] = 1.0;
-            exact[XD_TOPK_BAD].high = 1;
-        } else if (a->row_scale[r] != 0.0) {
-            xdi_topk_stats_row(a, r, plain, exact);
-        }
-        if (a->fixed)
-            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, exact, sizeof exact);
-        else
-            memcpy((double *)a->sums + r * XD_TOPK_SUMS, plain, sizeof plain);
-    }
+    xdi_topk_stats_rows(a, xdi_topk_stats_columns, NULL);
     return XD_OK;
 }
 

@@ -101,7 +101,8 @@ static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
 static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_stats(launch, a);
+    if (!xdi_fast_topk_dtypes(a)) return plain.topk_stats(launch, a);
+    if (a->fixed) return xdi_exact_topk_stats(launch, a);
     for (int64_t r = 0; r < a->logits.rows; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
         if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
@@ -152,7 +153,7 @@ static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a
 static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    if (a->fixed || !xdi_fast_topk_dtypes(a)) return plain.topk_grad(launch, a);
+    if (!xdi_fast_topk_dtypes(a)) return plain.topk_grad(launch, a);
     for (int64_t r = 0; r < a->logits.rows; r++) {
         const xd_topk_row *row = a->row + r;
         const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;

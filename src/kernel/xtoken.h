@@ -27,6 +27,8 @@ typedef struct xd_xtoken_matrix {
      * in J these are; -1: not in it. Without begin a student's id is the teacher's. Where chunks have lists of
      * their own, each has its places. */
     const int32_t *places; /* [teacher ids], or [place_count, vocabulary] */
+    /* On a device: not NULL -> slot holds teacher ids, whose places in this ascending J [k] are looked up. */
+    const int64_t *sorted;
 } xd_xtoken_matrix;
 
 /* One chunk's sums become its divergence. */
@@ -71,6 +73,20 @@ typedef struct xd_xtoken_merge {
     double *out;     /* [2] sum of |x - y| over the two tails; 1 when both sides have the same pair, else 0 */
     int64_t *places; /* [shards] scratch */
 } xd_xtoken_merge;
+
+/* Rows of several sequences and the chunks that they belong to. ids and sizes are memory of the host on every
+ * device; they travel with the launches and may change when the call has returned. */
+typedef struct xd_chunk_args {
+    xd_rows rows;         /* values, or the gradient: [sequences * held, n] f32 or bf16 */
+    const int64_t *ids;   /* [rows] chunk in its sequence; -1: none */
+    int64_t held, chunks; /* rows and chunks of a sequence */
+    int64_t count;        /* chunks of all sequences */
+    const int64_t *sizes; /* [count] */
+    const double *weight; /* [count, n] */
+    const double *sums;   /* [count, n] */
+    double *out;          /* [count, n] cells of sums, or averages */
+    bool fixed;
+} xd_chunk_args;
 
 /* Inputs and outputs of the entries; each reads and writes what its comment names. Rows at work are
  * rows[0 .. count) of the logits; places[i] is the chunk of rows[i] among those at hand, ascending. */
@@ -122,7 +138,8 @@ typedef struct xd_xtoken_args {
 
 /* Entries of the kernel table. p = exp(z / temperature - lse). */
 typedef struct xd_xtoken_kernels {
-    /* cells [place_count, k] += p M of the rows */
+    /* cells [place_count, k] += p M of the rows. On a device rows, places, ids and lse may be NULL: row i and place i,
+     * column j, and logits that are the p; with `vocabulary` a column outside it has no entries. */
     xd_result (*project)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [place_count, k] += log_softmax(z / temperature) over the columns `ids` */
     xd_result (*target)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -135,7 +152,8 @@ typedef struct xd_xtoken_kernels {
      *   p (M dy - delta) / temperature with a matrix, or   scale u - p delta   with u,
      * plus   slopes (one at the label - softmax(z))
      * On a device rows of a chunk whose largest is 0 have no part of matrix or u; on a CPU they are left out. On a
-     * device, with `direct`, the part of a matrix is   factor M dy. */
+     * device, with `direct`, the part of a matrix is   factor M dy; then rows, places, chunks, written and the logits'
+     * data may be NULL: row i and place i, factor 1, no row written before. */
     xd_result (*gradient)(const xd_launch *launch, const xd_xtoken_args *args);
     /* cells [columns] = the rows' sum of scale log_softmax(z / temperature); lse NULL: it is computed */
     xd_result (*log_probs)(const xd_launch *launch, const xd_xtoken_args *args);
@@ -173,6 +191,15 @@ typedef struct xd_xtoken_kernels {
     /* of one row whose chunk's largest is not 0: slope = p M dy / temperature. cells [columns] is scratch, zero
      * before and after. NULL on a device, which has list_slots and `gradient` for it. */
     xd_result (*list_slopes)(const xd_launch *launch, const xd_xtoken_args *args);
+
+    /* Averages of chunks. */
+
+    /* out += the rows of each chunk, in their order */
+    xd_result (*chunk_sums)(const xd_launch *launch, const xd_chunk_args *args);
+    /* out = sums / sizes, 0 where a chunk is empty; they may share memory. Of rows only cols is looked at. */
+    xd_result (*chunk_averages)(const xd_launch *launch, const xd_chunk_args *args);
+    /* rows = weight / size of their chunk, 0 for those without one */
+    xd_result (*chunk_spread)(const xd_launch *launch, const xd_chunk_args *args);
 
     /* What the driver of a CPU does itself; NULL there. */
 

@@ -519,6 +519,44 @@ static xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_m
     return XD_OK;
 }
 
+/* ---- averages of chunks ---- */
+
+/* The chunk of a row among all, or -1. */
+static int64_t xdi_cpu_chunk_of(const xd_chunk_args *a, int64_t row) {
+    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
+}
+
+static xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n && chunk >= 0; i++)
+            xdi_cells_add(a->fixed, a->out, chunk * n + i, xdi_loss_load(&a->rows, row, i));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t i = 0; i < a->count * n; i++)
+        a->out[i] = a->sizes[i / n] > 0 ? a->sums[i] / (double)a->sizes[i / n] : 0.0;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n; i++)
+            xdi_loss_store(&a->rows, row, i,
+                           chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
+    }
+    return XD_OK;
+}
+
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     xd_xtoken_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
@@ -540,5 +578,8 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
     kernels.list_delta = xdi_cpu_xtoken_list_delta;
     kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
+    kernels.chunk_sums = xdi_cpu_chunk_sums;
+    kernels.chunk_averages = xdi_cpu_chunk_averages;
+    kernels.chunk_spread = xdi_cpu_chunk_spread;
     return kernels;
 }

@@ -3,10 +3,14 @@
 #include "cuda_test.h"
 #include "xtoken_problem.h"
 
+#include "process_world.h"
+
+#include <atomic>
+#include <thread>
+
 #if defined(XD_EMU)
 #    include <nccl.h>
 
-#    include <thread>
 #    define XDISTILL_IMPLEMENTATION
 #    include "../../xdistill_nccl.h"
 #endif
@@ -26,7 +30,7 @@ struct Mesh {
     }
 };
 
-enum Transport { ON_HOST, SHARED, MESSAGES, BY_NCCL };
+enum Transport { ON_HOST, SHARED, MESSAGES, BY_NCCL, PROCESSES };
 
 struct Scene {
     Mesh teacher, student;
@@ -147,7 +151,7 @@ struct Member {
 
     Member(Scene *s, xd_comm *comm)
         : scene(s), rank(xd_comm_rank(comm)), world(comm), ctx(xd_comm_ctx(comm)) {
-        if (s->transport == SHARED || s->transport == MESSAGES) use_gpu();
+        if (s->transport == SHARED || s->transport == MESSAGES || s->transport == PROCESSES) use_gpu();
         kernels = xd_ctx_kernels(ctx);
         logits = (unsigned char *)kernels.memory.allocate(ctx, BATCH_BYTES);
         log = (unsigned char *)kernels.memory.allocate(ctx, STEPS * BATCH_BYTES);
@@ -257,7 +261,8 @@ struct Member {
         for (int step = 0; step < STEPS && result == XD_OK; step++) {
             const xd_route_info info = xd_route_describe(route);
             int64_t posted = 0;
-            CHECK(info.shared == (scene->transport == ON_HOST || scene->transport == SHARED) || !info.slots);
+            CHECK(info.shared == (scene->transport != MESSAGES && scene->transport != BY_NCCL) ||
+                  !info.slots);
             for (int64_t i = 0; i < info.takes && result == XD_OK; i++) {
                 while (result == XD_OK && xd_route_describe(route).due > 0) result = send(step, posted++);
                 if (result == XD_OK) result = take();
@@ -283,6 +288,75 @@ static xd_ctx_desc patient() {
     xd_ctx_desc desc = {};
     desc.timeout_seconds = 300.0;
     return desc;
+}
+
+/* ---- ranks that are processes ---- */
+
+/* What a rank has taken, where the test sees it. */
+struct Harvest {
+    size_t row_bytes, id_count;
+    int64_t views;
+    unsigned char rows[STEPS * BATCH_BYTES];
+    int64_t ids[STEPS * SAMPLES * COLUMNS];
+};
+
+struct Field {
+    Scene *scene;     /* each process has its own */
+    Harvest *harvest; /* [RANKS_MAX], of all */
+};
+
+#if defined(XD_EMU)
+/* A GPU works while the host does something else; an emulated one, only when somebody asks. This thread asks. */
+struct Engine {
+    std::atomic<bool> stop{ false };
+    std::thread thread;
+    explicit Engine(cudaStream_t stream)
+        : thread([this, stream] {
+              while (!stop) {
+                  cudaStreamQuery(stream);
+                  usleep(50);
+              }
+          }) {}
+    ~Engine() {
+        stop = true;
+        thread.join();
+    }
+};
+#else
+struct Engine {
+    explicit Engine(cudaStream_t) {}
+};
+#endif
+
+static xd_result play_process(xd_comm *world, void *argument) {
+    const Field *field = (const Field *)argument;
+    const int rank = xd_comm_rank(world);
+    Scene *s = field->scene;
+    Member member(s, world);
+    Engine engine(member.stream);
+    const xd_result result = member.play();
+    Harvest *h = &field->harvest[rank];
+    h->row_bytes = s->rows[rank].size();
+    h->id_count = s->ids[rank].size();
+    h->views = s->views[rank];
+    if (h->row_bytes) memcpy(h->rows, s->rows[rank].data(), h->row_bytes);
+    if (h->id_count) memcpy(h->ids, s->ids[rank].data(), h->id_count * sizeof *h->ids);
+    return result;
+}
+
+static void play_processes(Scene *s) {
+    const xd_ctx_desc desc = patient();
+    char message[256];
+    Field field = { s, (Harvest *)process_memory(RANKS_MAX * sizeof(Harvest)) };
+    CHECK(process_run(s->ranks, -1, &desc, play_process, &field, message) == XD_OK);
+    CHECK_EQ_STR(message, "");
+    for (int r = 0; r < s->ranks; r++) {
+        const Harvest &h = field.harvest[r];
+        s->rows[r].assign(h.rows, h.rows + h.row_bytes);
+        s->ids[r].assign(h.ids, h.ids + h.id_count);
+        s->views[r] = h.views;
+    }
+    munmap(field.harvest, RANKS_MAX * sizeof(Harvest));
 }
 
 #if defined(XD_EMU)
@@ -327,6 +401,7 @@ static void play(Scene *s, Transport transport) {
     xd_error error = {};
     s->ranks = (s->teacher.ranks() > students ? s->teacher.ranks() : students) + 1; /* the last has no side */
     s->transport = transport;
+    if (transport == PROCESSES) return play_processes(s);
 #if defined(XD_EMU)
     if (transport == BY_NCCL) return play_nccl(s);
 #endif
@@ -345,9 +420,20 @@ static void compare(const Scene &drawn, Transport transport) {
         bytes += host.rows[r].size();
         CHECK_ELEMENTS(drawn.dtype == XD_DTYPE_NONE ? wire : drawn.dtype, host.rows[r], gpu.rows[r]);
         CHECK_SAME(host.ids[r], gpu.ids[r]);
-        CHECK_EQ_INT(gpu.views[r], transport == SHARED ? host.views[r] : 0);
+        CHECK_EQ_INT(gpu.views[r], transport == SHARED || transport == PROCESSES ? host.views[r] : 0);
     }
     CHECK(bytes > 0);
+}
+
+static void part_processes();
+static void fail_processes();
+
+/* First of all tests: a process that has used a GPU cannot fork one that uses it too. */
+XD_TEST(processes_have_the_windows_of_the_cpu) {
+    Random random(4);
+    for (int i = 0; i < 6; i++) compare(draw_scene(&random), PROCESSES);
+    part_processes();
+    fail_processes();
 }
 
 XD_TEST(every_split_has_the_windows_of_the_cpu) {
@@ -369,6 +455,8 @@ XD_TEST(nccl_brings_the_windows_of_the_cpu) {
 
 /* ---- taking turns ---- */
 
+static bool in_process; /* ranks are processes, whose GPUs work by themselves */
+
 /* A teacher (rank 0) and a student (rank 1) of one sample a micro-batch, two slots. */
 struct Pair {
     xd_ctx *ctx;
@@ -376,6 +464,7 @@ struct Pair {
     xd_cuda *cuda = nullptr;
     cudaStream_t stream = nullptr;
     xd_route *route = nullptr;
+    Engine *engine = nullptr;
 
     explicit Pair(xd_comm *world, const xd_cuda_desc *cuda_desc = nullptr, bool on_gpu = true)
         : ctx(xd_comm_ctx(world)), rank(xd_comm_rank(world)) {
@@ -383,9 +472,11 @@ struct Pair {
         CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
         xd_ctx_set_stream(ctx, stream);
         CHECK(xd_cuda_create(ctx, cuda_desc, &cuda) == XD_OK);
+        if (in_process) engine = new Engine(stream);
     }
     ~Pair() {
         xd_route_destroy(route);
+        delete engine;
         xd_cuda_destroy(cuda);
         if (stream) cudaStreamDestroy(stream);
     }
@@ -489,6 +580,81 @@ XD_TEST(a_ring_lasts_until_nobody_reads_it) {
         CHECK(xd_run_threads(2, &desc, part_early, &teacher_first, nullptr) == XD_OK);
     }
 }
+
+/* A process dies while the other waits for it: the teacher for a slot, the student for a window. */
+static xd_result die(xd_comm *world, void *argument) {
+    const bool teacher_dies = *(const bool *)argument;
+    Pair p(world);
+    const xd_route_desc d = p.desc();
+    CHECK(xd_route_create(world, &d, &p.route) == XD_OK);
+    Device data(std::vector<float>{ 1, 2, 3, 4, 5, 6 });
+    xd_route_window w = {};
+    xd_result result = XD_OK;
+    for (int i = 0; result == XD_OK; i++) {
+        if (i == 1 && teacher_dies == (p.rank == 0)) _exit(3);
+        result = p.rank == 0 ? xd_route_send(p.route, rows_at(data), nullptr) : xd_route_take(p.route, &w);
+        if (result == XD_OK && p.rank == 1) result = xd_route_release(p.route);
+    }
+    CHECK(result == XD_ERROR_PEER && p.says(teacher_dies ? "rank 0" : "rank 1"));
+    return XD_OK;
+}
+
+static void run_pair(xd_rank_function function, void *argument, int victim) {
+    const xd_ctx_desc desc = patient();
+    char message[256];
+    in_process = true;
+    CHECK(process_run(2, victim, &desc, function, argument, message) == XD_OK);
+    CHECK_EQ_STR(message, "");
+    in_process = false;
+}
+
+static void part_processes() {
+    for (int first = 0; first < 2; first++) {
+        bool teacher_first = first == 0;
+        run_pair(part_early, &teacher_first, -1);
+        run_pair(die, &teacher_first, first);
+    }
+}
+
+#if defined(XD_EMU)
+/* The n-th CUDA call of one rank fails while the route is made: both ranks have it or neither, and nothing is left. */
+struct Fault {
+    int rank;
+    long call;
+    bool made[2], refused; /* refused: no shared memory, and messages that do not move a GPU's */
+};
+
+static xd_result create_with_fault(xd_comm *world, void *argument) {
+    Fault *fault = (Fault *)argument;
+    Pair p(world);
+    const xd_route_desc d = p.desc();
+    if (p.rank == fault->rank) emu_fail_call(fault->call);
+    const xd_result result = xd_route_create(world, &d, &p.route);
+    emu_fail_call(0);
+    fault->made[p.rank] = result == XD_OK;
+    if (result == XD_ERROR_UNSUPPORTED) fault->refused = true;
+    CHECK(result == XD_OK || result == XD_ERROR_DEVICE || result == XD_ERROR_MEMORY ||
+          result == XD_ERROR_PEER || result == XD_ERROR_UNSUPPORTED);
+    return XD_OK;
+}
+
+static void fail_processes() {
+    Fault *fault = (Fault *)process_memory(sizeof *fault);
+    for (fault->rank = 0; fault->rank < 2; fault->rank++) {
+        int failed = 0;
+        fault->refused = false;
+        for (fault->call = 1; fault->call < 60; fault->call++) {
+            run_pair(create_with_fault, fault, -1);
+            CHECK(fault->made[0] == fault->made[1]);
+            failed += !fault->made[0];
+        }
+        CHECK(fault->made[0] && failed > 0 && fault->refused);
+    }
+    munmap(fault, sizeof *fault);
+}
+#else
+static void fail_processes() {}
+#endif
 
 /* ---- errors ---- */
 

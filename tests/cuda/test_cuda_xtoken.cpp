@@ -155,7 +155,7 @@ static xd_xtoken_args args_at(const ProjectedCase &c, const Places &p, void *at)
                  place<int64_t>(at, p.column_begin),
                  place<int32_t>(at, p.column_student),
                  place<float>(at, p.column_weight),
-                 nullptr };
+                 nullptr, nullptr };
     a.ids = place<int64_t>(at, p.ids);
     a.k = SLOTS;
     a.fixed = c.fixed;

@@ -76,6 +76,8 @@ struct Block {
     size_t page_bytes;
     int device; /* -1: pinned host memory */
     bool registered;
+    int file = -1;       /* the pages are those of this file, for other processes or of another one */
+    bool opened = false; /* of another one */
 };
 
 extern char *device_range; /* reserved addresses of all devices */
@@ -87,6 +89,8 @@ inline bool in_device_range(const void *address) {
 
 Block *allocate_device(int device, size_t bytes); /* NULL beyond the quota */
 bool free_device(void *base);                     /* false: no such block */
+/* A block of another process, at an address of this one; takes over the file that is its pages. */
+Block *open_device(int device, size_t bytes, size_t page_bytes, int file);
 /* The live block that holds the address; NULL when there is none. */
 Block *find_block(const void *address);
 std::string describe(const void *address);

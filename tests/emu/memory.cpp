@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -88,6 +89,60 @@ Block *allocate_device(int device, size_t bytes) {
     return block;
 }
 
+/* Processes that have a block of another one open hold a lock on its file, which ends with them. */
+static struct flock lock_of(short kind) {
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = kind;
+    lock.l_whence = SEEK_SET;
+    return lock;
+}
+
+Block *open_device(int device, size_t bytes, size_t page_bytes, int file) {
+    reserve();
+    const size_t padded = round_up(bytes, kAlign);
+    struct flock lock = lock_of(F_RDLCK);
+    if (device_range_used + page_bytes + 2 * kPage > device_range_bytes) return nullptr;
+    char *pages = device_range + device_range_used;
+    if (fcntl(file, F_SETLK, &lock) ||
+        mmap(pages, page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED)
+        return nullptr;
+    device_range_used += page_bytes + kPage;
+    Block *block = new Block{ pages + page_bytes - padded, bytes, pages, page_bytes, device, false, file, true };
+    EMU_POISON(pages, page_bytes - padded);
+    EMU_POISON(block->base + bytes, padded - bytes);
+    device_blocks[block->base] = block;
+    if (settings.host_faults && access_depth == 0) mprotect(pages, page_bytes, PROT_NONE);
+    count_handle(kDeviceBlock, 1);
+    check_new_block(*block);
+    check_written(block->base, bytes); /* by its owner, which is not seen from here */
+    return block;
+}
+
+/* The pages become those of a file, which other processes can open as long as this one has it open. */
+static bool export_device(Block *block) {
+    DeviceAccess access;
+    const int file = memfd_create("emu", MFD_CLOEXEC);
+    if (file < 0) return false;
+    EMU_UNPOISON(block->pages, block->page_bytes);
+    const bool moved =
+        write(file, block->pages, block->page_bytes) == (ssize_t)block->page_bytes &&
+        mmap(block->pages, block->page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != MAP_FAILED;
+    EMU_POISON(block->pages, (size_t)(block->base - block->pages));
+    EMU_POISON(block->base + block->bytes, (size_t)(block->pages + block->page_bytes - block->base) - block->bytes);
+    if (moved) block->file = file;
+    if (!moved) close(file);
+    return moved;
+}
+
+static void close_file(const Block &block) {
+    struct flock lock = lock_of(F_WRLCK);
+    if (block.file < 0) return;
+    if (!block.opened && fcntl(block.file, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
+        report("cudaFree of memory that another process has open: %s", describe(block.base).c_str());
+    close(block.file);
+}
+
 /* Writes behind a block that stay within its page show up when it is freed. */
 static void check_canary(const Block &block) {
     const size_t padded = round_up(block.bytes, kAlign);
@@ -108,7 +163,8 @@ bool free_device(void *base) {
         check_canary(*block);
     }
     check_free_block(*block);
-    device_bytes[block->device] -= round_up(block->bytes, kAlign);
+    close_file(*block);
+    if (!block->opened) device_bytes[block->device] -= round_up(block->bytes, kAlign);
     EMU_UNPOISON(block->pages, block->page_bytes);
     mmap(block->pages, block->page_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
          -1, 0);
@@ -350,6 +406,64 @@ cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned flags) {
 cudaError_t cudaHostUnregister(void *pointer) {
     Lock lock(big_lock);
     return forget_host(pointer, true) ? cudaSuccess : remember(cudaErrorHostMemoryNotRegistered);
+}
+
+/* What stands in a handle; the rest of it is zero. */
+struct Name {
+    pid_t process;
+    int file, device;
+    size_t bytes, page_bytes;
+};
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
+    const cudaError_t entered = enter(cudaErrorNotSupported);
+    if (entered) return entered;
+    if (sealed("cudaIpcGetMemHandle")) return remember(cudaErrorNotPermitted);
+    Lock lock(big_lock);
+    auto found = device_blocks.find(static_cast<char *>(pointer));
+    if (!handle || found == device_blocks.end() || found->second->opened) return remember(cudaErrorInvalidValue);
+    Block *block = found->second;
+    if (block->file < 0 && !export_device(block)) return remember(cudaErrorNotSupported);
+    const Name name = { getpid(), block->file, block->device, block->bytes, block->page_bytes };
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &name, sizeof name);
+    return cudaSuccess;
+}
+
+/* Lets the current device at memory of the other one, as the flag says. */
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags) {
+    const cudaError_t entered = enter(cudaErrorNotSupported);
+    if (entered) return entered;
+    if (sealed("cudaIpcOpenMemHandle")) return remember(cudaErrorNotPermitted);
+    Name name;
+    char path[64];
+    memcpy(&name, &handle, sizeof name);
+    if (!pointer || flags != cudaIpcMemLazyEnablePeerAccess) return remember(cudaErrorInvalidValue);
+    if (name.process == getpid()) return remember(cudaErrorNotSupported); /* its own memory: CUDA refuses too */
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)name.process, name.file);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return remember(cudaErrorNotSupported);
+    if (name.device != current_device) {
+        cudaDeviceEnablePeerAccess(name.device, 0);
+        cudaGetLastError(); /* it was on before */
+    }
+    Lock lock(big_lock);
+    const Block *block = open_device(name.device, name.bytes, name.page_bytes, file);
+    if (!block) {
+        close(file);
+        return remember(cudaErrorMemoryAllocation);
+    }
+    *pointer = block->base;
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *pointer) {
+    wait_device(current_device, "cudaIpcCloseMemHandle");
+    Lock lock(big_lock);
+    auto found = device_blocks.find(static_cast<char *>(pointer));
+    if (found != device_blocks.end() && found->second->opened && free_device(pointer)) return cudaSuccess;
+    report("cudaIpcCloseMemHandle of what was not opened: %s", describe(pointer).c_str());
+    return remember(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {

@@ -4,6 +4,8 @@
 #include "sanitizer.h"
 
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <vector>
 
 static const int kCount = 100;
@@ -185,6 +187,45 @@ static void graphs_replay() {
     cudaGetLastError();
 }
 
+/* What the other process finds, as its exit status: 1 + the number of what was wrong. It keeps the block open until a
+ * byte comes, and answers one. */
+static int look_from_outside(cudaIpcMemHandle_t handle, int from, int to) {
+    float *opened = nullptr;
+    char byte = 0;
+    if (cudaIpcOpenMemHandle((void **)&opened, handle, cudaIpcMemLazyEnablePeerAccess)) return 1;
+    if (first_of(opened) != 7.0f) return 2;
+    if (launch_add(opened, opened, 1.0f, kCount, nullptr) || cudaDeviceSynchronize()) return 3;
+    if (write(to, &byte, 1) != 1 || read(from, &byte, 1) != 1) return 4;
+    if (cudaIpcCloseMemHandle(opened)) return 5;
+    if (cudaIpcOpenMemHandle((void **)&opened, handle, 0) != cudaErrorInvalidValue) return 6;
+    return 0;
+}
+
+static void another_process_opens_memory() {
+    for (int early = 0; early < 2; early++) { /* early: freed while it is open */
+        cudaIpcMemHandle_t handle;
+        float *x = device_array(7.0f);
+        void *own;
+        int there[2], back[2], status = -1;
+        char byte = 0;
+        CHECK(cudaIpcGetMemHandle(&handle, x + 1) == cudaErrorInvalidValue);
+        CHECK(cudaIpcGetMemHandle(&handle, x) == cudaSuccess);
+        CHECK(cudaIpcOpenMemHandle(&own, handle, cudaIpcMemLazyEnablePeerAccess) == cudaErrorNotSupported);
+        CHECK(pipe(there) == 0 && pipe(back) == 0);
+        const pid_t child = fork();
+        if (child == 0) _exit(look_from_outside(handle, there[0], back[1]));
+        close(back[1]); /* a child that fails is noticed */
+        CHECK(read(back[0], &byte, 1) == 1);
+        CHECK(first_of(x) == 8.0f);
+        if (early) CHECK(cudaFree(x) == cudaSuccess && reported("another process has open"));
+        CHECK(write(there[1], &byte, 1) == 1);
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        if (!early) CHECK(cudaFree(x) == cudaSuccess && emu_report_count() == 0);
+        for (int end : { there[0], there[1], back[0] }) close(end);
+        cudaGetLastError();
+    }
+}
+
 static void the_seal_refuses() {
     float *x = device_array(0.0f), *pinned, host;
     void *block;
@@ -314,6 +355,7 @@ void stream_tests() {
     test("streams keep their order", streams_keep_their_order);
     test("lazy streams wait for somebody", lazy_streams_wait_for_somebody);
     test("graphs replay", graphs_replay);
+    test("another process opens memory", another_process_opens_memory);
     test("the seal refuses", the_seal_refuses);
     test("each call can fail", each_call_can_fail);
     test("memory can be stream-ordered", stream_ordered_memory);

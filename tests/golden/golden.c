@@ -85,9 +85,6 @@ static const struct {
     { "classic", "minimal fine-tuning", "no device form: minimal fine-tuning" },
     { "classic", "cosine", "no device form: cosine similarity" },
     { "classic", "JSD of probabilities", "no device form: JSD of probabilities" },
-    { "xtoken-parts", "chunk averages", "no device form: averages of chunks, dense projections" },
-    { "xtoken-parts", "projected probabilities", "no device form: averages of chunks, dense projections" },
-    { "xtoken-parts", "teacher shards", "no device form: pieces of a teacher's logits" },
 };
 
 /* What has no INVARIANT form: none at all (everywhere), or none on a device. */
@@ -99,7 +96,6 @@ static const struct {
     { "classic", "cosine", true, "no INVARIANT form: cosine similarity, minimal fine-tuning" },
     { "classic", "minimal fine-tuning", true, "no INVARIANT form: cosine similarity, minimal fine-tuning" },
     { "classic", "fused linear JSD", false, "no INVARIANT form: the gradient of hidden states on a GPU" },
-    { "xtoken-parts", "projected probabilities", true, "no INVARIANT form: projections over several ranks" },
 };
 
 xd_ctx *golden_ctx(const golden_case *c) {

@@ -410,13 +410,23 @@ static void chunks_run(golden_case *c) {
     double *wide = (double *)golden_memory(c, (size_t)(count + 1) * sizeof *wide);
     int64_t *sizes = (int64_t *)golden_memory(c, (size_t)(count + 1) * sizeof *sizes);
     const xd_rows rows = golden_rows(golden_f32(c, &values), values.count / n, n);
-    if (!golden_ok(c, xd_chunk_sums(golden_ctx(c), &map, rows, sums, sizes))) return;
+    const size_t bytes = (size_t)(count * n) * sizeof *sums;
+    golden_loans *l = golden_case_loans(c);
+    double *there = (double *)golden_out(l, sums, bytes);
+    if (!golden_ok(c,
+                   golden_back(l, xd_chunk_sums(golden_ctx(c), &map, golden_rows_in(l, rows), there, sizes))))
+        return;
     for (int64_t i = 0; i < count; i++) wide[i] = (double)sizes[i];
     golden_double(c, "out.chunk_sums", sums, count * n);
     golden_exact(c, "out.chunk_sizes", wide, count);
-    xd_chunk_averages(sums, sizes, count, n, sums);
+    there = (double *)golden_out(l, sums, bytes);
+    if (!golden_ok(c, golden_back(l, xd_chunk_averages(golden_ctx(c), there, sizes, count, n, there))))
+        return;
     golden_double(c, "out.chunk_avg", sums, count * n);
-    if (!golden_ok(c, xd_chunk_averages_backward(golden_ctx(c), &map, sizes, weight.values, rows))) return;
+    const double *slope = (const double *)golden_in(l, weight.values, bytes);
+    if (!golden_ok(c, golden_back(l, xd_chunk_averages_backward(golden_ctx(c), &map, sizes, slope,
+                                                                golden_rows_out(l, rows)))))
+        return;
     golden_gradient(c, "grad.log_probs", golden_widen(c, rows.data, XD_DTYPE_F32, values.count),
                     values.count);
 }
@@ -453,11 +463,17 @@ static xd_result project_body(const sharded_part *part, void *user) {
     float *probs = sharded_columns(part, job->probs);
     double *mine = (double *)calloc((size_t)(part->rows * k + 1), sizeof *mine);
     const xd_rows rows = sharded_rows(part, probs);
-    xd_result result = xd_project(part->ctx, part->vocab, &job->projection, rows, NULL, k, mine);
+    const size_t bytes = (size_t)(part->rows * k) * sizeof *mine;
+    golden_loans *l = part->loans;
+    double *there = (double *)golden_out(l, mine, bytes);
+    xd_result result = golden_back(
+        l, xd_project(part->ctx, part->vocab, &job->projection, golden_rows_in(l, rows), NULL, k, there));
     sharded_put(part, mine, k, job->out);
     for (int64_t i = 0; i < part->rows * k; i++) mine[i] = job->weight[part->row[i / k] * k + i % k];
+    const double *weight = (const double *)golden_in(l, mine, bytes);
     if (result == XD_OK)
-        result = xd_project_backward(part->ctx, part->vocab, &job->projection, mine, NULL, k, rows);
+        result = golden_back(l, xd_project_backward(part->ctx, part->vocab, &job->projection, weight, NULL, k,
+                                                    golden_rows_out(l, rows)));
     sharded_put_columns(part, probs, job->gradient);
     free(probs);
     free(mine);
@@ -503,12 +519,15 @@ static void route_window(golden_case *c, const xd_teacher_piece *pieces, int64_t
     for (int64_t b = 0; b < full.shape[0]; b++)
         for (int64_t i = 0; i < count; i++) {
             const xd_teacher_shard *s = &shards[pieces[i].shard];
-            xd_rows shard =
-                golden_rows(in + (b * length + s->position_begin) * width + s->vocabulary_begin,
-                            s->position_end - s->position_begin, s->vocabulary_end - s->vocabulary_begin);
+            golden_loans *l = golden_case_loans(c);
+            xd_rows shard = golden_rows_in(l, golden_rows(in + b * length * width, length, width));
+            const xd_rows window =
+                golden_rows_out(l, golden_rows(out + b * positions * width, positions, width));
+            shard.data = (float *)shard.data + s->position_begin * width + s->vocabulary_begin;
+            shard.rows = s->position_end - s->position_begin;
+            shard.cols = s->vocabulary_end - s->vocabulary_begin;
             shard.stride = width;
-            golden_ok(c, xd_teacher_piece_copy(golden_ctx(c), &pieces[i], shard,
-                                               golden_rows(out + b * positions * width, positions, width)));
+            golden_ok(c, golden_back(l, xd_teacher_piece_copy(golden_ctx(c), &pieces[i], shard, window)));
         }
     snprintf(name, sizeof name, "out.rank%d.logits", rank);
     golden_exact(c, name, golden_widen(c, out, XD_DTYPE_F32, cells), cells);

@@ -64,6 +64,11 @@ typedef void (*cudaHostFn_t)(void *argument);
 #define cudaHostAllocPortable 0x01
 #define cudaHostAllocMapped 0x02
 #define cudaHostRegisterDefault 0x00
+#define cudaIpcMemLazyEnablePeerAccess 0x01
+
+typedef struct cudaIpcMemHandle_t {
+    char reserved[64];
+} cudaIpcMemHandle_t;
 
 typedef enum cudaMemcpyKind {
     cudaMemcpyHostToHost = 0,
@@ -212,6 +217,11 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
                                 cudaStream_t stream);
 cudaError_t cudaMemset(void *to, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream EMU_DEFAULT(0));
+
+/* Memory of other processes on this machine. */
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer);
+cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *pointer);
 
 /* Streams and events. */
 cudaError_t cudaStreamCreate(cudaStream_t *stream);

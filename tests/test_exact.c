@@ -1,0 +1,433 @@
+/* INVARIANT mode's sums on vectors: any terms add up to what xd_fixed_add makes of them one by one, terms have
+ * the same bits in every width, and so have the sums of losses on every level. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+
+enum { TERMS = 4096, ROWS = 3, MOST = 5000, K = 9 };
+
+static uint64_t random_bits(uint64_t *state) {
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state ^ (*state >> 29);
+}
+
+static double uniform(uint64_t *state) { /* in [0, 1) */
+    return (double)(random_bits(state) >> 11) / 9007199254740992.0;
+}
+
+/* ---- sums ---- */
+
+/* n terms, a multiple of the lanes, by the vectors of one width. */
+#define WIDTH(w, ATTRIBUTES)                                                                          \
+    ATTRIBUTES bool w##_sums(const double *terms, int64_t n, bool positive, xd_fixed *sum) {          \
+        w##_sum total = w##_no_sum();                                                                 \
+        for (int64_t i = 0; i < n; i += w##_lanes) {                                                  \
+            w lanes;                                                                                  \
+            memcpy(&lanes, terms + i, sizeof lanes);                                                  \
+            if (positive)                                                                             \
+                w##_add_positive(&total, lanes);                                                      \
+            else                                                                                      \
+                w##_add(&total, lanes);                                                               \
+        }                                                                                             \
+        return w##_sum_of(&total, n, sum);                                                            \
+    }                                                                                                 \
+    ATTRIBUTES void w##_powers(const double *x, int64_t n, double *out) {                             \
+        for (int64_t i = 0; i < n; i += w##_lanes) {                                                  \
+            w lanes;                                                                                  \
+            memcpy(&lanes, x + i, sizeof lanes);                                                      \
+            lanes = w##_exp(lanes);                                                                   \
+            memcpy(out + i, &lanes, sizeof lanes);                                                    \
+        }                                                                                             \
+    }                                                                                                 \
+    ATTRIBUTES void w##_mixtures(const double *s, const double *t, int64_t n, double *q, double *p) { \
+        for (int64_t i = 0; i < n; i += w##_lanes) {                                                  \
+            w a, b, teacher, student;                                                                 \
+            memcpy(&a, s + i, sizeof a);                                                              \
+            memcpy(&b, t + i, sizeof b);                                                              \
+            w##_mixture(a, b, 0.3, 0.01, &teacher, &student);                                         \
+            memcpy(q + i, &teacher, sizeof teacher);                                                  \
+            memcpy(p + i, &student, sizeof student);                                                  \
+        }                                                                                             \
+    }                                                                                                 \
+    static const width w##_width = { w##_sums, w##_powers, w##_mixtures };
+
+typedef struct width {
+    bool (*sums)(const double *terms, int64_t n, bool positive, xd_fixed *sum);
+    void (*powers)(const double *x, int64_t n, double *out);
+    void (*mixtures)(const double *s, const double *t, int64_t n, double *q, double *p);
+} width;
+
+WIDTH(xdi_w2, XDI_SIMD_128)
+#if defined(XDI_X86)
+WIDTH(xdi_w4, XDI_SIMD_256)
+WIDTH(xdi_w8, XDI_SIMD_512)
+#endif
+
+static const width *width_of(int level) {
+#if defined(XDI_X86)
+    if (level >= (int)XD_CPU_AVX512) return &xdi_w8_width;
+    if (level == (int)XD_CPU_AVX2) return &xdi_w4_width;
+#endif
+    (void)level;
+    return &xdi_w2_width;
+}
+
+/* The value in units of 2^-70: high above, low within [0, 2^40). */
+static xd_fixed normal(xd_fixed sum) {
+    const int64_t unit = (int64_t)1 << 40;
+    int64_t carry = sum.low / unit;
+    if (sum.low % unit < 0) carry--;
+    sum.high += carry;
+    sum.low -= carry * unit;
+    return sum;
+}
+
+static void check_sums(const double *terms, bool positive) {
+    xd_fixed one_by_one = { 0, 0 };
+    for (int i = 0; i < TERMS; i++) CHECK(xd_fixed_add(&one_by_one, terms[i]));
+    const xd_fixed expected = normal(one_by_one);
+    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+        xd_fixed sum;
+        CHECK(width_of(level)->sums(terms, TERMS, positive, &sum));
+        if (!positive) CHECK(sum.high == one_by_one.high && sum.low == one_by_one.low);
+        sum = normal(sum);
+        CHECK(sum.high == expected.high && sum.low == expected.low);
+    }
+}
+
+/* Any 53 bits, exponents from `least` to `most`. */
+static double any_term(uint64_t *state, int least, int most) {
+    const double fraction = 1.0 + uniform(state);
+    return ldexp(fraction, least + (int)(random_bits(state) % (uint64_t)(most - least + 1)));
+}
+
+XD_TEST(random_terms_add_up_as_one_by_one) {
+    static double terms[TERMS];
+    uint64_t state = 5;
+    for (int round = 0; round < 60; round++) {
+        const int least = round % 3 == 0 ? -1074 : round % 3 == 1 ? -90 : -45;
+        for (int i = 0; i < TERMS; i++) terms[i] = any_term(&state, least, round % 2 ? 10 : -20);
+        check_sums(terms, true);
+        for (int i = 0; i < TERMS; i++)
+            if (random_bits(&state) % 2) terms[i] = -terms[i];
+        check_sums(terms, false);
+    }
+}
+
+/* Halves of a unit of 2^-70, which go to the even neighbour, and what lies just beside them; both limbs. */
+XD_TEST(ties_zeros_and_subnormals_add_up_as_one_by_one) {
+    static double terms[TERMS];
+    uint64_t state = 6;
+    for (int sign = 0; sign < 2; sign++) {
+        for (int i = 0; i < TERMS; i++) {
+            const double units = (double)(random_bits(&state) % 2049) + 0.5;
+            const double beside = i % 3 == 0 ? 0.0 : (i % 3 == 1 ? 1.0 : -1.0) * ldexp(1.0, -(i % 41));
+            double term = ldexp(units + beside, -70);
+            if (i % 5 == 0) term = ldexp((double)(random_bits(&state) % 4096) + 0.5, -31);
+            if (i % 7 == 0) term = i % 2 ? 0.0 : -0.0;
+            if (i % 11 == 0) term = 4.9406564584124654e-324 * (double)(i + 1);
+            if (i % 13 == 0) term = 1.0;
+            terms[i] = sign && random_bits(&state) % 2 ? -term : term;
+        }
+        check_sums(terms, sign == 0);
+        check_sums(terms, false);
+    }
+}
+
+XD_TEST(large_terms_are_not_for_the_vectors) {
+    const double large[6] = { 2048.0, -2048.0, 1e300, -INFINITY, INFINITY, (double)NAN };
+    double terms[64];
+    xd_fixed sum;
+    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
+        for (int k = 0; k < 6; k++)
+            for (int at = 0; at < 64; at += 3) {
+                for (int i = 0; i < 64; i++) terms[i] = i % 2 ? 2047.999 : -2047.999;
+                CHECK(width_of(level)->sums(terms, 64, false, &sum));
+                terms[at] = large[k];
+                CHECK(!width_of(level)->sums(terms, 64, false, &sum));
+            }
+}
+
+/* ---- terms ---- */
+
+XD_TEST(powers_have_the_same_bits_in_every_width_and_are_within_a_unit) {
+    static double x[TERMS], out[TERMS];
+    uint64_t state = 7;
+    double worst = 0.0;
+    for (int round = 0; round < 20; round++) {
+        const double range = ldexp(1.0, round - 9);
+        for (int i = 0; i < TERMS; i++) x[i] = -range * uniform(&state);
+        x[0] = -INFINITY;
+        x[1] = 0.0;
+        x[2] = -708.0;
+        x[3] = -707.9999;
+        for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+            width_of(level)->powers(x, TERMS, out);
+            for (int i = 0; i < TERMS; i++) {
+                const double plain = xdi_exact_exp(x[i]);
+                CHECK(memcmp(&out[i], &plain, sizeof plain) == 0);
+                if (x[i] > -708.0)
+                    worst = fmax(worst, fabs(out[i] / exp(x[i]) - 1.0));
+                else
+                    CHECK(out[i] == 0.0);
+            }
+        }
+        CHECK(out[1] == 1.0);
+    }
+    CHECK_NEAR(worst, 0.0, 3.4e-16); /* of which half a unit may be exp's */
+}
+
+XD_TEST(terms_of_mixtures_have_the_same_bits_in_every_width_and_few_wrong_ones) {
+    static double s[TERMS], t[TERMS], q[TERMS], p[TERMS];
+    uint64_t state = 8;
+    for (int round = 0; round < 20; round++) {
+        const double range = ldexp(1.0, round - 10), shift = ldexp(uniform(&state), round % 5);
+        for (int i = 0; i < TERMS; i++) {
+            s[i] = -range * uniform(&state);
+            t[i] = i % 2 ? s[i] - shift * uniform(&state) : -range * uniform(&state);
+        }
+        s[0] = t[1] = s[2] = t[2] = -INFINITY;
+        t[3] = s[3];
+        for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+            width_of(level)->mixtures(s, t, TERMS, q, p);
+            for (int i = 0; i < TERMS; i++) {
+                double teacher, student;
+                xdi_exact_mixture(s[i], t[i], 0.3, 0.01, &teacher, &student);
+                CHECK(memcmp(&q[i], &teacher, sizeof teacher) == 0);
+                CHECK(memcmp(&p[i], &student, sizeof student) == 0);
+            }
+        }
+        for (int i = 0; i < TERMS; i++) {
+            double student, teacher;
+            xdi_loss_log_ratios(s[i], t[i], 0.3, &student, &teacher);
+            const double size = fabs(t[i] - s[i]) + 1.0;
+            CHECK_NEAR(q[i], exp(t[i]) > 0.0 ? exp(t[i]) * teacher : 0.0,
+                       2e-15 * exp(t[i]) * fmin(size, 800));
+            CHECK_NEAR(p[i], exp(s[i]) > 0.0 ? exp(s[i]) * (student - 0.01) : 0.0,
+                       2e-15 * exp(s[i]) * fmin(size, 800));
+        }
+    }
+}
+
+/* ---- losses ---- */
+
+typedef struct problem {
+    xd_dtype dtype;
+    int64_t columns;
+    double temperature, uniform_weight;
+    xd_divergence divergence;
+    bool hard, soft;
+    float student[ROWS * MOST], teacher[ROWS * MOST];
+    uint16_t narrow_student[ROWS * MOST], narrow_teacher[ROWS * MOST];
+} problem;
+
+static problem p;
+
+static void fill(int kind, int64_t columns) {
+    uint64_t state = (uint64_t)(kind * 1000 + columns);
+    p.columns = columns;
+    for (int64_t i = 0; i < ROWS * columns; i++) {
+        const double spread = kind == 2 ? 6e3 : kind == 6 ? 3e4 : 8.0;
+        p.student[i] = (float)(spread * (uniform(&state) - 0.5));
+        p.teacher[i] = (float)(spread * (uniform(&state) - 0.5));
+        if (kind == 1 && random_bits(&state) % 50 == 0) p.teacher[i] = -INFINITY;
+        if (kind == 1 && random_bits(&state) % 5 == 0 && p.teacher[i] == -INFINITY) p.student[i] = -INFINITY;
+        if (kind == 3 && i / columns == 1 && i % columns == columns / 2) p.student[i] = -INFINITY;
+        if (kind == 4 && i / columns == 1 && i % columns == columns / 2) p.student[i] = -3e38f;
+        if (kind == 5 && i / columns == 2) p.student[i] = i % columns == 0 ? (float)NAN : 0.0f;
+        p.narrow_student[i] = xd_bf16_from_f32(p.student[i]);
+        p.narrow_teacher[i] = xd_bf16_from_f32(p.teacher[i]);
+    }
+}
+
+typedef struct sums {
+    xd_fixed stats[ROWS * XD_LOSS_SUMS], mixtures[ROWS * XD_LOSS_MIXTURES], topk[ROWS * XD_TOPK_SUMS];
+    double references[ROWS * XD_LOSS_REFERENCES];
+    xd_loss_row row[ROWS];
+} sums;
+
+/* Columns [begin, end) of a side. */
+static xd_rows rows_of(bool teacher, int64_t begin, int64_t end) {
+    xd_rows x = { NULL, p.dtype, ROWS, end - begin, p.columns };
+    x.data = (teacher ? p.teacher : p.student) + begin;
+    if (p.dtype == XD_DTYPE_BF16) x.data = (teacher ? p.narrow_teacher : p.narrow_student) + begin;
+    return x;
+}
+
+static void add(xd_fixed *to, const xd_fixed *from, int count) {
+    for (int i = 0; i < count; i++) {
+        to[i].high += from[i].high;
+        to[i].low += from[i].low;
+    }
+}
+
+static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, int shards, sums *out) {
+    const xd_loss_kernels k = xd_ctx_kernels(ctx).loss;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    int64_t ids[ROWS * K], order[K];
+    double maxima[ROWS], values[ROWS * K];
+    xd_topk_args a;
+    memset(&a, 0, sizeof a);
+    for (int i = 0; i < ROWS * K; i++) ids[i] = (int64_t)i * 37 % p.columns;
+    for (int r = 0; r < ROWS; r++) maxima[r] = out->references[r * XD_LOSS_REFERENCES + XD_LOSS_MAX];
+    a.ids = ids;
+    a.k = K;
+    a.offsets = offsets;
+    a.shards = shards;
+    a.temperature = p.temperature;
+    a.fixed = a.outside = true;
+    a.row_scale = scale;
+    a.maxima = maxima;
+    a.values = values;
+    a.order = order;
+    for (a.shard = 0; a.shard < shards; a.shard++) {
+        xd_fixed part[ROWS * XD_TOPK_SUMS];
+        a.logits = rows_of(false, offsets[a.shard], offsets[a.shard + 1]);
+        a.sums = part;
+        CHECK(k.topk_stats(&launch, &a) == XD_OK);
+        add(out->topk, part, ROWS * XD_TOPK_SUMS);
+    }
+}
+
+static void fill_args(xd_loss_args *a, const double *scale, const int64_t *labels, const int64_t *offsets) {
+    memset(a, 0, sizeof *a);
+    a->labels = labels;
+    a->row_scale = scale;
+    a->offsets = offsets;
+    a->shards = 1;
+    a->temperature = p.temperature;
+    a->divergence = p.divergence;
+    a->beta = 0.4;
+    a->target_weight = 0.9;
+    a->uniform_weight = p.uniform_weight;
+    a->hard_weight = p.hard ? 0.5 : 0.0;
+    a->soft_weight = p.soft ? 0.5 : 0.0;
+    a->fixed = true;
+}
+
+/* The part of shard a->shard, as a rank that knows the references of whole rows has it. */
+static void run_shard(const xd_loss_kernels *k, const xd_launch *launch, xd_loss_args *a, bool mixed,
+                      sums *out) {
+    xd_fixed part[ROWS * XD_LOSS_SUMS], mixtures[ROWS * XD_LOSS_MIXTURES];
+    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+    a->student = rows_of(false, begin, end);
+    if (p.soft) a->teacher = rows_of(true, begin, end);
+    a->sums = part;
+    a->mixtures = mixtures;
+    if (!mixed) {
+        CHECK(k->stats(launch, a) == XD_OK);
+        add(out->stats, part, ROWS * XD_LOSS_SUMS);
+    } else {
+        CHECK(k->mixture(launch, a) == XD_OK);
+        add(out->mixtures, mixtures, ROWS * XD_LOSS_MIXTURES);
+    }
+}
+
+/* Sums of all rows, cut over `shards`. */
+static void run(xd_cpu_level level, const int64_t *offsets, int shards, sums *out) {
+    xd_ctx_desc desc;
+    xd_ctx *ctx = NULL;
+    const double scale[ROWS] = { 0.5, 1.0, 0.25 };
+    const int64_t labels[ROWS] = { 0, p.columns - 1, p.columns / 2 }, whole[2] = { 0, p.columns };
+    const bool mixed = p.soft && p.divergence == XD_JSD;
+    xd_loss_args a;
+    memset(&desc, 0, sizeof desc);
+    memset(out, 0, sizeof *out);
+    desc.cpu = level;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    const xd_loss_kernels k = xd_ctx_kernels(ctx).loss;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    fill_args(&a, scale, labels, whole);
+    a.references = out->references;
+    a.all_references = out->references;
+    a.all_sums = out->stats;
+    a.row = out->row;
+    a.student = rows_of(false, 0, p.columns);
+    if (p.soft) a.teacher = rows_of(true, 0, p.columns);
+    CHECK(k.references(&launch, &a) == XD_OK);
+    for (int mixture = 0; mixture <= (mixed ? 1 : 0); mixture++) {
+        a.offsets = offsets;
+        for (a.shard = 0; a.shard < shards; a.shard++) run_shard(&k, &launch, &a, mixture == 1, out);
+        a.shard = 0;
+        a.offsets = whole;
+        a.all_mixtures = out->mixtures;
+        CHECK((mixture ? k.mixture_combine(&launch, &a) : k.combine(&launch, &a)) == XD_OK);
+    }
+    run_topk(ctx, scale, offsets, shards, out);
+    for (int i = 0; i < ROWS * XD_LOSS_SUMS; i++)
+        if (i % XD_LOSS_SUMS != XD_LOSS_BAD) out->stats[i] = normal(out->stats[i]);
+    for (int i = 0; i < ROWS * XD_LOSS_MIXTURES; i++) out->mixtures[i] = normal(out->mixtures[i]);
+    for (int i = 0; i < ROWS * XD_TOPK_SUMS; i++)
+        if (i % XD_TOPK_SUMS != XD_TOPK_BAD) out->topk[i] = normal(out->topk[i]);
+    xd_ctx_destroy(ctx);
+}
+
+static void compare_sums(const sums *a, const sums *b) {
+    for (int r = 0; r < ROWS; r++) {
+        CHECK_EQ_INT(a->row[r].finding, b->row[r].finding);
+        CHECK(memcmp(&a->row[r].hard, &b->row[r].hard, sizeof(double)) == 0);
+        CHECK(memcmp(&a->row[r].soft, &b->row[r].soft, sizeof(double)) == 0);
+        if (a->row[r].finding == (int)XD_ROW_FINE) /* a broken row counts once a shard */
+            CHECK(memcmp(a->stats + r * XD_LOSS_SUMS, b->stats + r * XD_LOSS_SUMS,
+                         XD_LOSS_SUMS * sizeof(xd_fixed)) == 0);
+    }
+    CHECK(memcmp(a->mixtures, b->mixtures, sizeof a->mixtures) == 0);
+    for (int r = 0; r < ROWS; r++)
+        if (!isnan(a->references[r * XD_LOSS_REFERENCES + XD_LOSS_MAX]))
+            CHECK(memcmp(a->topk + r * XD_TOPK_SUMS, b->topk + r * XD_TOPK_SUMS,
+                         XD_TOPK_SUMS * sizeof(xd_fixed)) == 0);
+}
+
+/* Every level, the vocabulary whole and in four shards, one of them empty, against the plain level. A sum that
+ * runs over may do so on one shard only, and not in parts. */
+static void compare(bool in_parts) {
+    static sums plain, fast;
+    const int64_t whole[2] = { 0, p.columns };
+    const int64_t cut[5] = { 0, 3, 3, p.columns - p.columns / 3, p.columns };
+    run(XD_CPU_PLAIN, whole, 1, &plain);
+    for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+        run((xd_cpu_level)level, whole, 1, &fast);
+        compare_sums(&plain, &fast);
+        if (!in_parts) continue;
+        run((xd_cpu_level)level, cut, 4, &fast);
+        compare_sums(&plain, &fast);
+    }
+}
+
+static void compare_all(int kind, int64_t columns) {
+    fill(kind, columns);
+    for (int narrow = 0; narrow < 2; narrow++)
+        for (int divergence = 0; divergence < 5; divergence++) {
+            p.dtype = narrow ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+            p.divergence = divergence < 4 ? (xd_divergence)divergence : XD_KL_FORWARD;
+            p.soft = divergence < 4;
+            p.hard = divergence != 1;
+            p.temperature = (divergence + narrow) % 2 ? 2.5 : 1.0;
+            p.uniform_weight = divergence == 2 || divergence == 4 ? 0.1 / (double)columns : 0.0;
+            compare(kind != 6);
+        }
+}
+
+XD_TEST(sums_of_losses_have_the_same_bits_on_every_level_however_they_are_cut) {
+    for (int64_t columns = K; columns <= 66; columns++) compare_all(0, columns);
+    compare_all(0, 2048);
+    compare_all(0, MOST - 1);
+}
+
+XD_TEST(so_have_those_of_masked_broken_and_huge_rows) {
+    for (int kind = 1; kind < 7; kind++) {
+        compare_all(kind, 40);
+        compare_all(kind, 2500);
+    }
+}
+
+XD_TEST(a_sum_near_its_end_is_left_to_the_plain_kernel) {
+    xd_fixed total[2] = { { (int64_t)1 << 53, 0 }, { 0, 0 } };
+    const xd_fixed part[2] = { { (int64_t)1 << 53, 1 }, { 2, 3 } };
+    CHECK(xdi_exact_join(total, part, 2));
+    CHECK(total[0].high == (int64_t)1 << 54 && total[0].low == 1 && total[1].high == 2 && total[1].low == 3);
+    CHECK(!xdi_exact_join(total, part, 2));
+    CHECK(total[0].high == (int64_t)1 << 54 && total[1].high == 2);
+}
+
+XD_TEST_MAIN()

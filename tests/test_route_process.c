@@ -1,0 +1,190 @@
+/* Routes between processes of one node: rings in memory that all of them see, and what becomes of it when some rank
+ * cannot see it, dies or leaves. */
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#include "xd_test.h"
+#include "process_world.h"
+#include "route_scene.h"
+#include "xtoken_rows.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+
+static void play(const scene *wanted, int64_t views) {
+    char message[256];
+    scene *s = (scene *)process_memory(sizeof *s);
+    *s = *wanted;
+    s->ranks = ranks_of(s);
+    s->steps = STEPS;
+    CHECK(process_run(s->ranks, -1, NULL, route_body, s, message) == XD_OK);
+    CHECK_EQ_STR(message, "");
+    if (views >= 0) CHECK_EQ_INT(s->views, views);
+    munmap(s, sizeof *s);
+}
+
+XD_TEST(every_split_gives_every_split_the_same_bits) {
+    for (int i = 0; i < 12; i++) {
+        scene s = draw_scene();
+        play(&s, -1);
+        s.messages = true;
+        play(&s, 0);
+    }
+}
+
+XD_TEST(a_window_in_one_slot_is_a_pointer_into_it) {
+    scene s = plain_scene();
+    s.student.first = 1;
+    s.student.tp = 2;
+    play(&s, 2 * 4 * STEPS);
+    s = plain_scene(); /* one rank is both, and so alone; then two that both are */
+    s.payload = XD_ROUTE_COLUMNS;
+    play(&s, 4 * STEPS);
+    s.teacher.tp = s.student.tp = 2;
+    play(&s, 2 * 4 * STEPS);
+}
+
+/* ---- the ring ---- */
+
+/* The teacher is two micro-batches ahead while the student holds the first, and only then is let on. */
+static xd_result ahead_body(xd_comm *world, void *argument) {
+    xd_route_desc d = pair_desc(xd_comm_rank(world));
+    xd_route *route = NULL;
+    (void)argument;
+    d.slots = 3;
+    TRY(xd_route_create(world, &d, &route));
+    CHECK(xd_route_describe(route).shared);
+    if (xd_comm_rank(world) == 0) {
+        xd_rows slot;
+        for (int i = 0; i < 3; i++) {
+            TRY(xd_route_slot(route, &slot, NULL));
+            fill_slot(slot, (float)i);
+            TRY(xd_route_post(route));
+        }
+        TRY(xd_barrier(world));
+        TRY(xd_route_slot(route, &slot, NULL)); /* waits for the student's release */
+        fill_slot(slot, 3.0f);
+        TRY(xd_route_post(route));
+    } else {
+        xd_route_window w;
+        TRY(xd_route_take(route, &w));
+        CHECK(w.is_view);
+        const float *first = (const float *)w.rows.data;
+        TRY(xd_barrier(world)); /* three are posted */
+        CHECK(first[0] == 0.0f && first[5] == 0.0f);
+        for (int i = 1; i < 4; i++) {
+            TRY(xd_route_release(route));
+            TRY(xd_route_take(route, &w));
+            CHECK(((const float *)w.rows.data)[0] == (float)i);
+            CHECK((w.rows.data == first) == (i == 3)); /* the first slot again */
+        }
+        TRY(xd_route_release(route));
+    }
+    xd_route_destroy(route); /* nobody waits for the other */
+    return XD_OK;
+}
+
+XD_TEST(a_teacher_is_two_micro_batches_ahead_of_a_student_that_reads) {
+    char message[256];
+    CHECK(process_run(2, -1, NULL, ahead_body, NULL, message) == XD_OK);
+    CHECK_EQ_STR(message, "");
+}
+
+/* ---- one rank cannot ---- */
+
+static int poor; /* rank */
+
+/* The poor rank is refused files: to make one, or to open any. */
+static xd_result poor_body(xd_comm *world, void *argument) {
+    struct rlimit files = { 0, 0 }, none = { 0, 0 };
+    const int kind = xd_comm_rank(world) == 0 ? RLIMIT_FSIZE : RLIMIT_NOFILE;
+    if (xd_comm_rank(world) != poor) return route_body(world, argument);
+    signal(SIGXFSZ, SIG_IGN);
+    CHECK(getrlimit(kind, &files) == 0);
+    none.rlim_max = files.rlim_max;
+    CHECK(setrlimit(kind, &none) == 0);
+    const xd_result result = route_body(world, argument);
+    CHECK(setrlimit(kind, &files) == 0);
+    return result;
+}
+
+XD_TEST(all_ranks_use_messages_when_one_cannot_share) {
+    for (poor = 0; poor < 3; poor++) {
+        char message[256];
+        scene *s = (scene *)process_memory(sizeof *s);
+        *s = plain_scene();
+        s->payload = XD_ROUTE_COLUMNS;
+        s->student.first = 1;
+        s->student.tp = 2;
+        s->ranks = ranks_of(s);
+        s->steps = STEPS;
+        s->refused = true;
+        CHECK(process_run(s->ranks, -1, NULL, poor_body, s, message) == XD_OK);
+        CHECK_EQ_STR(message, "");
+        CHECK_EQ_INT(s->views, 0);
+        munmap(s, sizeof *s);
+    }
+}
+
+/* ---- ranks that go ---- */
+
+enum { DIES, LEAVES, SLEEPS };
+
+typedef struct ending {
+    int how;
+    bool teacher_goes;
+    uint32_t seen; /* by the other side; atomic */
+} ending;
+
+/* One side goes in the middle of a step; the other has its name, and a route as broken as the world of threads. */
+static xd_result ending_body(xd_comm *world, void *argument) {
+    ending *e = (ending *)argument;
+    const int rank = xd_comm_rank(world), goes = e->teacher_goes ? 0 : 1;
+    const xd_route_desc d = pair_desc(rank);
+    const xd_error *error = xd_last_error(xd_comm_ctx(world));
+    xd_route *route = NULL;
+    xd_route_window w;
+    float data[6] = { 0 };
+    xd_result result = XD_OK;
+    TRY(xd_route_create(world, &d, &route));
+    CHECK(xd_route_describe(route).shared);
+    for (int i = 0; i < 8 && result == XD_OK; i++) {
+        if (i == 2 && rank == goes && e->how == DIES) _exit(3);
+        if (i == 2 && rank == goes) break;
+        result = rank == 0 ? xd_route_send(route, rows_of(data, 2, 3), NULL) : xd_route_take(route, &w);
+        if (result == XD_OK && rank == 1) result = xd_route_release(route);
+    }
+    if (rank == goes) {
+        while (e->how == SLEEPS && !__atomic_load_n(&e->seen, __ATOMIC_ACQUIRE)) sched_yield();
+        if (e->how == SLEEPS && rank == 1) {
+            while (result == XD_OK && (result = xd_route_take(route, &w)) == XD_OK)
+                result = xd_route_release(route);
+            CHECK_EQ_INT(result, XD_ERROR_PEER); /* it learns that nobody waits for it any more */
+        }
+    } else {
+        CHECK_EQ_INT(result, e->how == SLEEPS ? XD_ERROR_TIMEOUT : XD_ERROR_PEER);
+        CHECK(strstr(error->message, goes == 0 ? "rank 0" : "rank 1"));
+        CHECK_EQ_INT(error->culprit, goes);
+        __atomic_store_n(&e->seen, 1u, __ATOMIC_RELEASE);
+    }
+    xd_route_destroy(route);
+    return XD_OK;
+}
+
+XD_TEST(who_dies_leaves_or_is_late_is_named_by_the_others) {
+    ending *e = (ending *)process_memory(sizeof *e);
+    for (int i = 0; i < 6; i++) {
+        char message[256];
+        xd_ctx_desc desc;
+        memset(&desc, 0, sizeof desc);
+        e->how = i % 3;
+        e->teacher_goes = i / 3 == 0;
+        e->seen = 0;
+        desc.timeout_seconds = e->how == SLEEPS ? 0.3 : 60.0;
+        CHECK(process_run(2, e->how == DIES ? (e->teacher_goes ? 0 : 1) : -1, &desc, ending_body, e,
+                          message) == XD_OK);
+        CHECK_EQ_STR(message, "");
+    }
+    munmap(e, sizeof *e);
+}
+
+XD_TEST_MAIN()

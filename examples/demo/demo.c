@@ -8,8 +8,10 @@
  *
  * Students of one size start from the same weights and read the same rows of the King James text, in tokens of
  * their own. One learns from the text alone; the others also from the teacher's next-token distributions over
- * the teacher's tokens of the same text, each by another loss across tokenizers. Then all are measured on
- * chapters that none of them has seen. Ranks are threads of this process.
+ * the teacher's tokens of the same text, each by another loss across tokenizers, or from a file of what
+ * SmolLM2-135M once said about the text. Two more read the first fifth of the text only, one alone and one with
+ * that file: a teacher is worth most where text is scarce. Then all are measured on chapters that none of them
+ * has seen. Ranks are threads of this process.
  *
  * Writes out/metrics.jsonl, out/loss.svg, out/run.json and out/student/, a Hugging Face model directory: the
  * first of the students with a teacher.
@@ -51,17 +53,20 @@ static nn_config demo_config(int vocab, bool teacher) {
 
 /* What --arms chooses from. */
 static const demo_arm demo_student_arms[] = {
-    { "text", "text alone", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 3e-3 },
-    { "pkl", "P-KL", DEMO_PROJECTED, 0.76, 0.1, 1.0, 3e-3 },
-    { "gold", "gold", DEMO_GOLD, 0.4, 0.5, 1.0, 3e-3 },
-    { "hkl", "H-KL", DEMO_HYBRID, 0.4, 0.5, 1.0, 3e-3 },
-    { "chunk", "chunk likelihood", DEMO_LIKELIHOOD, 0.5, 1.0, 1.0, 3e-3 },
-    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.68, 0.1, 1.0, 3e-3 },
+    { "text", "text alone", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 3e-3, 1.0 },
+    { "pkl", "P-KL", DEMO_PROJECTED, 0.76, 0.1, 1.0, 3e-3, 1.0 },
+    { "gold", "gold", DEMO_GOLD, 0.4, 0.5, 1.0, 3e-3, 1.0 },
+    { "hkl", "H-KL", DEMO_HYBRID, 0.4, 0.5, 1.0, 3e-3, 1.0 },
+    { "chunk", "chunk likelihood", DEMO_LIKELIHOOD, 0.5, 1.0, 1.0, 3e-3, 1.0 },
+    { "smollm2", "SmolLM2's cache", DEMO_RECORDED, 0.68, 0.1, 1.0, 3e-3, 1.0 },
+    /* Where text is scarce, what one learns from it alone is the text. */
+    { "text-fifth", "a fifth, alone", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 3e-3, 0.2 },
+    { "smollm2-fifth", "a fifth, SmolLM2", DEMO_RECORDED, 1.0, 0.1, 1.0, 3e-3, 0.2 },
 };
 
 enum { DEMO_STUDENT_ARMS = sizeof demo_student_arms / sizeof demo_student_arms[0] };
 
-static const demo_arm demo_teacher_arm = { "teacher", "teacher", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 2e-3 };
+static const demo_arm demo_teacher_arm = { "teacher", "teacher", DEMO_TEXT_ALONE, 0.0, 1.0, 1.0, 2e-3, 1.0 };
 
 /* A text for one tokenizer, and what was held out of it. */
 typedef struct demo_reader {

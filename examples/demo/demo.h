@@ -63,9 +63,9 @@ void demo_text_free(xd_ctx *ctx, demo_text *text);
 /* Errors: DATA for a text that has no whole row. */
 xd_result demo_text_check(xd_ctx *ctx, const demo_text *text, const char *path);
 
-/* The start of row `row` of the batch of step `step`: a place with DEMO_ROW tokens and one more after it. The
- * same on every mesh. */
-int64_t demo_row_start(const demo_text *text, uint64_t seed, int step, int row);
+/* The start of row `row` of the batch of step `step`: a place in the first `share` of the text with DEMO_ROW tokens
+ * and one more after it. The same on every mesh. */
+int64_t demo_row_start(const demo_text *text, double share, uint64_t seed, int step, int row);
 
 /* A repeatable number in [0, 1). */
 double demo_random(uint64_t seed, uint64_t stream, uint64_t counter);
@@ -158,6 +158,7 @@ typedef struct demo_arm {
     double ce_weight; /* of the cross entropy against the text, where the teacher says something, too */
     double temperature;
     double learning_rate;
+    double share; /* of the text, from its beginning; 1 for arms that ask a teacher who runs */
 } demo_arm;
 
 /* What came out. */

@@ -94,7 +94,12 @@ static int32_t demo_draw(const float *logits, int count, double uniform) {
 /* Bytes of the character that begins at `text`, or 0 when it is not UTF-8. */
 static size_t demo_character(const unsigned char *text, size_t left) {
     const unsigned char lead = text[0];
-    const size_t bytes = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+    const size_t bytes = lead < 0x80   ? 1
+                         : lead < 0xc2 ? 0
+                         : lead < 0xe0 ? 2
+                         : lead < 0xf0 ? 3
+                         : lead < 0xf5 ? 4
+                                       : 0;
     const unsigned char least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const unsigned char most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
     if (bytes > left) return 0;

@@ -69,8 +69,9 @@ xd_result demo_forward(demo_rank *r, const nn_model *model, const float *weights
 /* What all losses of a run need at most. */
 xd_result demo_make_loss_workspace(demo_rank *r);
 
-/* The rows of a step, on both sides when there is a teacher. The same on every mesh. */
-void demo_read_batch(demo_rank *r, uint64_t seed, int step);
+/* The rows of a step out of the first `share` of the text, on both sides when there is a teacher. The same on every
+ * mesh. */
+void demo_read_batch(demo_rank *r, double share, uint64_t seed, int step);
 
 /* Whole rows of the teacher's logits, where a rank has some of their columns only. Collective over tp. */
 xd_result demo_complete_teacher(demo_rank *r);

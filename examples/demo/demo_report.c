@@ -131,15 +131,16 @@ static void demo_print_sample(const char *name, const char *sample) {
     putchar('\n');
 }
 
-/* The arm that has no teacher, which the others are compared with; -1 when it did not run. */
-static int demo_plain_arm(const demo_job *job) {
+/* The arm without a teacher that `other`, which reads as much of the text, is compared with; -1 when none ran. */
+static int demo_plain_arm(const demo_job *job, int other) {
     for (int arm = 0; arm < job->arm_count; arm++)
-        if (job->arms[arm].signal == DEMO_TEXT_ALONE) return arm;
+        if (job->arms[arm].signal == DEMO_TEXT_ALONE && job->arms[arm].share == job->arms[other].share)
+            return arm;
     return -1;
 }
 
 static void demo_table_row(const demo_job *job, int arm, long long parameters) {
-    const int plain = demo_plain_arm(job);
+    const int plain = demo_plain_arm(job, arm);
     double mean = 0.0, spread = 0.0, plain_mean = 0.0, seconds = 0.0;
     demo_over_seeds(job, arm, &mean, &spread);
     for (int s = 0; s < job->seeds; s++) seconds += job->results[s * job->arm_count + arm].seconds;
@@ -178,7 +179,8 @@ static void demo_table(const demo_job *job) {
 
 enum { SVG_WIDTH = 720, SVG_HEIGHT = 400, SVG_LEFT = 60, SVG_TOP = 20, SVG_RIGHT = 700, SVG_BOTTOM = 360 };
 
-static const char *const demo_colors[] = { "#c05020", "#2060b0", "#208040", "#803090", "#a08000", "#008090" };
+static const char *const demo_colors[] = { "#c05020", "#2060b0", "#208040", "#803090",
+                                           "#a08000", "#008090", "#606060", "#b04080" };
 
 enum { DEMO_COLORS = sizeof demo_colors / sizeof demo_colors[0] };
 
@@ -272,6 +274,7 @@ static void demo_run_arm_json(xd_json_writer *w, const demo_job *job, int arm) {
     demo_run_number(w, "ce_weight", job->arms[arm].ce_weight);
     demo_run_number(w, "temperature", job->arms[arm].temperature);
     demo_run_number(w, "learning_rate", job->arms[arm].learning_rate);
+    demo_run_number(w, "share", job->arms[arm].share);
     xd_json_write_key(w, "heldout_bits_per_byte");
     xd_json_write_array(w);
     for (int s = 0; s < job->seeds; s++)

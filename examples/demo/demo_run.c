@@ -351,10 +351,14 @@ static xd_result demo_learn(demo_rank *r, const demo_arm *arm, demo_learner *lea
 }
 
 static xd_result demo_step_once(demo_rank *r, uint64_t seed, int step, demo_step *out) {
-    demo_read_batch(r, seed, step);
+    double share = 1.0;
+    demo_read_batch(r, share, seed, step);
     XDI_TRY(demo_ask_teacher(r));
-    for (int i = 0; i < r->job->arm_count; i++)
-        XDI_TRY(demo_learn(r, &r->job->arms[i], &r->learners[i], step, &out[i]));
+    for (int i = 0; i < r->job->arm_count; i++) {
+        const demo_arm *arm = &r->job->arms[i];
+        if (arm->share != share) demo_read_batch(r, share = arm->share, seed, step);
+        XDI_TRY(demo_learn(r, arm, &r->learners[i], step, &out[i]));
+    }
     return XD_OK;
 }
 

@@ -67,7 +67,9 @@ double demo_random(uint64_t seed, uint64_t stream, uint64_t counter) {
     return (double)(demo_mix(seed ^ demo_mix(stream ^ demo_mix(counter))) >> 11) / 9007199254740992.0;
 }
 
-int64_t demo_row_start(const demo_text *text, uint64_t seed, int step, int row) {
-    const int64_t places = text->count - DEMO_ROW; /* the label of a row's last token is inside, too */
+int64_t demo_row_start(const demo_text *text, double share, uint64_t seed, int step, int row) {
+    const int64_t tokens = (int64_t)((double)text->count * share);
+    const int64_t places =
+        tokens > DEMO_ROW ? tokens - DEMO_ROW : 1; /* the last token's label is inside, too */
     return (int64_t)(demo_random(seed, 1, (uint64_t)step * DEMO_BATCH + (uint64_t)row) * (double)places);
 }

@@ -9041,7 +9041,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     one.row_scale = a->row_scale + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
-    one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
+    if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
     if (a->labels) one.labels = a->labels + r;
     if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
     return one;
@@ -9843,7 +9843,9 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
                                 xdi_loss_sums *sums) {
     const xdi_exact_level *level = (const xdi_exact_level *)state;
     const int64_t columns = xdi_loss_columns(a), whole = columns - columns % level->lanes;
+    const bool soft = xdi_loss_has_soft(a);
     xdi_exact_tile tile;
+    memset(&tile, 0, sizeof tile);
     tile.max = ref[XD_LOSS_MAX];
     tile.teacher_max = ref[XD_LOSS_TEACHER_MAX];
     tile.teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
@@ -9852,7 +9854,7 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
         const int64_t n = xdi_fast_tile_at(c, whole);
         xd_fixed part[XD_LOSS_SUMS];
         tile.x = xdi_fast_array(&a->student, r, c);
-        tile.y = xdi_fast_array(&a->teacher, r, c);
+        if (soft) tile.y = xdi_fast_array(&a->teacher, r, c);
         if (!xdi_exact_tile_stats(level, a, &tile, n, part) ||
             !xdi_exact_join(sums->exact, part, XD_LOSS_BAD))
             xdi_loss_stats_columns(a, r, c, c + n, ref, sums);
@@ -38351,4 +38353,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4c576e22c1184a4ca16e2d8210a09d5a8365629de2bdfb22090eae0d720b52ae */
+/* xdistill sha256 aa724c3f373617e5bdc0806457d1004a0fbdabdc8db65c34a38dabc27f2751fb */

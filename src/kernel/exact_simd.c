@@ -214,7 +214,9 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
                                 xdi_loss_sums *sums) {
     const xdi_exact_level *level = (const xdi_exact_level *)state;
     const int64_t columns = xdi_loss_columns(a), whole = columns - columns % level->lanes;
+    const bool soft = xdi_loss_has_soft(a);
     xdi_exact_tile tile;
+    memset(&tile, 0, sizeof tile);
     tile.max = ref[XD_LOSS_MAX];
     tile.teacher_max = ref[XD_LOSS_TEACHER_MAX];
     tile.teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
@@ -223,7 +225,7 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
         const int64_t n = xdi_fast_tile_at(c, whole);
         xd_fixed part[XD_LOSS_SUMS];
         tile.x = xdi_fast_array(&a->student, r, c);
-        tile.y = xdi_fast_array(&a->teacher, r, c);
+        if (soft) tile.y = xdi_fast_array(&a->teacher, r, c);
         if (!xdi_exact_tile_stats(level, a, &tile, n, part) ||
             !xdi_exact_join(sums->exact, part, XD_LOSS_BAD))
             xdi_loss_stats_columns(a, r, c, c + n, ref, sums);

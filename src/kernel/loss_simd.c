@@ -45,7 +45,7 @@ static xd_loss_args xdi_fast_row_args(const xd_loss_args *a, int64_t r) {
     one.row_scale = a->row_scale + r;
     one.row = a->row + r;
     one.references = a->references + r * XD_LOSS_REFERENCES;
-    one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
+    if (a->sums) one.sums = (double *)a->sums + r * XD_LOSS_SUMS;
     if (a->labels) one.labels = a->labels + r;
     if (a->mixtures) one.mixtures = (double *)a->mixtures + r * XD_LOSS_MIXTURES;
     return one;

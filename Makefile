@@ -149,7 +149,7 @@ endif
 .PHONY: build-mpi
 build-mpi: $(mpi_tests)
 
-build/mpi/%: tests/mpi/%.c xdistill.h xdistill_mpi.h | build/mpi
+build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/*.h) xdistill.h xdistill_mpi.h | build/mpi
 	mpicc -std=c99 -O1 -g -I. -Itests $< -o $@ $(LIBS)
 
 cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list what its kernels take

@@ -356,7 +356,10 @@ static xd_result demo_step_once(demo_rank *r, uint64_t seed, int step, demo_step
     XDI_TRY(demo_ask_teacher(r));
     for (int i = 0; i < r->job->arm_count; i++) {
         const demo_arm *arm = &r->job->arms[i];
-        if (arm->share != share) demo_read_batch(r, share = arm->share, seed, step);
+        if (arm->share != share) {
+            share = arm->share;
+            demo_read_batch(r, share, seed, step);
+        }
         XDI_TRY(demo_learn(r, arm, &r->learners[i], step, &out[i]));
     }
     return XD_OK;

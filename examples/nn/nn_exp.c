@@ -1,5 +1,5 @@
 /* nn_exp.c - exp(x) = 2^n exp(r), n the whole number nearest to x / ln 2. A library's expf takes one number at
- * a time; short loops of constant length become vectors, as wide as the machine has them. */
+ * a time; short loops of constant length become vectors, those of AVX2 where the machine has it. */
 #include "nn_exp.h"
 
 #include "xdistill.h"
@@ -26,7 +26,8 @@ typedef union nn_lanes {
     uint32_t bits[NN_LANES];
 } nn_lanes;
 
-/* sigmoid: of -x, and then 1 / (1 + that); a constant where this is called. y may be x, so it is written last. */
+/* sigmoid: of -x, and then 1 / (1 + that); a constant where this is called. y may be x, so it is written
+ * last. */
 NN_INLINE void nn_exp_lanes(bool sigmoid, const float *x, float *y) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to a whole number */
     const float sign = sigmoid ? -1.0f : 1.0f;

@@ -59,6 +59,27 @@ struct Gpu {
     void wait() const { CHECK(cudaStreamSynchronize(stream) == cudaSuccess); }
 };
 
+/* The GPU of a world's rank: its context computes there, on a stream of its own; or, with on_gpu false, on the CPU. */
+struct RankGpu {
+    xd_ctx *ctx;
+    int rank;
+    xd_cuda *cuda = nullptr;
+    cudaStream_t stream = nullptr;
+
+    explicit RankGpu(xd_comm *world, const xd_cuda_desc *desc = nullptr, bool on_gpu = true)
+        : ctx(xd_comm_ctx(world)), rank(xd_comm_rank(world)) {
+        if (!on_gpu) return;
+        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        xd_ctx_set_stream(ctx, stream);
+        CHECK(xd_cuda_create(ctx, desc, &cuda) == XD_OK);
+    }
+    ~RankGpu() {
+        xd_cuda_destroy(cuda);
+        if (stream) cudaStreamDestroy(stream);
+    }
+    RankGpu(const RankGpu &) = delete;
+};
+
 /* Device memory that holds copies of host memory, `skew` bytes behind an aligned address. */
 struct Device {
     unsigned char *base = nullptr;

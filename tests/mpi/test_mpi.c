@@ -3,7 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
-#include "xd_test.h"
+#include "mpi_runner.h"
 
 #include <stdlib.h>
 
@@ -370,7 +370,8 @@ static xd_result call(xd_comm *comm, int kind, bool wrong) {
     case XD_COLLECTIVE_BARRIER: return xd_barrier(comm);
     case XD_COLLECTIVE_BROADCAST: return xd_broadcast(comm, recv, count, XD_DTYPE_F32, 0);
     case XD_COLLECTIVE_ALL_REDUCE: return xd_all_reduce(comm, send, recv, count, XD_DTYPE_F32, XD_SUM);
-    case XD_COLLECTIVE_REDUCE_SCATTER: return xd_reduce_scatter(comm, send, recv, counts, XD_DTYPE_F32, XD_SUM);
+    case XD_COLLECTIVE_REDUCE_SCATTER:
+        return xd_reduce_scatter(comm, send, recv, counts, XD_DTYPE_F32, XD_SUM);
     case XD_COLLECTIVE_ALL_GATHER: return xd_all_gather(comm, send, recv, counts, XD_DTYPE_F32);
     case XD_COLLECTIVE_ALL_TO_ALL: return xd_all_to_all(comm, send, counts, recv, own, XD_DTYPE_F32);
     case XD_COLLECTIVE_GATHER: return xd_gather(comm, send, recv, counts, XD_DTYPE_F32, 0);
@@ -436,24 +437,6 @@ XD_TEST(a_rank_that_aborts_is_named_without_waiting_for_the_deadline) {
     leave(world);
 }
 
-/* ---- the runner ---- */
-
-/* A test has failed when it failed on one rank. */
 int main(int argc, char **argv) {
-    int rank, size, count[3] = { 0, 0, 0 };
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    for (const xd_test_case *test = xd_test_first; test; test = test->next) {
-        if (argc > 1 && !strstr(test->name, argv[1])) continue;
-        int mine = size > ODD && size <= MAX_RANKS ? xd_test_run_one(test) : 2, worst;
-        MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-        if (mine == 2 && rank == 0) printf("skipped %s: needs 3 to %d ranks\n", test->name, MAX_RANKS);
-        count[worst]++;
-    }
-    fflush(stdout);
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0) printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
-    MPI_Finalize();
-    return count[1] > 0;
+    return mpi_run_tests(argc, argv, ODD + 1, MAX_RANKS);
 }

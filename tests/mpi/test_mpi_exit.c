@@ -37,7 +37,8 @@ static xd_result call(xd_comm *world, int kind) {
     case XD_COLLECTIVE_BARRIER: return xd_barrier(world);
     case XD_COLLECTIVE_BROADCAST: return xd_broadcast(world, recv, COUNT, XD_DTYPE_F32, 0);
     case XD_COLLECTIVE_ALL_REDUCE: return xd_all_reduce(world, send, recv, COUNT, XD_DTYPE_F32, XD_SUM);
-    case XD_COLLECTIVE_REDUCE_SCATTER: return xd_reduce_scatter(world, send, recv, counts, XD_DTYPE_F32, XD_SUM);
+    case XD_COLLECTIVE_REDUCE_SCATTER:
+        return xd_reduce_scatter(world, send, recv, counts, XD_DTYPE_F32, XD_SUM);
     case XD_COLLECTIVE_ALL_GATHER: return xd_all_gather(world, send, recv, counts, XD_DTYPE_F32);
     case XD_COLLECTIVE_ALL_TO_ALL: return xd_all_to_all(world, send, counts, recv, counts, XD_DTYPE_F32);
     case XD_COLLECTIVE_GATHER: return xd_gather(world, send, recv, counts, XD_DTYPE_F32, 0);

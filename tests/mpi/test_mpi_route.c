@@ -3,7 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
-#include "xd_test.h"
+#include "mpi_runner.h"
 #include "route_scene.h"
 #include "xtoken_rows.h"
 
@@ -97,20 +97,5 @@ XD_TEST(a_rank_that_aborts_wakes_those_that_wait_for_its_slots) {
 }
 
 int main(int argc, char **argv) {
-    int rank, size, count[3] = { 0, 0, 0 };
-    MPI_Init(&argc, &argv);
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    for (const xd_test_case *test = xd_test_first; test; test = test->next) {
-        if (argc > 1 && !strstr(test->name, argv[1])) continue;
-        int mine = size >= 4 ? xd_test_run_one(test) : 2, worst;
-        MPI_Allreduce(&mine, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
-        if (mine == 2 && rank == 0) printf("skipped %s: needs 4 ranks\n", test->name);
-        count[worst]++;
-    }
-    fflush(stdout);
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0) printf("%d passed, %d failed, %d skipped\n", count[0], count[1], count[2]);
-    MPI_Finalize();
-    return count[1] > 0;
+    return mpi_run_tests(argc, argv, 4, 64);
 }

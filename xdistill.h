@@ -955,6 +955,75 @@ typedef struct xd_loss_kernels {
  * others. */
 XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
 
+/* >>kernel/mft */
+
+/* Two losses beside those of kernel/loss.h, in pieces that a vocabulary shard can compute alone. x is the student, y
+ * the teacher, tau the temperature; what one rank finds of a row travels between two calls.
+ *
+ * Minimal fine-tuning corrects the teacher's t towards the label, q = (1 - mu) t + mu onehot(label). Only the label's
+ * entry is more than a multiple of t, so all sums are those of KL(t || p), which the loss entries make: as the reverse
+ * KL of exchanged sides, whose most probable id is then the teacher's favourite. What is left:
+ *
+ *   at_label   per row and shard: x and y at the label, 0 on the shards that lack it
+ *   correct    all shards' -> mu and the divergence from q; the row's sides change back
+ *   write      terms and gradient of this shard's columns
+ *
+ * Cosine:
+ *
+ *   largest    per row and shard: the largest |x| and |y|, when sums are xd_fixed
+ *   products   per row and shard: sum x x, sum y y and sum x y; fixed ones of x and y over powers of two above largest
+ *   cosine     all shards' -> the row's lengths and cosine
+ *   slopes     the gradient of this shard's columns
+ *
+ * Products of two logits are exact in double and the rest is double too, so fixed sums make the same bits on every
+ * processor. Rows whose scale is 0 are passed over. */
+
+/* The two sides of a row: logits at the label, or largest magnitudes. */
+enum { XD_MFT_STUDENT, XD_MFT_TEACHER, XD_MFT_SIDES };
+
+/* Sums of the cosine. */
+enum { XD_COSINE_STUDENT, XD_COSINE_TEACHER, XD_COSINE_BOTH, XD_COSINE_SUMS };
+
+/* What a length is at least, where it divides. */
+#define XD_COSINE_LEAST 1e-12
+
+/* Inputs and outputs of the entries. */
+typedef struct xd_mft_args {
+    xd_rows student, teacher;
+    const int64_t *labels;   /* [rows] global ids; minimal fine-tuning only */
+    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    int64_t begin, end;      /* global columns of this shard */
+    int shards;
+    double temperature;
+    double threshold;        /* of minimal fine-tuning */
+    double weight;           /* of the loss in terms and gradient, tau^2 among it */
+    bool fixed;              /* sums are xd_fixed */
+    double *sides;           /* [rows, XD_MFT_SIDES] */
+    const double *all_sides; /* [shards][rows, XD_MFT_SIDES], in rank order */
+    void *sums;              /* [rows, XD_COSINE_SUMS] double or xd_fixed */
+    const void *all_sums;    /* [shards][rows, XD_COSINE_SUMS] */
+    /* [rows] soft, finding and, of minimal fine-tuning, max, teacher_max, soft_log, teacher_log, argmax (the teacher's)
+     * and mean (mu); of the cosine max and teacher_max (the two lengths) and mean (the cosine) */
+    xd_loss_row *row;
+    /* Data NULL -> none; columns past the shard's are set to zero. */
+    xd_rows terms;    /* f32: weight q ln(q/p) */
+    xd_rows gradient; /* may be the student's memory */
+} xd_mft_args;
+
+/* Entries of the kernel table. */
+typedef struct xd_mft_kernels {
+    xd_result (*at_label)(const xd_launch *launch, const xd_mft_args *args);
+    xd_result (*correct)(const xd_launch *launch, const xd_mft_args *args);
+    xd_result (*write)(const xd_launch *launch, const xd_mft_args *args);
+    xd_result (*largest)(const xd_launch *launch, const xd_mft_args *args);
+    xd_result (*products)(const xd_launch *launch, const xd_mft_args *args);
+    xd_result (*cosine)(const xd_launch *launch, const xd_mft_args *args);
+    xd_result (*slopes)(const xd_launch *launch, const xd_mft_args *args);
+} xd_mft_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_mft_kernels xd_mft_kernels_cpu(void);
+
 /* >>kernel/rows */
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */
@@ -1548,6 +1617,112 @@ typedef struct xd_xtoken_kernels {
 /* The plain CPU implementation, the specification of the others. */
 XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void);
 
+/* >>kernel/uld */
+
+/* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
+ * log-probabilities of tokens. All pointers are memory of the device. */
+
+/* The floor of probabilities of merged tokens, and of those of the generalised JSD. */
+#define XD_ULD_FLOOR 1e-8
+
+/* Elements of a sorted list, or pairs of ids, that a block of a device takes at a time. */
+enum { XD_ULD_SEGMENT = 4096 };
+
+/* Bytes of scratch for lists of n elements and pairs together. */
+#define XD_ULD_SCRATCH(n) ((size_t)((n) / XD_ULD_SEGMENT + 2) * 1024)
+
+/* The two sides. */
+enum { XD_ULD_STUDENT, XD_ULD_TEACHER, XD_ULD_SIDES };
+
+/* A pair of groups of tokens. The distribution of a side is the base row's times the probabilities that the
+ * other rows give their tokens. */
+typedef struct xd_uld_chunk {
+    int64_t begin[XD_ULD_SIDES], end[XD_ULD_SIDES], base[XD_ULD_SIDES]; /* rows of the logits */
+    double factor[XD_ULD_SIDES]; /* out of merge: product of those probabilities, none below the floor */
+    double matched, unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| of the sorted rest */
+    double mean;               /* out of compare: sum of p slope over the student's base row */
+    bool finite; /* out of merge: all rows are; the other entries leave the chunk alone if not */
+} xd_uld_chunk;
+
+/* One side of the chunks at work. */
+typedef struct xd_uld_rows {
+    xd_rows logits;
+    int64_t columns; /* of the vocabulary, the first ones */
+    double temperature;
+    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as `stats` of the softmax entries leaves them */
+    const int64_t *ids;  /* [rows] the token that a row predicts */
+    double *scores;      /* [rows] out of merge: its probability; those of base rows are not written */
+    const int32_t *list; /* [count] the ids that are sorted, ascending; NULL: all, count = columns */
+    int64_t count;
+    uint64_t *sorted; /* [chunks, count] out of sort: keys of logits over ids, ascending. A larger logit has a
+                         smaller key, both zeros have the same, and equal logits are ranked by id. */
+    uint64_t *spare;  /* as long */
+} xd_uld_rows;
+
+/* Inputs and outputs of the entries; each reads and writes what its comment names. */
+typedef struct xd_uld_args {
+    xd_uld_rows side[XD_ULD_SIDES];
+    xd_uld_chunk *chunks; /* those at work */
+    int64_t count;
+    const int32_t *matched[XD_ULD_SIDES]; /* [matched_count] ids of pairs */
+    int64_t matched_count;
+    double matched_weight, unmatched_weight, beta;
+    float *slope; /* [chunks, columns of the student] d value / d merged probability; NULL -> no gradient */
+    xd_rows gradient;
+    int64_t row, rows;      /* of the gradient: those to be written */
+    const int32_t *owner;   /* [all rows] number of a row's chunk among all; -1: none */
+    int32_t first;          /* number of chunks[0] among all */
+    double share;           /* what the gradient is multiplied by */
+    unsigned char *scratch; /* [chunks, XD_ULD_SCRATCH(of the longest)]; for a device */
+} xd_uld_args;
+
+/* A sum, and the first element that had no finite term; -1: none. */
+typedef struct xd_uld_sum {
+    double value;
+    int64_t bad;
+} xd_uld_sum;
+
+/* Sums in memory that an entry wants: the first is its result, the others scratch. */
+enum { XD_ULD_SUMS = 257 };
+
+/* Rows that are probabilities, and their generalised JSD. */
+typedef struct xd_jsd_args {
+    xd_rows student, teacher, gradient; /* alike; gradient.data may be NULL, or student's memory */
+    double beta, denominator;           /* the gradient is divided by it, the sum is not */
+    xd_uld_sum *out;                    /* [XD_ULD_SUMS] */
+} xd_jsd_args;
+
+/* Estimates of KL(student || reference), as in distill/estimator.h. */
+typedef struct xd_estimate_args {
+    const float *logprobs, *reference, *weight; /* [count]; weight NULL -> 1 */
+    int64_t count;
+    int kind; /* 0, 1, 2: k1, k2, k3 */
+    double input_clamp, output_clamp;
+    float *values, *gradient; /* [count] or NULL */
+    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
+} xd_estimate_args;
+
+/* Entries of the kernel table. Sums do not depend on how chunks are put together into calls. */
+typedef struct xd_uld_kernels {
+    /* parts -> factor, finite and scores */
+    xd_result (*merge)(const xd_launch *launch, const xd_uld_args *args);
+    /* logits of the base rows -> sorted, of both sides */
+    xd_result (*sort)(const xd_launch *launch, const xd_uld_args *args);
+    /* sorted and the matched ids -> matched, unmatched, mean and slope. An empty list is not compared with the
+     * other: unmatched is then 0. */
+    xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
+    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
+    xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
+    /* the sum over all entries, those below the floor raised to it, and its derivative by the student's */
+    xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
+    /* the sum of weight times estimate, its derivative by logprobs, and the first token of a weight other than
+     * 0 whose estimate is not finite */
+    xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
+} xd_uld_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_uld_kernels xd_uld_kernels_cpu(void);
+
 /* >>kernel/kernels */
 
 /* Whose memory the tensors of a context are. */
@@ -1593,9 +1768,11 @@ typedef struct xd_kernels {
     xd_device_type device;
     xd_device_ops memory;
     xd_loss_kernels loss;
+    xd_mft_kernels mft;
     xd_row_kernels rows;
     xd_softmax_kernels softmax;
     xd_xtoken_kernels xtoken;
+    xd_uld_kernels uld;
     xd_optimizer_kernels optimizer;
     xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
     xd_reduce_kernels reduce;
@@ -2900,18 +3077,21 @@ typedef struct xd_mft_desc {
      * and temperature_factor count (tau^2 by default); labels also say which rows count. */
     xd_loss_desc loss;
     double threshold; /* in [0, 1]; 0 -> 0.2 */
-    xd_rows terms; /* as the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction
-                      "none"; 0 in rows that do not count; data NULL -> none */
+    /* As the student's logits, f32: tau^2 q ln(q/p) of each entry, unsummed, as the reference's reduction "none"; 0 in
+     * rows that do not count; data NULL -> none. */
+    xd_rows terms;
 } xd_mft_desc;
 
-/* Value and gradient; everything else as xd_loss. Collective over the vocabulary's group (two exchanges) and
- * over comm. On the CPU only, and not in INVARIANT mode: UNSUPPORTED. */
+/* Value and gradient; everything else as xd_loss, a GPU and INVARIANT mode among it, and the workspace, which is
+ * xd_loss_workspace_bytes(&desc->loss). Collective over the vocabulary's group (two exchanges; INVARIANT: three) and
+ * over comm. */
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
 
 /* soft_weight (0 -> 1) times the sum over counted rows of 1 - cos(x, y), by the denominator (Liger-Kernel, cosine
- * similarity loss). desc as for xd_loss: student and teacher are required, labels only say which rows count.
- * A row of zeros has no direction: its loss is 1 and its gradient 0. Collective and limits as xd_mft_loss, with
- * one exchange over the vocabulary. */
+ * similarity loss). desc and the rest as for xd_loss: student and teacher are required, labels only say which rows
+ * count. A row shorter than 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1. Collective
+ * over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient have
+ * the same bits on every CPU and GPU, too. */
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 /* >>distill/estimator */
@@ -2938,10 +3118,11 @@ typedef struct xd_kl_estimate_desc {
     float *gradient;     /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
-/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. Local;
- * allocates nothing; double inside. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind; DATA,
- * naming the first token, when an estimate of a token of weight other than 0 is not finite (values and
- * gradient are then written, 0 for such tokens). */
+/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
+ * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
+ * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
+ * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
+ * (values and gradient are then written, 0 for such tokens). */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 /* >>distill/topk */
@@ -3022,13 +3203,11 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 
 /* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
  * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
- *
- *   student, teacher  [T, V] f32 or bf16, on one rank
- *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
- *   denominator       what the sum is divided by; not 0
- *   gradient          d loss / d student; data NULL -> none; may be student's memory
- *
- * Local. Errors: SHAPE, DTYPE, ARGUMENT; UNSUPPORTED on a GPU. */
+ * student, teacher  [T, V] f32 or bf16, on one rank beta              0 is the forward and 1 the reverse KL,
+ * exactly; otherwise the JSD of section 0 denominator       what the sum is divided by; not 0 gradient
+ * d loss / d student; data NULL -> none; may be student's memory  The rows are memory of the context's
+ * device, *loss is the host's: the call waits for it. Local; memory: 4 KB; double inside; the same bits on
+ * every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
 
@@ -3189,7 +3368,8 @@ XD_API void xd_canonical_free(xd_ctx *ctx, xd_canonical *sequence);
 /* >>distill/uld */
 
 /* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
- * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are compared. */
+ * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
+ * compared. */
 
 /* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
  * others. */
@@ -3233,11 +3413,16 @@ typedef struct xd_uld_values {
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 
-/* Value and gradient of one sequence. Local, on the CPU, double inside; memory: a few rows of the vocabulary,
- * from the context's allocator. Equal probabilities are ranked by id. Probabilities of merged tokens below 1e-8 are
- * raised to it and pass no gradient. Errors, outputs untouched: ARGUMENT (temperature, beta, denominator,
- * chunks or ids out of range), SHAPE, DTYPE, MEMORY, UNSUPPORTED on a GPU; DATA when a row that is needed has
- * a NaN or +infinity; the gradient is then partly written. */
+/* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
+ * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
+ * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
+ * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
+ * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
+ * Memory: twenty-odd bytes for each id of both vocabularies, on a device of as many chunks as 64 MB are
+ * enough for.
+ * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
+ * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
+ * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
 /* One side of a sequence as TRL sees it. */
@@ -4684,11 +4869,11 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
 
 /* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
 #if !defined(XD_PRIVATE)
-#if defined(__GNUC__)
-#define XD_PRIVATE static __attribute__((unused))
-#else
-#define XD_PRIVATE static
-#endif
+#    if defined(__GNUC__)
+#        define XD_PRIVATE static __attribute__((unused))
+#    else
+#        define XD_PRIVATE static
+#    endif
 #endif
 
 /* file.c: the POSIX entries where the caller gave none. */
@@ -4696,6 +4881,9 @@ XD_PRIVATE void xdi_files_defaults(xd_files *files);
 
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
+
+/* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
+XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);
 
 /* context.c: memory for the length of a call, aligned for any type, not zero; NULL when there is no room. The
  * context keeps what is given back for the calls to come, so that the same calls again allocate nothing. */
@@ -4800,6 +4988,12 @@ XD_API void *xd_arena_take_pointer(xd_arena *arena, size_t bytes) {
     size_t offset;
     if (!xd_arena_take(arena, bytes, &offset) || !arena->base) return NULL;
     return arena->base + offset;
+}
+
+XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits) {
+    size_t offset = 0, bytes = 0;
+    *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
+    return *fits && arena->base ? arena->base + offset : NULL;
 }
 
 XD_API size_t xd_arena_mark(const xd_arena *arena) {
@@ -6483,6 +6677,27 @@ XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *stu
 /* loss_cpu.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
+/* mft_cpu.c: how many columns of a row have a gradient; the others, and their terms, are set to zero. */
+XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r);
+/* mft_cpu.c: term and gradient of minimal fine-tuning at column c of the shard, whose logits were x and y; and those of
+ * a row's first `columns`. */
+XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y);
+XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns);
+
+/* The products of one row, in either representation. */
+typedef struct xdi_cosine_sums {
+    double plain[XD_COSINE_SUMS];
+    xd_fixed exact[XD_COSINE_SUMS];
+} xdi_cosine_sums;
+/* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
+typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+                                 double y_scale, xdi_cosine_sums *sums);
+/* mft_cpu.c: the entry products with a sweep for the columns; the power of two above the largest magnitude of a side,
+ * 0 where sums are not fixed, false when it is not finite; the factors of x and y in the gradient of a row. */
+XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state);
+XD_PRIVATE bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent);
+XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
+
 /* optimizer_cpu.c: true when some operation of this step found bad data, so that the step must not happen. NULL is
  * fine. */
 XD_PRIVATE bool xdi_status_refuses(const xd_status *status);
@@ -6498,11 +6713,12 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
-/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c: the entries that vectors do better, over those of the plain table. */
+/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c, mft_simd.c: the entries that vectors do better, over those of the plain table. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
 XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
+XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels);
 
 /* xtoken_cpu.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
  * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
@@ -6522,6 +6738,23 @@ XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xt
 XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k); /* the first of the largest */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
+
+/* uld_cpu.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
+ * not negative, 1 there and 0 elsewhere. */
+typedef struct xdi_uld_scale {
+    double scale, mean;
+    int64_t only;
+} xdi_uld_scale;
+typedef void (*xdi_uld_row_writer)(const xd_launch *launch, const xd_uld_args *a, int64_t row);
+
+/* uld_cpu.c: the entry compare for one chunk; the entry gradient with a writer of the rows of chunks, and the plain
+ * one. uld_simd.c: the entries that vectors do better. */
+XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i);
+XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row);
+XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row);
+XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                      xdi_uld_row_writer writer);
+XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels);
 
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
@@ -7185,6 +7418,17 @@ XD_PRIVATE bool xdi_fast_fits(double max, double factor);
 XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
 XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
 
+/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
+typedef struct xdi_fast_power {
+    xdi_tile_power power;
+    double rest;
+} xdi_fast_power;
+
+/* loss_simd.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
+XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum);
+/* loss_simd.c: does a gradient go past the caches, unless it is written over one of these? */
+XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher);
+
 /* >>kernel/simd_math */
 
 /* Powers and logarithms of base 2, ends of arrays and sums of lanes for every vector width v, written once
@@ -7502,6 +7746,10 @@ XDI_SIMD_INLINE void xdi_w2_widen(xdi_v4 v, xdi_w2 *a, xdi_w2 *b) {
     *a = low;
     *b = high;
 }
+XDI_SIMD_INLINE xdi_v4 xdi_w2_narrow(xdi_w2 a, xdi_w2 b) {
+    const xdi_v4 v = { (float)a[0], (float)a[1], (float)b[0], (float)b[1] };
+    return v;
+}
 
 #if defined(XDI_X86)
 
@@ -7526,6 +7774,10 @@ XDI_SIMD_INLINE_256 void xdi_w4_widen(xdi_v8 v, xdi_w4 *a, xdi_w4 *b) {
     *a = (xdi_w4)_mm256_cvtps_pd(_mm256_castps256_ps128(v));
     *b = (xdi_w4)_mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
 }
+XDI_SIMD_INLINE_256 xdi_v8 xdi_w4_narrow(xdi_w4 a, xdi_w4 b) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps((__m256d)a)),
+                                _mm256_cvtpd_ps((__m256d)b), 1);
+}
 
 XDI_EXACT_MATH(xdi_w4, XDI_SIMD_INLINE_256)
 XDI_EXACT_SUMS(xdi_w4, XDI_SIMD_INLINE_256)
@@ -7544,6 +7796,10 @@ XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_scaled(xdi_w8 x, double power, xdi_w8 y) {
 XDI_SIMD_INLINE_512 void xdi_w8_widen(xdi_v16 v, xdi_w8 *a, xdi_w8 *b) {
     *a = (xdi_w8)_mm512_cvtps_pd(_mm512_castps512_ps256(v));
     *b = (xdi_w8)_mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_w8_narrow(xdi_w8 a, xdi_w8 b) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)a)),
+                              _mm512_cvtpd_ps((__m512d)b), 1);
 }
 
 XDI_EXACT_MATH(xdi_w8, XDI_SIMD_INLINE_512)
@@ -7606,6 +7862,8 @@ typedef struct xdi_xtoken_loops {
     /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
     double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
     void (*write)(const xdi_xtoken_writer *w, int64_t n);
+    /* - sum of p ln(p + XD_XTOKEN_EPSILON) */
+    double (*entropy)(xdi_simd_array x, int64_t n, xdi_xtoken_power p);
 } xdi_xtoken_loops;
 
 static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
@@ -7614,6 +7872,9 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
     array.bf16 = false;
     return array;
 }
+
+/* xtoken_simd.c: scale exp(z / temperature - lse); false where f32 does not fit. */
+XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
 /* Those of the context's level. */
 XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch);
@@ -8464,82 +8725,105 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 /* What follows is written once for every vector width v, as a macro that defines v_... functions with the
  * attributes INLINE and LEAF. */
 
-#define XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
-    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                        \
-        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                          \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                              \
-            const v a = v##_read(x, i, n, -INFINITY);                                             \
-            max = v##_max(a, max);                                                                \
-            nan = v##_pick(a, a, nan, v##_set(1.0f));                                             \
-        }                                                                                         \
-        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                  \
-    }                                                                                             \
-    LEAF void v##_tile_raise(xdi_simd_array x, int64_t n, float *maxima) {                        \
-        xdi_simd_array to;                                                                        \
-        to.data = maxima;                                                                         \
-        to.bf16 = false;                                                                          \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                \
-            v##_write(to, i, n, v##_max(v##_read(x, i, n, -INFINITY), v##_read(to, i, n, 0.0f))); \
-    }                                                                                             \
-    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                   \
-        v sum = v##_set(0.0f);                                                                    \
-        const v from = v##_set(reference);                                                        \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                \
-            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                      \
-        return v##_total(sum);                                                                    \
-    }                                                                                             \
-    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */  \
-    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */     \
-    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {         \
-        const int32_t bits = v##_top_bits(tops, parity);                                          \
-        v largest = v##_set(-INFINITY);                                                           \
-        float top;                                                                                \
-        memcpy(&top, &bits, sizeof top);                                                          \
-        if (bits >= 0 && top <= INFINITY) return top;                                             \
-        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);    \
-        return v##_largest(largest);                                                              \
-    }                                                                                             \
-    INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, \
-                               float *max, bool parity) {                                         \
-        const v zero = v##_set(0.0f), low = v##_set(power.low);                                   \
-        v sum = zero, more = zero, moments = zero, a, b;                                          \
-        v##_bits tops = v##_no_top();                                                             \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                          \
-            v##_read_two(x, i, parity, &a, &b);                                                   \
-            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);               \
-            if (!moment) {                                                                        \
-                sum = v##_add_exp2(a, &power, sum);                                               \
-                more = v##_add_exp2(b, &power, more);                                             \
-                continue;                                                                         \
-            }                                                                                     \
-            const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                             \
-            sum = v##_add(sum, e);                                                                \
-            more = v##_add(more, f);                                                              \
-            moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                 \
-            moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                 \
-        }                                                                                         \
-        if (moment) *moment = v##_total(moments);                                                 \
-        *max = v##_top_value(x, n, tops, parity);                                                 \
-        return v##_total(v##_add(sum, more));                                                     \
-    }                                                                                             \
-    LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
-                              float *max) {                                                       \
-        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                \
-        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                         \
-        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                            \
-        return v##_sum_loop(x, n, power, NULL, max, false);                                       \
-    }                                                                                             \
-    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,   \
-                             float *max) {                                                        \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                   \
-        float room[2 * v##_lanes], rest_max;                                                      \
-        double rest_moment = 0.0, sum = v##_sum_whole(x, whole, power, moment, max);              \
-        if (whole == n) return sum;                                                               \
-        const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);           \
-        sum += v##_sum_whole(rest, two, power, moment ? &rest_moment : NULL, &rest_max);          \
-        if (moment) *moment += rest_moment;                                                       \
-        if (rest_max > *max) *max = rest_max;                                                     \
-        return sum;                                                                               \
+#define XDI_TILES_SUMS(v, INLINE, LEAF)                                                                 \
+    /* Largest element and whether there is a NaN, which the maxima leave out. */                       \
+    INLINE float v##_max_slowly(xdi_simd_array x, int64_t n) {                                          \
+        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                                \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                    \
+            const v a = v##_read(x, i, n, -INFINITY);                                                   \
+            max = v##_max(a, max);                                                                      \
+            nan = v##_pick(a, a, nan, v##_set(1.0f));                                                   \
+        }                                                                                               \
+        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                        \
+    }                                                                                                   \
+    /* Of twice whole vectors. 0 times what is not finite is NaN, which stays in `odd`: then slowly. */ \
+    INLINE float v##_max_loop(xdi_simd_array x, int64_t n, bool parity) {                               \
+        const v zero = v##_set(0.0f);                                                                   \
+        v max = v##_set(-INFINITY), more = max, odd = zero, odder = zero, a, b;                         \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                \
+            v##_read_two(x, i, parity, &a, &b);                                                         \
+            max = v##_max(a, max);                                                                      \
+            more = v##_max(b, more);                                                                    \
+            odd = v##_fma(a, zero, odd);                                                                \
+            odder = v##_fma(b, zero, odder);                                                            \
+        }                                                                                               \
+        if (v##_total(v##_add(odd, odder)) != 0.0) return v##_max_slowly(x, n);                         \
+        return v##_largest(v##_max(max, more));                                                         \
+    }                                                                                                   \
+    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                              \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                         \
+        float room[2 * v##_lanes];                                                                      \
+        const float max = x.bf16 ? v##_max_loop(x, whole, true) : v##_max_loop(x, whole, false);        \
+        if (whole == n) return max;                                                                     \
+        const float rest = v##_max_slowly(xdi_simd_padded(x, whole, n, two, -INFINITY, room), two);     \
+        return rest > max || rest != rest ? rest : max;                                                 \
+    }                                                                                                   \
+    LEAF void v##_tile_raise(xdi_simd_array x, int64_t n, float *maxima) {                              \
+        xdi_simd_array to;                                                                              \
+        to.data = maxima;                                                                               \
+        to.bf16 = false;                                                                                \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                      \
+            v##_write(to, i, n, v##_max(v##_read(x, i, n, -INFINITY), v##_read(to, i, n, 0.0f)));       \
+    }                                                                                                   \
+    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                         \
+        v sum = v##_set(0.0f);                                                                          \
+        const v from = v##_set(reference);                                                              \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                      \
+            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                            \
+        return v##_total(sum);                                                                          \
+    }                                                                                                   \
+    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */        \
+    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */           \
+    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {               \
+        const int32_t bits = v##_top_bits(tops, parity);                                                \
+        v largest = v##_set(-INFINITY);                                                                 \
+        float top;                                                                                      \
+        memcpy(&top, &bits, sizeof top);                                                                \
+        if (bits >= 0 && top <= INFINITY) return top;                                                   \
+        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);          \
+        return v##_largest(largest);                                                                    \
+    }                                                                                                   \
+    INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,       \
+                               float *max, bool parity) {                                               \
+        const v zero = v##_set(0.0f), low = v##_set(power.low);                                         \
+        v sum = zero, more = zero, moments = zero, a, b;                                                \
+        v##_bits tops = v##_no_top();                                                                   \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                \
+            v##_read_two(x, i, parity, &a, &b);                                                         \
+            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);                     \
+            if (!moment) {                                                                              \
+                sum = v##_add_exp2(a, &power, sum);                                                     \
+                more = v##_add_exp2(b, &power, more);                                                   \
+                continue;                                                                               \
+            }                                                                                           \
+            const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                                   \
+            sum = v##_add(sum, e);                                                                      \
+            more = v##_add(more, f);                                                                    \
+            moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                       \
+            moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                       \
+        }                                                                                               \
+        if (moment) *moment = v##_total(moments);                                                       \
+        *max = v##_top_value(x, n, tops, parity);                                                       \
+        return v##_total(v##_add(sum, more));                                                           \
+    }                                                                                                   \
+    LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,        \
+                              float *max) {                                                             \
+        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                      \
+        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                               \
+        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                                  \
+        return v##_sum_loop(x, n, power, NULL, max, false);                                             \
+    }                                                                                                   \
+    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,         \
+                             float *max) {                                                              \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                         \
+        float room[2 * v##_lanes], rest_max;                                                            \
+        double rest_moment = 0.0, sum = v##_sum_whole(x, whole, power, moment, max);                    \
+        if (whole == n) return sum;                                                                     \
+        const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);                 \
+        sum += v##_sum_whole(rest, two, power, moment ? &rest_moment : NULL, &rest_max);                \
+        if (moment) *moment += rest_moment;                                                             \
+        if (rest_max > *max) *max = rest_max;                                                           \
+        return sum;                                                                                     \
     }
 
 #define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                     \
@@ -9343,13 +9627,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
 
 /* ---- Jensen-Shannon divergence ---- */
 
-/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
-typedef struct xdi_fast_power {
-    xdi_tile_power power;
-    double rest;
-} xdi_fast_power;
-
-static xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
+XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
     const double narrow = (double)(float)factor, log2_all = max * narrow + log_sum * XDI_TILE_LOG2E;
     xdi_fast_power p;
     p.power = xdi_tile_power_of(factor, rint(log2_all));
@@ -9452,10 +9730,10 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
  * reading what it overwrites. In place, that was read already. */
 #define XDI_FAST_STREAMED ((int64_t)8 << 20)
 
-static bool xdi_fast_streams(const xd_loss_args *a) {
-    const xd_rows *g = &a->gradient;
-    if (g->data == a->student.data || g->data == a->teacher.data) return false;
-    return g->rows * xdi_fast_stride(g) * (int64_t)xd_dtype_size(g->dtype) > XDI_FAST_STREAMED;
+XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher) {
+    const int64_t size = (int64_t)xd_dtype_size(gradient->dtype);
+    if (gradient->data == student || gradient->data == teacher) return false;
+    return gradient->rows * xdi_fast_stride(gradient) * size > XDI_FAST_STREAMED;
 }
 
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
@@ -9545,7 +9823,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(a);
+    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, streamed);
@@ -9603,7 +9881,7 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(a);
+    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     xd_result result = XD_OK;
     xdi_fast_kept kept = { NULL, NULL, NULL, NULL };
     float *memory = xdi_fast_keeps(a) ? xdi_fast_keep(launch->ctx, a, &kept) : NULL;
@@ -11719,6 +11997,841 @@ XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
     return kernels;
 }
 
+/* >>kernel/uld_cpu.c */
+
+#include <math.h>
+#include <string.h>
+
+static double xdi_cpu_uld_probability(const xd_uld_rows *side, int64_t row, int64_t id) {
+    const double *part = side->parts + row * XD_SOFTMAX_PARTS;
+    return exp((xdi_loss_load(&side->logits, row, id) - part[XD_SOFTMAX_MAX]) / side->temperature) /
+           part[XD_SOFTMAX_SUM];
+}
+
+/* ---- merge ---- */
+
+static void xdi_cpu_uld_merge_side(const xd_uld_rows *side, int which, xd_uld_chunk *chunk) {
+    double factor = 1.0;
+    for (int64_t row = chunk->begin[which]; row < chunk->end[which]; row++) {
+        const double *part = side->parts + row * XD_SOFTMAX_PARTS;
+        if (!isfinite(part[XD_SOFTMAX_MAX])) {
+            chunk->finite = false;
+            return;
+        }
+        if (row == chunk->base[which]) continue;
+        const double p = xdi_cpu_uld_probability(side, row, side->ids[row]);
+        side->scores[row] = p;
+        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+    }
+    chunk->factor[which] = factor;
+}
+
+static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        a->chunks[i].finite = true;
+        for (int which = 0; which < XD_ULD_SIDES; which++)
+            xdi_cpu_uld_merge_side(&a->side[which], which, &a->chunks[i]);
+    }
+    return XD_OK;
+}
+
+/* ---- sort ---- */
+
+/* Digits of the keys, in as many passes of a radix sort. */
+enum { XDI_ULD_DIGITS = 3, XDI_ULD_WIDTH = 11, XDI_ULD_BINS = 1 << XDI_ULD_WIDTH };
+
+static uint64_t xdi_uld_digit(uint64_t record, int digit) {
+    return record >> (32 + XDI_ULD_WIDTH * digit) & (XDI_ULD_BINS - 1);
+}
+
+/* The records of a row, and where those of each digit will begin. */
+static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *records,
+                            uint32_t bins[][XDI_ULD_BINS]) {
+    memset(bins, 0, XDI_ULD_DIGITS * sizeof *bins);
+    for (int64_t i = 0; i < side->count; i++) {
+        const int64_t id = side->list ? side->list[i] : i;
+        const uint32_t key = xdi_tile_key((float)xdi_loss_load(&side->logits, row, id));
+        records[i] = (uint64_t)key << 32 | (uint64_t)id;
+        for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) bins[digit][xdi_uld_digit(records[i], digit)]++;
+    }
+    for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) {
+        uint32_t before = 0;
+        for (int bin = 0; bin < XDI_ULD_BINS; bin++) {
+            const uint32_t here = bins[digit][bin];
+            bins[digit][bin] = before;
+            before += here;
+        }
+    }
+}
+
+/* Records that have the same digit keep their order, so that equals stay ranked by id. An odd number of
+ * passes: from `spare` to `sorted`. */
+static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *sorted, uint64_t *spare) {
+    uint32_t bins[XDI_ULD_DIGITS][XDI_ULD_BINS];
+    uint64_t *from = spare, *to = sorted;
+    xdi_uld_records(side, row, spare, bins);
+    for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) {
+        for (int64_t i = 0; i < side->count; i++) to[bins[digit][xdi_uld_digit(from[i], digit)]++] = from[i];
+        uint64_t *next = from;
+        from = to;
+        to = next;
+    }
+}
+
+static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        for (int which = 0; which < XD_ULD_SIDES && a->chunks[i].finite; which++) {
+            const xd_uld_rows *side = &a->side[which];
+            xdi_uld_sort_list(side, a->chunks[i].base[which], side->sorted + i * side->count,
+                              side->spare + i * side->count);
+        }
+    return XD_OK;
+}
+
+/* ---- compare ---- */
+
+/* A term of the generalised JSD of probabilities, and its derivative by u. */
+static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double s = log(p), t = log(q);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = q * (t - s);
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = p * (s - t);
+        *slope = s - t + 1.0;
+    } else {
+        xdi_loss_log_ratios(s, t, beta, &student, &teacher);
+        value = beta * q * teacher + (1.0 - beta) * p * student;
+        *slope = (1.0 - beta) * student;
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+/* The probability of a record's logit in the base row, times the factor. */
+static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
+    const xd_uld_rows *side = &a->side[which];
+    const double *part = side->parts + chunk->base[which] * XD_SOFTMAX_PARTS;
+    const double logit = (double)xdi_tile_of_key((uint32_t)(record >> 32));
+    return chunk->factor[which] * exp((logit - part[XD_SOFTMAX_MAX]) / side->temperature) /
+           part[XD_SOFTMAX_SUM];
+}
+
+/* Sums of the sorted rests; mean is that of the signs, over the student's merged values. */
+static void xdi_cpu_uld_unmatched(const xd_uld_args *a, int64_t i, float *slope, double *mean) {
+    const xd_uld_rows *student = &a->side[XD_ULD_STUDENT], *teacher = &a->side[XD_ULD_TEACHER];
+    const uint64_t *x = student->sorted + i * student->count, *y = teacher->sorted + i * teacher->count;
+    const int64_t n = student->count, m = teacher->count;
+    xd_uld_chunk *chunk = &a->chunks[i];
+    for (int64_t r = 0; n > 0 && m > 0 && (r < n || r < m); r++) {
+        const double u = r < n ? xdi_cpu_uld_value(a, XD_ULD_STUDENT, chunk, x[r]) : 0.0;
+        const double v = r < m ? xdi_cpu_uld_value(a, XD_ULD_TEACHER, chunk, y[r]) : 0.0;
+        const double d = a->unmatched_weight * (double)((u > v) - (u < v));
+        chunk->unmatched += fabs(u - v);
+        if (r >= n || !slope) continue;
+        slope[(uint32_t)x[r]] = (float)d;
+        *mean += d * u;
+    }
+}
+
+static void xdi_cpu_uld_matched(const xd_uld_args *a, xd_uld_chunk *chunk, float *slope, double *mean) {
+    for (int64_t i = 0; i < a->matched_count; i++) {
+        const int64_t s = a->matched[XD_ULD_STUDENT][i], t = a->matched[XD_ULD_TEACHER][i];
+        const double u = chunk->factor[XD_ULD_STUDENT] *
+                         xdi_cpu_uld_probability(&a->side[XD_ULD_STUDENT], chunk->base[XD_ULD_STUDENT], s);
+        const double v = chunk->factor[XD_ULD_TEACHER] *
+                         xdi_cpu_uld_probability(&a->side[XD_ULD_TEACHER], chunk->base[XD_ULD_TEACHER], t);
+        double d;
+        chunk->matched += xdi_cpu_jsd_entry(u, v, a->beta, &d);
+        if (!slope) continue;
+        slope[s] = (float)(a->matched_weight * d);
+        *mean += a->matched_weight * d * u;
+    }
+}
+
+XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i) {
+    const int64_t columns = a->side[XD_ULD_STUDENT].columns;
+    xd_uld_chunk *chunk = &a->chunks[i];
+    float *slope = a->slope ? a->slope + i * columns : NULL;
+    double mean = 0.0;
+    chunk->matched = chunk->unmatched = 0.0;
+    if (slope) memset(slope, 0, (size_t)columns * sizeof *slope);
+    xdi_cpu_uld_unmatched(a, i, slope, &mean);
+    xdi_cpu_uld_matched(a, chunk, slope, &mean);
+    chunk->mean = chunk->factor[XD_ULD_STUDENT] > 0.0 ? mean / chunk->factor[XD_ULD_STUDENT] : 0.0;
+}
+
+static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        if (a->chunks[i].finite) xdi_uld_compare_chunk(a, i);
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+/* What a row of a chunk is multiplied by: share p (d - mean) / temperature, where d is the slope in the base
+ * row, and elsewhere 1 at the row's token and 0 at the others. */
+XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row) {
+    const double factor = chunk->factor[XD_ULD_STUDENT],
+                 share = a->share / a->side[XD_ULD_STUDENT].temperature;
+    xdi_uld_scale s;
+    if (row == chunk->base[XD_ULD_STUDENT]) {
+        s.scale = share * factor;
+        s.mean = chunk->mean;
+        s.only = -1;
+    } else {
+        s.mean = a->side[XD_ULD_STUDENT].scores[row];
+        s.scale = s.mean > XD_ULD_FLOOR ? share * factor * chunk->mean / s.mean : 0.0;
+        s.only = a->side[XD_ULD_STUDENT].ids[row];
+    }
+    return s;
+}
+
+XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row) {
+    const int64_t i = a->owner[row] - a->first, columns = a->side[XD_ULD_STUDENT].columns;
+    const float *slope = a->slope + i * columns;
+    const xdi_uld_scale s = xdi_uld_row_scale(a, &a->chunks[i], row);
+    for (int64_t c = 0; c < columns; c++) {
+        const double d = s.only < 0 ? (double)slope[c] : (double)(c == s.only);
+        const double p = xdi_cpu_uld_probability(&a->side[XD_ULD_STUDENT], row, c);
+        xdi_loss_store(&a->gradient, row, c, s.scale * p * (d - s.mean));
+    }
+}
+
+/* Zeros from a column on. */
+static void xdi_uld_clear(const xd_rows *gradient, int64_t row, int64_t begin) {
+    const int64_t at = row * (gradient->stride ? gradient->stride : gradient->cols) + begin;
+    const size_t size = xd_dtype_size(gradient->dtype);
+    memset((unsigned char *)gradient->data + (size_t)at * size, 0, (size_t)(gradient->cols - begin) * size);
+}
+
+XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                      xdi_uld_row_writer writer) {
+    for (int64_t row = a->row; row < a->row + a->rows; row++) {
+        const bool owned = a->owner[row] >= 0;
+        if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
+        if (owned) writer(launch, a, row);
+        xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
+    }
+}
+
+static void xdi_cpu_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
+    (void)launch;
+    xdi_uld_gradient_row(a, row);
+}
+
+static xd_result xdi_cpu_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_uld_gradient_rows(launch, a, xdi_cpu_uld_write_row);
+    return XD_OK;
+}
+
+/* ---- probabilities ---- */
+
+static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
+    double sum = 0.0;
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++)
+        for (int64_t c = 0; c < a->student.cols; c++) {
+            double slope;
+            sum += xdi_cpu_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c),
+                                     a->beta, &slope);
+            if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, slope / a->denominator);
+        }
+    a->out->value = sum;
+    a->out->bad = -1;
+    return XD_OK;
+}
+
+/* ---- estimates ---- */
+
+static double xdi_cpu_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
+}
+
+/* With respect to the student's log-probability, of which rho is minus. */
+static double xdi_cpu_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* Adds element i to the sum. */
+static void xdi_cpu_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = (double)a->reference[i] - (double)a->logprobs[i];
+    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
+    const double weight = a->weight ? (double)a->weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xdi_cpu_estimate_value(a->kind, rho);
+    double slope = rho == free_rho ? xdi_cpu_estimate_slope(a->kind, rho) : 0.0;
+    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
+        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value += weight * value;
+    if (a->values) a->values[i] = (float)value;
+    if (a->gradient) a->gradient[i] = (float)(weight * slope);
+}
+
+static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
+    xd_uld_sum sum = { 0.0, -1 };
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) xdi_cpu_estimate_one(a, i, &sum);
+    *a->out = sum;
+    return XD_OK;
+}
+
+XD_API xd_uld_kernels xd_uld_kernels_cpu(void) {
+    xd_uld_kernels kernels;
+    kernels.merge = xdi_cpu_uld_merge;
+    kernels.sort = xdi_cpu_uld_sort;
+    kernels.compare = xdi_cpu_uld_compare;
+    kernels.gradient = xdi_cpu_uld_gradient;
+    kernels.jsd = xdi_cpu_jsd;
+    kernels.estimate = xdi_cpu_estimate;
+    return kernels;
+}
+
+/* >>kernel/mft_cpu.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Minimal fine-tuning and the cosine: plain loops, double inside. kernel/mft.h has the formulas. */
+
+static bool xdi_mft_counts(const xd_mft_args *a, int64_t r) {
+    return a->row_scale[r] != 0.0;
+}
+
+/* One shard's value of a side of row r, of all shards'. */
+static double xdi_mft_side(const xd_mft_args *a, int shard, int64_t r, int side) {
+    return a->all_sides[(shard * a->student.rows + r) * XD_MFT_SIDES + side];
+}
+
+/* A row whose loss is not finite has none. */
+static void xdi_mft_judge(xd_loss_row *row) {
+    if (isfinite(row->soft)) return;
+    row->soft = 0.0;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
+    for (int64_t c = column; x->data && c < x->cols; c++) xdi_loss_store(x, r, c, 0.0);
+}
+
+XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r) {
+    const bool fine = xdi_mft_counts(a, r) && a->row[r].finding == (int)XD_ROW_FINE;
+    const int64_t columns = fine ? a->end - a->begin : 0;
+    xdi_mft_zero_from(&a->terms, r, columns);
+    xdi_mft_zero_from(&a->gradient, r, columns);
+    return columns;
+}
+
+/* ---- minimal fine-tuning ---- */
+
+static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double *sides = a->sides + r * XD_MFT_SIDES;
+        const int64_t label = a->labels[r] - a->begin;
+        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
+        sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
+        sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
+    }
+    return XD_OK;
+}
+
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
+ * threshold or, where the label is the favourite, until it has grown by that much. */
+static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
+    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
+    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
+    return (wanted - favourite) / (1.0 - favourite + 1e-7);
+}
+
+/* p ln p, 0 at 0. */
+static double xdi_mft_entropy(double p) {
+    return p > 0.0 ? p * log(p) : 0.0;
+}
+
+/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
+ * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+static void xdi_mft_change_sides(xd_loss_row *row) {
+    const double max = row->max, log_sum = row->soft_log;
+    row->max = row->teacher_max;
+    row->teacher_max = max;
+    row->soft_log = fmax(row->teacher_log, 0.0);
+    row->teacher_log = fmax(log_sum, 0.0);
+}
+
+/* With l the label, sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu)
+ *                                   + q_l ln q_l - mu ln p_l. */
+static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
+    xd_loss_row *row = a->row + r;
+    double x = 0.0, y = 0.0;
+    xdi_mft_change_sides(row);
+    if (row->finding != (int)XD_ROW_FINE) return;
+    for (int i = 0; i < a->shards; i++) {
+        x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
+        y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
+    }
+    const double log_p = (x - row->max) / a->temperature - row->soft_log;
+    const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
+    const double favourite = exp(-row->teacher_log);
+    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)a->labels[r], a->threshold);
+    row->mean = mu;
+    row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
+                xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
+                mu * log_p;
+    xdi_mft_judge(row);
+}
+
+static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++)
+        if (xdi_mft_counts(a, r)) xdi_mft_correct_row(a, r);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y) {
+    const xd_loss_row *row = a->row + r;
+    const double log_p = (x - row->max) / a->temperature - row->soft_log;
+    const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
+    const bool label = c + a->begin == a->labels[r];
+    const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
+    if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
+    if (a->gradient.data)
+        xdi_loss_store(&a->gradient, r, c, a->row_scale[r] * a->weight / a->temperature * (exp(log_p) - q));
+}
+
+XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns) {
+    for (int64_t c = 0; c < columns; c++)
+        xdi_mft_write_at(a, r, c, xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c));
+}
+
+static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) xdi_mft_write_row(a, r, xdi_mft_begin_row(a, r));
+    return XD_OK;
+}
+
+/* ---- cosine ---- */
+
+static double xdi_cosine_magnitude(const xd_rows *x, int64_t r, int64_t columns) {
+    double largest = 0.0;
+    for (int64_t c = 0; c < columns; c++) {
+        const double value = fabs(xdi_loss_load(x, r, c));
+        if (!(value <= largest)) largest = isnan(value) ? (double)INFINITY : value;
+    }
+    return largest;
+}
+
+static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double *sides = a->sides + r * XD_MFT_SIDES;
+        const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
+        sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
+        sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
+    double largest = 0.0;
+    *exponent = 0;
+    for (int i = 0; a->fixed && i < a->shards; i++) largest = fmax(largest, xdi_mft_side(a, i, r, side));
+    if (!isfinite(largest)) return false;
+    frexp(largest, exponent);
+    return true;
+}
+
+static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+                                    double y_scale, xdi_cosine_sums *sums) {
+    (void)state;
+    for (int64_t c = 0; c < a->end - a->begin; c++) {
+        const double x = xdi_loss_load(&a->student, r, c) * x_scale;
+        const double y = xdi_loss_load(&a->teacher, r, c) * y_scale;
+        const double term[XD_COSINE_SUMS] = { x * x, y * y, x * y };
+        for (int i = 0; i < XD_COSINE_SUMS; i++) {
+            if (a->fixed)
+                xd_fixed_add(&sums->exact[i], term[i]);
+            else
+                sums->plain[i] += term[i];
+        }
+    }
+}
+
+XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        int x_exponent, y_exponent;
+        xdi_cosine_sums sums;
+        memset(&sums, 0, sizeof sums);
+        if (xdi_mft_counts(a, r) && xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent) &&
+            xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent))
+            sweep(state, a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &sums);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_COSINE_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_COSINE_SUMS, sums.plain, sizeof sums.plain);
+    }
+}
+
+static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    xdi_cosine_products_rows(a, xdi_cosine_products_row, NULL);
+    return XD_OK;
+}
+
+static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
+    double total = 0.0;
+    xd_fixed exact = { 0, 0 };
+    for (int i = 0; i < a->shards; i++) {
+        const int64_t at = (i * a->student.rows + r) * XD_COSINE_SUMS + which;
+        if (a->fixed) {
+            exact.high += ((const xd_fixed *)a->all_sums)[at].high;
+            exact.low += ((const xd_fixed *)a->all_sums)[at].low;
+        } else {
+            total += ((const double *)a->all_sums)[at];
+        }
+    }
+    return a->fixed ? xd_fixed_value(exact) : total;
+}
+
+static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
+    xd_loss_row *row = a->row + r;
+    int x_exponent, y_exponent;
+    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
+    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
+    const double both = ldexp(xdi_cosine_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
+    row->max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_STUDENT)), x_exponent);
+    row->teacher_max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_TEACHER)), y_exponent);
+    row->mean = both / (fmax(row->max, XD_COSINE_LEAST) * fmax(row->teacher_max, XD_COSINE_LEAST));
+    row->soft = x_fits && y_fits ? 1.0 - row->mean : NAN;
+    xdi_mft_judge(row);
+}
+
+static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        memset(a->row + r, 0, sizeof *a->row);
+        if (xdi_mft_counts(a, r)) xdi_cosine_row(a, r);
+    }
+    return XD_OK;
+}
+
+/* d cos / d x = (y/|y| - cos x/|x|) / |x|, and nothing where x has no direction. */
+XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = a->row_scale[r] * a->weight;
+    *of_x = *of_y = 0.0;
+    if (row->max < XD_COSINE_LEAST) return;
+    *of_x = scale * row->mean / row->max / row->max;
+    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
+}
+
+/* As written, so that it has the bits of the vectors. */
+XDI_SIMD_AS_WRITTEN
+static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const int64_t columns = xdi_mft_begin_row(a, r);
+        double of_x, of_y;
+        xdi_cosine_slope(a, r, &of_x, &of_y);
+        for (int64_t c = 0; c < columns; c++) {
+            const double from_x = of_x * xdi_loss_load(&a->student, r, c);
+            const double from_y = of_y * xdi_loss_load(&a->teacher, r, c);
+            xdi_loss_store(&a->gradient, r, c, from_x + from_y);
+        }
+    }
+    return XD_OK;
+}
+
+XD_API xd_mft_kernels xd_mft_kernels_cpu(void) {
+    xd_mft_kernels kernels;
+    kernels.at_label = xdi_cpu_mft_at_label;
+    kernels.correct = xdi_cpu_mft_correct;
+    kernels.write = xdi_cpu_mft_write;
+    kernels.largest = xdi_cpu_mft_largest;
+    kernels.products = xdi_cpu_mft_products;
+    kernels.cosine = xdi_cpu_mft_cosine;
+    kernels.slopes = xdi_cpu_mft_slopes;
+    return kernels;
+}
+
+/* >>kernel/mft_simd.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Minimal fine-tuning and the cosine on vectors. The former's gradient is that of a forward KL whose teacher weighs
+ * less; the cosine's terms are double, exact products among them, so its loops only add in another order than the plain
+ * ones, and what they write has their bits. */
+
+/* A row's terms of minimal fine-tuning: with q = 2^(...) q_scale they are weight q (slope ((y - y_max) - (x - x_max)) +
+ * shift), whose differences lose nothing where q is large. */
+typedef struct xdi_mft_tile {
+    xdi_simd_array x, y, out;
+    xdi_tile_power power;
+    float q_scale, weight, x_max, y_max, slope, shift;
+} xdi_mft_tile;
+
+/* One set of loops over n elements.
+ *   largest    largest magnitude, infinity when there is a NaN
+ *   products   sums of the products of x and y
+ *   exact      the same of x x_scale and y y_scale, whose magnitudes are below 1
+ *   slopes     out = of_x x + of_y y */
+typedef struct xdi_mft_level {
+    void (*terms)(const xdi_mft_tile *tile, int64_t n);
+    float (*largest)(xdi_simd_array x, int64_t n);
+    void (*products)(xdi_simd_array x, xdi_simd_array y, int64_t n, double *sums);
+    void (*exact)(xdi_simd_array x, xdi_simd_array y, int64_t n, double x_scale, double y_scale,
+                  xd_fixed *sums);
+    void (*slopes)(xdi_simd_array x, xdi_simd_array y, xdi_simd_array out, int64_t n, double of_x,
+                   double of_y);
+} xdi_mft_level;
+
+/* Written once for a vector v of f32 and the two of double, d, that it widens to. */
+#define XDI_MFT_LOOPS(v, d, INLINE, LEAF)                                                                    \
+    LEAF void v##_mft_terms(const xdi_mft_tile *given, int64_t n) {                                          \
+        const xdi_mft_tile tile = *given; /* stores cannot change a copy */                                  \
+        const v zero = v##_set(0.0f), x_max = v##_set(tile.x_max), y_max = v##_set(tile.y_max);              \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
+            const v x = v##_read(tile.x, i, n, 0.0f), y = v##_read(tile.y, i, n, 0.0f);                      \
+            const v q = v##_scaled_exp2(y, &tile.power, tile.q_scale);                                       \
+            const v gap = v##_sub(v##_sub(y, y_max), v##_sub(x, x_max));                                     \
+            const v log_ratio = v##_fma(v##_set(tile.slope), gap, v##_set(tile.shift));                      \
+            const v term = v##_mul(v##_set(tile.weight), v##_mul(q, log_ratio));                             \
+            v##_write(tile.out, i, n, v##_pick(zero, q, zero, term));                                        \
+        }                                                                                                    \
+    }                                                                                                        \
+    LEAF float v##_mft_largest(xdi_simd_array x, int64_t n) {                                                \
+        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                                   \
+        v largest = zero, nan = zero;                                                                        \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
+            const v a = v##_read(x, i, n, 0.0f);                                                             \
+            largest = v##_max(v##_max(a, v##_sub(zero, a)), largest);                                        \
+            nan = v##_pick(a, a, nan, one);                                                                  \
+        }                                                                                                    \
+        return v##_largest(nan) > 0.0f ? INFINITY : v##_largest(largest);                                    \
+    }                                                                                                        \
+    INLINE double d##_lanes_total(d x) {                                                                     \
+        double total = 0.0;                                                                                  \
+        for (int i = 0; i < d##_lanes; i++) total += x[i];                                                   \
+        return total;                                                                                        \
+    }                                                                                                        \
+    LEAF void v##_mft_products(xdi_simd_array x, xdi_simd_array y, int64_t n, double *sums) {                \
+        d of_x[2], of_y[2], both[2], a[2], b[2];                                                             \
+        for (int half = 0; half < 2; half++) of_x[half] = of_y[half] = both[half] = d##_set(0.0);            \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
+            d##_widen(v##_read(x, i, n, 0.0f), &a[0], &a[1]);                                                \
+            d##_widen(v##_read(y, i, n, 0.0f), &b[0], &b[1]);                                                \
+            for (int half = 0; half < 2; half++) {                                                           \
+                of_x[half] += a[half] * a[half];                                                             \
+                of_y[half] += b[half] * b[half];                                                             \
+                both[half] += a[half] * b[half];                                                             \
+            }                                                                                                \
+        }                                                                                                    \
+        sums[XD_COSINE_STUDENT] = d##_lanes_total(of_x[0] + of_x[1]);                                        \
+        sums[XD_COSINE_TEACHER] = d##_lanes_total(of_y[0] + of_y[1]);                                        \
+        sums[XD_COSINE_BOTH] = d##_lanes_total(both[0] + both[1]);                                           \
+    }                                                                                                        \
+    LEAF void v##_mft_exact(xdi_simd_array x, xdi_simd_array y, int64_t n, double x_scale, double y_scale,   \
+                            xd_fixed *sums) {                                                                \
+        d##_sum of_x = d##_no_sum(), of_y = d##_no_sum(), both = d##_no_sum();                               \
+        int64_t count = 0;                                                                                   \
+        d a[2], b[2];                                                                                        \
+        for (int64_t i = 0; i < n; i += v##_lanes, count += v##_lanes) {                                     \
+            d##_widen(v##_read(x, i, n, 0.0f), &a[0], &a[1]);                                                \
+            d##_widen(v##_read(y, i, n, 0.0f), &b[0], &b[1]);                                                \
+            for (int half = 0; half < 2; half++) {                                                           \
+                const d p = a[half] * x_scale, q = b[half] * y_scale;                                        \
+                d##_add(&of_x, d##_mul(p, p));                                                               \
+                d##_add(&of_y, d##_mul(q, q));                                                               \
+                d##_add(&both, d##_mul(p, q));                                                               \
+            }                                                                                                \
+        }                                                                                                    \
+        d##_sum_of(&of_x, count, &sums[XD_COSINE_STUDENT]);                                                  \
+        d##_sum_of(&of_y, count, &sums[XD_COSINE_TEACHER]);                                                  \
+        d##_sum_of(&both, count, &sums[XD_COSINE_BOTH]);                                                     \
+    }                                                                                                        \
+    INLINE d d##_slope(d x, d y, double of_x, double of_y) {                                                 \
+        const d from_x = d##_mul(x, d##_set(of_x)), from_y = d##_mul(y, d##_set(of_y));                      \
+        return from_x + from_y;                                                                              \
+    }                                                                                                        \
+    LEAF void v##_mft_slopes(xdi_simd_array x, xdi_simd_array y, xdi_simd_array out, int64_t n, double of_x, \
+                             double of_y) {                                                                  \
+        d a[2], b[2];                                                                                        \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
+            d##_widen(v##_read(x, i, n, 0.0f), &a[0], &a[1]);                                                \
+            d##_widen(v##_read(y, i, n, 0.0f), &b[0], &b[1]);                                                \
+            v##_write(out, i, n,                                                                             \
+                      d##_narrow(d##_slope(a[0], b[0], of_x, of_y), d##_slope(a[1], b[1], of_x, of_y)));     \
+        }                                                                                                    \
+    }                                                                                                        \
+    static const xdi_mft_level v##_mft = { v##_mft_terms, v##_mft_largest, v##_mft_products, v##_mft_exact,  \
+                                           v##_mft_slopes };
+
+XDI_MFT_LOOPS(xdi_v4, xdi_w2, XDI_SIMD_INLINE, XDI_SIMD_128)
+
+#if defined(XDI_X86)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+XDI_MFT_LOOPS(xdi_v8, xdi_w4, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_MFT_LOOPS(xdi_v16, xdi_w8, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+#endif /* XDI_X86 */
+
+static const xdi_mft_level *xdi_mft_level_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return &xdi_v8_mft;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return &xdi_v16_mft;
+#endif
+    default: return &xdi_v4_mft;
+    }
+}
+
+/* ---- minimal fine-tuning ---- */
+
+static void xdi_mft_fast_terms(const xdi_mft_level *level, const xd_mft_args *a, int64_t r, int64_t columns) {
+    const xd_loss_row *row = a->row + r;
+    const xdi_fast_power q =
+        xdi_fast_normalised(XDI_TILE_LOG2E / a->temperature, row->teacher_max, row->teacher_log);
+    xdi_mft_tile tile;
+    tile.x = xdi_fast_array(&a->student, r, 0);
+    tile.y = xdi_fast_array(&a->teacher, r, 0);
+    tile.out = xdi_fast_array(&a->terms, r, 0);
+    tile.power = q.power;
+    tile.q_scale = (float)((1.0 - row->mean) * exp2(-q.rest));
+    tile.weight = (float)a->weight;
+    tile.x_max = (float)row->max;
+    tile.y_max = (float)row->teacher_max;
+    tile.slope = (float)(1.0 / a->temperature);
+    tile.shift = (float)(log(1.0 - row->mean) + row->soft_log - row->teacher_log);
+    level->terms(&tile, columns);
+}
+
+static void xdi_mft_fast_gradient(const xdi_tiles *tiles, const xd_mft_args *a, int64_t r, int64_t columns,
+                                  bool streamed) {
+    const xd_loss_row *row = a->row + r;
+    const double factor = XDI_TILE_LOG2E / a->temperature,
+                 weight = a->row_scale[r] * a->weight / a->temperature;
+    const xdi_fast_power p = xdi_fast_normalised(factor, row->max, row->soft_log);
+    const xdi_fast_power q = xdi_fast_normalised(factor, row->teacher_max, row->teacher_log);
+    xdi_tile_gradient g;
+    memset(&g, 0, sizeof g);
+    g.p = p.power;
+    g.q = q.power;
+    g.soft_scale = (float)(weight * exp2(-p.rest));
+    g.teacher_scale = (float)(weight * (1.0 - row->mean) * exp2(-q.rest));
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        g.x = xdi_fast_array(&a->student, r, c);
+        g.y = xdi_fast_array(&a->teacher, r, c);
+        g.out = xdi_fast_array(&a->gradient, r, c);
+        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        tiles->gradient(&g, XDI_TILE_FORWARD, xdi_fast_tile_at(c, columns));
+    }
+}
+
+/* The label's column, which the correction is about, and the favourite's: most of the probability may be there, so that
+ * f32 would cancel. Their logits are read before the row is overwritten. */
+static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles, const xd_mft_args *a,
+                             int64_t r, int64_t columns, bool streamed) {
+    const int64_t at[2] = { a->labels[r] - a->begin, (int64_t)a->row[r].argmax - a->begin };
+    double x[2], y[2];
+    for (int i = 0; i < 2; i++) {
+        if (at[i] < 0 || at[i] >= columns) continue;
+        x[i] = xdi_loss_load(&a->student, r, at[i]);
+        y[i] = xdi_loss_load(&a->teacher, r, at[i]);
+    }
+    if (a->terms.data) xdi_mft_fast_terms(level, a, r, columns);
+    if (a->gradient.data) xdi_mft_fast_gradient(tiles, a, r, columns, streamed);
+    for (int i = 0; i < 2; i++)
+        if (at[i] >= 0 && at[i] < columns) xdi_mft_write_at(a, r, at[i], x[i], y[i]);
+}
+
+static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
+    const xdi_mft_level *level = xdi_mft_level_of(launch);
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const int64_t columns = xdi_mft_begin_row(a, r);
+        if (xdi_fast_fits(a->row[r].max, factor) && xdi_fast_fits(a->row[r].teacher_max, factor))
+            xdi_mft_fast_row(level, tiles, a, r, columns, streamed);
+        else
+            xdi_mft_write_row(a, r, columns);
+    }
+    tiles->fence();
+    return XD_OK;
+}
+
+/* ---- cosine ---- */
+
+static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
+    const xdi_mft_level *level = xdi_mft_level_of(launch);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
+        double *sides = a->sides + r * XD_MFT_SIDES;
+        sides[XD_MFT_STUDENT] = (double)level->largest(xdi_fast_array(&a->student, r, 0), columns);
+        sides[XD_MFT_TEACHER] = (double)level->largest(xdi_fast_array(&a->teacher, r, 0), columns);
+    }
+    return XD_OK;
+}
+
+static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+                                      double y_scale, xdi_cosine_sums *sums) {
+    const xdi_mft_level *level = (const xdi_mft_level *)state;
+    const xdi_simd_array x = xdi_fast_array(&a->student, r, 0), y = xdi_fast_array(&a->teacher, r, 0);
+    if (a->fixed)
+        level->exact(x, y, a->end - a->begin, x_scale, y_scale, sums->exact);
+    else
+        level->products(x, y, a->end - a->begin, sums->plain);
+}
+
+static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cosine_products_rows(a, xdi_mft_fast_products_row, xdi_mft_level_of(launch));
+    return XD_OK;
+}
+
+static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    const xdi_mft_level *level = xdi_mft_level_of(launch);
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const int64_t columns = xdi_mft_begin_row(a, r);
+        double of_x, of_y;
+        xdi_cosine_slope(a, r, &of_x, &of_y);
+        level->slopes(xdi_fast_array(&a->student, r, 0), xdi_fast_array(&a->teacher, r, 0),
+                      xdi_fast_array(&a->gradient, r, 0), columns, of_x, of_y);
+    }
+    return XD_OK;
+}
+
+/* The entries that vectors do better; what is done once a row stays plain. */
+XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels) {
+    kernels->write = xdi_mft_fast_write;
+    kernels->largest = xdi_mft_fast_largest;
+    kernels->products = xdi_mft_fast_products;
+    kernels->slopes = xdi_mft_fast_slopes;
+}
+
 /* >>kernel/rows_simd.c */
 
 #include <math.h>
@@ -12097,14 +13210,23 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, false, false);                            \
     }
 
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                               \
-    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                 \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                         \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                 \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,   \
-                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen,  \
-                                                 v##_xtoken_narrow, v##_xtoken_top,  v##_xtoken_slopes, \
-                                                 v##_xtoken_pair,   v##_xtoken_write };
+#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                                \
+    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
+    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                          \
+    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                  \
+    LEAF double v##_xtoken_entropy(xdi_simd_array x, int64_t n, xdi_xtoken_power p) {                    \
+        const v scale = v##_set(p.scale), epsilon = v##_set((float)XD_XTOKEN_EPSILON);                   \
+        v sum = v##_set(0.0f);                                                                           \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
+            const v q = v##_mul(v##_exp2(v##_read(x, i, n, -INFINITY), &p.power), scale);                \
+            sum = v##_fma(q, v##_log2(v##_add(q, epsilon)), sum);                                        \
+        }                                                                                                \
+        return -XDI_TILE_LN2 * v##_total(sum);                                                           \
+    }                                                                                                    \
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
+                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
+                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
+                                                 v##_xtoken_pair,   v##_xtoken_write, v##_xtoken_entropy };
 
 /* ---- 16 by 16 ---- */
 
@@ -12234,7 +13356,7 @@ enum { XDI_XTOKEN_ROWS = 64, XDI_XTOKEN_PAIRS = 512 };
 /* ---- rows ---- */
 
 /* scale exp(z / temperature - lse); false where f32 does not fit. */
-static bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
+XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
     const double factor = XDI_TILE_LOG2E / temperature, log2_all = lse * temperature * (double)(float)factor;
     if (!xdi_fast_fits(lse * temperature, factor)) return false;
     p->power = xdi_tile_power_of(factor, rint(log2_all));
@@ -12749,6 +13871,42 @@ static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_
     return XD_OK;
 }
 
+/* ---- single positions ---- */
+
+/* False where f32 does not fit. */
+static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const int64_t label = a->labels ? a->labels[row] : -1;
+    xdi_row_sum sum;
+    xdi_xtoken_power p;
+    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &a->logits, row, a->columns, XDI_TILE_LOG2E, &sum))
+        return false;
+    const double log_sum = log(sum.sum);
+    if (!xdi_fast_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
+    out[XD_XTOKEN_LARGEST] = sum.max;
+    out[XD_XTOKEN_LOG_SUM] = log_sum;
+    out[XD_XTOKEN_ENTROPY] = 0.0;
+    out[XD_XTOKEN_LABEL] =
+        label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+    for (int64_t v = 0; v < a->columns && a->entropy; v += XDI_TILE)
+        out[XD_XTOKEN_ENTROPY] +=
+            loops->entropy(xdi_fast_array(&a->logits, row, v), xdi_fast_tile_at(v, a->columns), p);
+    return true;
+}
+
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (!xdi_fast_xtoken_takes(a)) return plain.moments(launch, a);
+    for (int64_t i = 0; i < a->count; i++) {
+        xd_xtoken_args one = *a;
+        one.rows = a->rows + i;
+        one.count = 1;
+        one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
+        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XDI_TRY(plain.moments(launch, &one));
+    }
+    return XD_OK;
+}
+
 /* The entries that vectors do better. */
 XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
     kernels->project = xdi_fast_xtoken_project;
@@ -12760,6 +13918,236 @@ XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
     kernels->pair = xdi_fast_xtoken_pair;
     kernels->tail = xdi_fast_xtoken_tail;
     kernels->total = xdi_fast_xtoken_total;
+    kernels->moments = xdi_fast_xtoken_moments;
+}
+
+/* >>kernel/uld_simd.c */
+
+#include <math.h>
+#include <string.h>
+
+/* Universal logit distillation on vectors of f32. Chunks and rows that f32 cannot say are left to the plain
+ * kernels. */
+
+/* Ranks, or pairs of matched ids, at a time. */
+enum { XDI_ULD_TILE = 1024 };
+
+/* Rows that are multiplied by less than this, or by more than its inverse, are left to double. */
+#define XDI_ULD_LEAST 1e-30
+
+/* A tile of both sides. */
+typedef struct xdi_uld_tile {
+    float x[XDI_ULD_TILE], y[XDI_ULD_TILE]; /* logits of student and teacher */
+    float slope[XDI_ULD_TILE];              /* out */
+    double value, mean; /* out: sums of the terms, and of slope times the student's merged probability */
+} xdi_uld_tile;
+
+/* The inner loops of one vector width; n elements of a tile. */
+typedef struct xdi_uld_loops {
+    /* |a - b|; slope is the sign of a - b */
+    void (*ranks)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q);
+    /* the generalised JSD, and its derivative */
+    void (*pairs)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q,
+                  double beta);
+} xdi_uld_loops;
+
+#define XDI_ULD_LOOPS(v, INLINE, LEAF)                                                           \
+    LEAF void v##_uld_ranks(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,            \
+                            const xdi_xtoken_power *q) {                                         \
+        const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);     \
+        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                       \
+        v sum = zero, mean = zero;                                                               \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
+            const v a = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p->power, p->scale);      \
+            const v b = v##_scaled_exp2(v##_read(y, i, n, -INFINITY), &q->power, q->scale);      \
+            const v sign = v##_sub(v##_pick(a, b, one, zero), v##_pick(b, a, one, zero));        \
+            sum = v##_add(sum, v##_max(v##_sub(a, b), v##_sub(b, a)));                           \
+            mean = v##_fma(sign, a, mean);                                                       \
+            v##_write(xdi_xtoken_floats(tile->slope), i, n, sign);                               \
+        }                                                                                        \
+        tile->value = v##_total(sum);                                                            \
+        tile->mean = v##_total(mean);                                                            \
+    }                                                                                            \
+    INLINE v v##_uld_ln(v above, v below) {                                                      \
+        return v##_mul(v##_log2(v##_div(above, below)), v##_set((float)XDI_TILE_LN2));           \
+    }                                                                                            \
+    /* Past the end both are the floor, and their terms nothing. */                              \
+    LEAF void v##_uld_pairs(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,            \
+                            const xdi_xtoken_power *q, double beta) {                            \
+        const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);     \
+        const v floor = v##_set((float)XD_ULD_FLOOR), zero = v##_set(0.0f), one = v##_set(1.0f); \
+        const v b = v##_set((float)beta), rest = v##_set((float)(1.0 - beta));                   \
+        v sum = zero, mean = zero;                                                               \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
+            const v merged = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p->power, p->scale); \
+            const v other = v##_scaled_exp2(v##_read(y, i, n, -INFINITY), &q->power, q->scale);  \
+            const v s = v##_max(floor, merged), t = v##_max(floor, other);                       \
+            v slope;                                                                             \
+            if (beta == 0.0) {                                                                   \
+                sum = v##_fma(t, v##_uld_ln(t, s), sum);                                         \
+                slope = v##_sub(zero, v##_div(t, s));                                            \
+            } else if (beta == 1.0) {                                                            \
+                const v ln = v##_uld_ln(s, t);                                                   \
+                sum = v##_fma(s, ln, sum);                                                       \
+                slope = v##_add(ln, one);                                                        \
+            } else {                                                                             \
+                const v mixture = v##_fma(b, t, v##_mul(rest, s));                               \
+                sum = v##_fma(v##_mul(b, t), v##_uld_ln(t, mixture), sum);                       \
+                slope = v##_mul(rest, v##_uld_ln(s, mixture));                                   \
+                sum = v##_fma(s, slope, sum);                                                    \
+            }                                                                                    \
+            slope = v##_pick(merged, floor, slope, zero);                                        \
+            mean = v##_fma(slope, merged, mean);                                                 \
+            v##_write(xdi_xtoken_floats(tile->slope), i, n, slope);                              \
+        }                                                                                        \
+        tile->value = v##_total(sum);                                                            \
+        tile->mean = v##_total(mean);                                                            \
+    }                                                                                            \
+    static const xdi_uld_loops v##_uld = { v##_uld_ranks, v##_uld_pairs };
+
+XDI_ULD_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
+#if defined(XDI_X86)
+XDI_ULD_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_ULD_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+#endif
+
+static const xdi_uld_loops *xdi_uld_loops_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return &xdi_v8_uld;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return &xdi_v16_uld;
+#endif
+    default: return &xdi_v4_uld;
+    }
+}
+
+/* scale times a row's probabilities; false where f32 does not fit. */
+static bool xdi_fast_uld_power(const xd_uld_rows *side, int64_t row, double scale, xdi_xtoken_power *p) {
+    const double *part = side->parts + row * XD_SOFTMAX_PARTS, least = XDI_ULD_LEAST;
+    const double lse = part[XD_SOFTMAX_MAX] / side->temperature + log(part[XD_SOFTMAX_SUM]);
+    if (scale != 0.0 && !(fabs(scale) > least && fabs(scale) < 1.0 / least)) return false;
+    return xdi_fast_xtoken_power(side->temperature, lse, scale, p);
+}
+
+/* ---- compare ---- */
+
+/* A chunk on its way. */
+typedef struct xdi_fast_uld {
+    const xdi_uld_loops *loops;
+    const xd_uld_args *a;
+    xd_uld_chunk *chunk;
+    xdi_xtoken_power power[XD_ULD_SIDES];
+    float *slope;
+    double mean;
+    xdi_uld_tile tile;
+} xdi_fast_uld;
+
+/* Logits of ranks [r, r + n), -infinity behind the list's end. */
+static void xdi_fast_uld_logits(const uint64_t *sorted, int64_t count, int64_t r, int64_t n, float *out) {
+    int64_t i = 0;
+    for (; i < n && r + i < count; i++) out[i] = xdi_tile_of_key((uint32_t)(sorted[r + i] >> 32));
+    for (; i < n; i++) out[i] = -INFINITY;
+}
+
+static void xdi_fast_uld_unmatched(xdi_fast_uld *f, int64_t at) {
+    const xd_uld_rows *student = &f->a->side[XD_ULD_STUDENT], *teacher = &f->a->side[XD_ULD_TEACHER];
+    const uint64_t *x = student->sorted + at * student->count, *y = teacher->sorted + at * teacher->count;
+    const int64_t longest = student->count > teacher->count ? student->count : teacher->count;
+    const float weight = (float)f->a->unmatched_weight;
+    for (int64_t r = 0; student->count > 0 && teacher->count > 0 && r < longest; r += XDI_ULD_TILE) {
+        const int64_t n = longest - r < XDI_ULD_TILE ? longest - r : (int64_t)XDI_ULD_TILE;
+        xdi_fast_uld_logits(x, student->count, r, n, f->tile.x);
+        xdi_fast_uld_logits(y, teacher->count, r, n, f->tile.y);
+        f->loops->ranks(&f->tile, n, &f->power[XD_ULD_STUDENT], &f->power[XD_ULD_TEACHER]);
+        f->chunk->unmatched += f->tile.value;
+        f->mean += f->a->unmatched_weight * f->tile.mean;
+        for (int64_t i = 0; f->slope && i < n && r + i < student->count; i++)
+            f->slope[(uint32_t)x[r + i]] = weight * f->tile.slope[i];
+    }
+}
+
+static void xdi_fast_uld_matched(xdi_fast_uld *f) {
+    const xd_uld_args *a = f->a;
+    const float weight = (float)a->matched_weight;
+    for (int64_t first = 0; first < a->matched_count; first += XDI_ULD_TILE) {
+        const int64_t left = a->matched_count - first, n = left < XDI_ULD_TILE ? left : (int64_t)XDI_ULD_TILE;
+        const int32_t *s = a->matched[XD_ULD_STUDENT] + first, *t = a->matched[XD_ULD_TEACHER] + first;
+        for (int64_t i = 0; i < n; i++) {
+            f->tile.x[i] =
+                (float)xdi_loss_load(&a->side[XD_ULD_STUDENT].logits, f->chunk->base[XD_ULD_STUDENT], s[i]);
+            f->tile.y[i] =
+                (float)xdi_loss_load(&a->side[XD_ULD_TEACHER].logits, f->chunk->base[XD_ULD_TEACHER], t[i]);
+        }
+        f->loops->pairs(&f->tile, n, &f->power[XD_ULD_STUDENT], &f->power[XD_ULD_TEACHER], a->beta);
+        f->chunk->matched += f->tile.value;
+        f->mean += a->matched_weight * f->tile.mean;
+        for (int64_t i = 0; f->slope && i < n; i++) f->slope[s[i]] = weight * f->tile.slope[i];
+    }
+}
+
+/* False: nothing is done. */
+static bool xdi_fast_uld_chunk(const xd_launch *launch, const xd_uld_args *a, int64_t i) {
+    const int64_t columns = a->side[XD_ULD_STUDENT].columns;
+    xdi_fast_uld f;
+    f.loops = xdi_uld_loops_of(launch);
+    f.a = a;
+    f.chunk = &a->chunks[i];
+    f.slope = a->slope ? a->slope + i * columns : NULL;
+    f.mean = 0.0;
+    for (int which = 0; which < XD_ULD_SIDES; which++)
+        if (!xdi_fast_uld_power(&a->side[which], f.chunk->base[which], f.chunk->factor[which],
+                                &f.power[which]) ||
+            f.chunk->factor[which] == 0.0)
+            return false;
+    f.chunk->matched = f.chunk->unmatched = 0.0;
+    if (f.slope) memset(f.slope, 0, (size_t)columns * sizeof *f.slope);
+    xdi_fast_uld_unmatched(&f, i);
+    xdi_fast_uld_matched(&f);
+    f.chunk->mean = f.mean / f.chunk->factor[XD_ULD_STUDENT];
+    return true;
+}
+
+static xd_result xdi_fast_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    for (int64_t i = 0; i < a->count; i++)
+        if (a->chunks[i].finite && !xdi_fast_uld_chunk(launch, a, i)) xdi_uld_compare_chunk(a, i);
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+static void xdi_fast_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
+    const xd_uld_rows *side = &a->side[XD_ULD_STUDENT];
+    const int64_t i = a->owner[row] - a->first;
+    const xdi_uld_scale s = xdi_uld_row_scale(a, &a->chunks[i], row);
+    xdi_xtoken_writer w;
+    memset(&w, 0, sizeof w);
+    w.soft = true;
+    w.times_p = s.only < 0;
+    w.u_scale = 1.0f;
+    w.shift = (float)s.mean;
+    if (!xdi_fast_uld_power(side, row, s.scale, &w.p)) {
+        xdi_uld_gradient_row(a, row);
+        return;
+    }
+    for (int64_t c = 0; c < side->columns; c += XDI_TILE) {
+        w.x = xdi_fast_array(&side->logits, row, c);
+        w.out = xdi_fast_array(&a->gradient, row, c);
+        w.u = s.only < 0 ? a->slope + i * side->columns + c : NULL;
+        xdi_xtoken_loops_of(launch)->write(&w, xdi_fast_tile_at(c, side->columns));
+    }
+    if (s.only >= 0) xdi_loss_store(&a->gradient, row, s.only, s.scale * s.mean * (1.0 - s.mean));
+}
+
+static xd_result xdi_fast_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_uld_gradient_rows(launch, a, xdi_fast_uld_write_row);
+    return XD_OK;
+}
+
+/* The entries that vectors do better. */
+XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels) {
+    kernels->compare = xdi_fast_uld_compare;
+    kernels->gradient = xdi_fast_uld_gradient;
 }
 
 /* >>kernel/optimizer_cpu.c */
@@ -14641,12 +16029,16 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.rows = xd_row_kernels_cpu();
     kernels.softmax = xd_softmax_kernels_cpu();
     kernels.xtoken = xd_xtoken_kernels_cpu();
+    kernels.uld = xd_uld_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
+    kernels.mft = xd_mft_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);
         xdi_fast_topk_fill(&kernels.loss);
+        xdi_fast_mft_fill(&kernels.mft);
         xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
         xdi_fast_xtoken_fill(&kernels.xtoken);
+        xdi_fast_uld_fill(&kernels.uld);
     }
     kernels.optimizer = xdi_optimizer_kernels_level(level);
     kernels.clip = xd_clip_cpu;
@@ -20107,9 +21499,6 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
 
-/* compat.c: the generalised JSD of one entry from its logarithms, and A = d loss / d ln student. */
-XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope);
-
 /* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
@@ -20134,6 +21523,11 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
 /* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
+/* One call: checks, workspace, which rows count, what the body makes of all rows (plan->rows), and their sum. `checked`
+ * is what the caller's own checks found on this rank. */
+typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
+XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked, xdi_loss_body body,
+                                   const void *user, xd_loss_values *out);
 
 /* >>distill/vocab.c */
 
@@ -20964,17 +22358,6 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
     return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
 }
 
-static xd_result xdi_loss_run(xd_ctx *ctx, xdi_loss_plan *plan, xd_loss_values *out) {
-    const xd_loss_desc *d = &plan->d;
-    const xd_launch launch = xd_ctx_launch(ctx);
-    xd_row_args rows;
-    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
-    XDI_TRY(xdi_loss_rows(&launch, plan));
-    rows.loss_rows = plan->rows;
-    rows.row_loss = d->row_loss;
-    return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
-}
-
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -21008,14 +22391,33 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc) {
     return xdi_loss_layout(&plan, plan.d.student.rows, &arena) ? arena.peak : 0;
 }
 
-XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
+                                   xdi_loss_body body, const void *user, xd_loss_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
     xdi_loss_plan plan;
+    xd_row_args rows;
     void *owned = NULL;
-    xd_result result = xdi_loss_prepare(ctx, desc, &plan, &owned);
+    xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
-    if (result == XD_OK) result = xdi_loss_run(ctx, &plan, out);
-    plan.kernels.memory.release(ctx, owned);
+    if (result == XD_OK)
+        result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
+    if (result == XD_OK) result = body(&launch, &plan, user);
+    if (result == XD_OK) {
+        rows.loss_rows = plan.rows;
+        rows.row_loss = desc->row_loss;
+        result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
+    }
+    xd_ctx_kernels(ctx).memory.release(ctx, owned);
     return result;
+}
+
+static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    (void)user;
+    return xdi_loss_rows(launch, plan);
+}
+
+XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
 }
 
 /* The loss as a float on the host, from wherever the context computes. */
@@ -21386,309 +22788,103 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
 
 /* >>distill/mft.c */
 
-#include <math.h>
 #include <string.h>
 
-/* ---- what both losses share: the workspace, rows and reduction of xd_loss around own sums ---- */
+/* What both losses' kernels work on: the rows and the workspace of a loss's plan. References and sums of a loss have
+ * room for the sides and sums here; all shards' lie behind each other. */
+static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
+    const xd_loss_args *from = &plan->args;
+    xd_mft_args a;
+    memset(&a, 0, sizeof a);
+    a.student = plan->d.student;
+    a.teacher = plan->d.teacher;
+    a.gradient = plan->d.gradient;
+    a.labels = plan->d.labels;
+    a.row_scale = plan->row_scale;
+    a.begin = from->begin;
+    a.end = from->end;
+    a.shards = from->shards;
+    a.temperature = from->temperature;
+    a.weight = plan->reduction.soft_weight;
+    a.fixed = from->fixed;
+    a.sides = from->references;
+    a.sums = from->sums;
+    a.row = plan->rows;
+    return a;
+}
 
-/* Sums that one shard makes of its columns of a row, gathered as a row of the loss's own. */
-enum { XDI_MFT_SUMS = XD_LOSS_SUMS };
-
-/* Fills rows: the losses of all rows and what their gradients need. */
-typedef xd_result (*xdi_mft_body)(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan);
-
-static xd_result xdi_mft_prepare(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan, void **owned) {
-    xd_arena planning = xd_arena_over(NULL, 0), arena;
-    plan->d = xdi_loss_defaults(&desc->loss);
-    plan->reduction = xdi_loss_reduction(&plan->d);
-    plan->kernels = xd_ctx_kernels(ctx);
-    XDI_REQUIRE(ctx, plan->kernels.device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "this loss is not built for a GPU");
-    XDI_REQUIRE(ctx, xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT, XD_ERROR_UNSUPPORTED,
-                "this loss has no INVARIANT form");
-    XDI_REQUIRE(ctx, plan->d.teacher.data || plan->d.student.rows == 0, XD_ERROR_ARGUMENT,
-                "the loss has no teacher");
-    XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
-    xdi_loss_fill_args(ctx, plan);
-    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
-                "the workspace would not fit into memory");
-    *owned = xd_allocate(ctx, planning.peak);
-    XDI_REQUIRE(ctx, *owned, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
-    arena = xd_arena_over(*owned, planning.peak);
-    xdi_loss_layout(plan, plan->d.student.rows, &arena);
-    memset(plan->rows, 0, (size_t)plan->d.student.rows * sizeof *plan->rows);
+static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a) {
+    const void *all;
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->sides, plan->all_partials, a->student.rows * XD_MFT_SIDES,
+                             XD_DTYPE_F64, &all));
+    a->all_sides = (const double *)all;
     return XD_OK;
 }
 
-static xd_result xdi_mft_run(xd_ctx *ctx, const xd_mft_desc *desc, xdi_mft_body body, xd_loss_values *out) {
-    xdi_loss_plan plan;
-    xd_row_args rows;
-    void *owned = NULL;
-    memset(&plan, 0, sizeof plan);
-    xd_result result = xdi_mft_prepare(ctx, desc, &plan, &owned);
-    result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL, desc->loss.comm,
-                             result);
-    if (result == XD_OK) result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
-    if (result == XD_OK) result = body(ctx, desc, &plan);
-    if (result == XD_OK) {
-        rows.loss_rows = plan.rows;
-        rows.row_loss = desc->loss.row_loss;
-        result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
-    }
-    xd_release(ctx, owned);
-    return result;
+static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) {
+    double *room = plan->all_partials + a->shards * a->student.rows * XD_MFT_SIDES;
+    return xdi_vocab_gather(plan->d.vocab, a->sums, room,
+                            a->student.rows * XD_COSINE_SUMS * (a->fixed ? 2 : 1),
+                            a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_sums);
 }
 
-/* All shards' sums of one kind, one after the other: [shards][rows, XDI_MFT_SUMS]. */
-static xd_result xdi_mft_gather(xdi_loss_plan *plan, const double **all) {
-    const void *gathered;
-    XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->args.sums, plan->all_partials,
-                             plan->d.student.rows * XDI_MFT_SUMS, XD_DTYPE_F64, &gathered));
-    *all = (const double *)gathered;
+static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
+    XDI_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
     return XD_OK;
-}
-
-static double *xdi_mft_own(const xdi_loss_plan *plan, int64_t r) {
-    return (double *)plan->args.sums + r * XDI_MFT_SUMS;
-}
-
-static const double *xdi_mft_of(const xdi_loss_plan *plan, const double *all, int shard, int64_t r) {
-    return all + (shard * plan->d.student.rows + r) * XDI_MFT_SUMS;
-}
-
-static int64_t xdi_mft_columns(const xdi_loss_plan *plan) {
-    return plan->args.offsets[plan->args.shard + 1] - plan->args.offsets[plan->args.shard];
-}
-
-static bool xdi_mft_counts(const xdi_loss_plan *plan, int64_t r) {
-    return plan->row_scale[r] != 0.0;
-}
-
-/* A row whose sums are not finite has no loss and no gradient. */
-static void xdi_mft_judge(xd_loss_row *row) {
-    if (isfinite(row->soft)) return;
-    row->soft = 0.0;
-    row->finding = (int)XD_ROW_NOT_FINITE;
 }
 
 /* ---- cosine ---- */
 
-enum { XDI_COSINE_XX, XDI_COSINE_YY, XDI_COSINE_XY };
-
-static void xdi_cosine_sums(xdi_loss_plan *plan, int64_t r) {
-    double *sums = xdi_mft_own(plan, r);
-    const int64_t columns = xdi_mft_columns(plan);
-    memset(sums, 0, XDI_MFT_SUMS * sizeof *sums);
-    for (int64_t c = 0; c < columns && xdi_mft_counts(plan, r); c++) {
-        const double x = xdi_loss_load(&plan->d.student, r, c), y = xdi_loss_load(&plan->d.teacher, r, c);
-        sums[XDI_COSINE_XX] += x * x;
-        sums[XDI_COSINE_YY] += y * y;
-        sums[XDI_COSINE_XY] += x * y;
+static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    xd_mft_args a = xdi_mft_args_of(plan);
+    (void)user;
+    if (a.fixed) {
+        XDI_TRY(kernels->largest(launch, &a));
+        XDI_TRY(xdi_mft_gather_sides(plan, &a));
     }
-}
-
-/* max and teacher_max hold the two lengths, mean the cosine. */
-static void xdi_cosine_row(xdi_loss_plan *plan, const double *all, int64_t r) {
-    xd_loss_row *row = plan->rows + r;
-    double xx = 0.0, yy = 0.0, xy = 0.0;
-    for (int i = 0; i < plan->args.shards; i++) {
-        const double *sums = xdi_mft_of(plan, all, i, r);
-        xx += sums[XDI_COSINE_XX];
-        yy += sums[XDI_COSINE_YY];
-        xy += sums[XDI_COSINE_XY];
-    }
-    row->max = sqrt(xx);
-    row->teacher_max = sqrt(yy);
-    row->mean = xy / (fmax(row->max, 1e-12) * fmax(row->teacher_max, 1e-12));
-    row->soft = 1.0 - row->mean;
-    xdi_mft_judge(row);
-}
-
-static double xdi_cosine_slope(const xd_loss_row *row, double x, double y) {
-    if (row->max < 1e-12) return 0.0;
-    return -(y / fmax(row->teacher_max, 1e-12) - row->mean * x / row->max) / row->max;
-}
-
-static xd_result xdi_cosine_body(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan) {
-    const double *all = NULL;
-    const int64_t columns = xdi_mft_columns(plan);
-    (void)ctx, (void)desc;
-    for (int64_t r = 0; r < plan->d.student.rows; r++) xdi_cosine_sums(plan, r);
-    XDI_TRY(xdi_mft_gather(plan, &all));
-    for (int64_t r = 0; r < plan->d.student.rows; r++) {
-        const xd_loss_row *row = plan->rows + r;
-        if (xdi_mft_counts(plan, r)) xdi_cosine_row(plan, all, r);
-        const bool fine = xdi_mft_counts(plan, r) && row->finding == (int)XD_ROW_FINE;
-        const double scale = fine ? plan->row_scale[r] * plan->reduction.soft_weight : 0.0;
-        for (int64_t c = 0; plan->d.gradient.data && c < plan->d.gradient.cols; c++) {
-            double g = 0.0;
-            if (fine && c < columns)
-                g = scale * xdi_cosine_slope(row, xdi_loss_load(&plan->d.student, r, c),
-                                             xdi_loss_load(&plan->d.teacher, r, c));
-            xdi_loss_store(&plan->d.gradient, r, c, g);
-        }
-    }
-    return XD_OK;
+    XDI_TRY(kernels->products(launch, &a));
+    XDI_TRY(xdi_mft_gather_sums(plan, &a));
+    XDI_TRY(kernels->cosine(launch, &a));
+    return a.gradient.data ? kernels->slopes(launch, &a) : XD_OK;
 }
 
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
-    xd_mft_desc d;
-    memset(&d, 0, sizeof d);
-    d.loss = *desc;
-    d.loss.hard_weight = 0.0;
-    if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
-    d.loss.temperature = 1.0; /* a direction has none */
-    return xdi_mft_run(ctx, &d, xdi_cosine_body, out);
+    xd_loss_desc d = *desc;
+    d.hard_weight = 0.0;
+    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
+    d.temperature = 1.0; /* a direction has none */
+    return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
 
 /* ---- minimal fine-tuning ---- */
 
-/* First exchange: maxima, the teacher's favourite, and the label's logits from the shard that has them.
- * Second: sums relative to the maxima of the row, z = (x - max)/tau and u = (y - max)/tau. */
-enum { XDI_MFT_MAX, XDI_MFT_TEACHER_MAX, XDI_MFT_FAVOURITE, XDI_MFT_LABEL, XDI_MFT_TEACHER_LABEL };
-enum { XDI_MFT_S, XDI_MFT_T, XDI_MFT_TU, XDI_MFT_TZ };
-
-static void xdi_mft_maxima(xdi_loss_plan *plan, int64_t r) {
-    double *mine = xdi_mft_own(plan, r);
-    const int64_t columns = xdi_mft_columns(plan), begin = plan->args.offsets[plan->args.shard];
-    int64_t at = -1, favourite = -1;
-    memset(mine, 0, XDI_MFT_SUMS * sizeof *mine);
-    mine[XDI_MFT_FAVOURITE] = -1.0;
-    mine[XDI_MFT_MAX] = mine[XDI_MFT_TEACHER_MAX] = -INFINITY;
-    if (!xdi_mft_counts(plan, r)) return;
-    mine[XDI_MFT_MAX] = xdi_loss_row_max(&plan->d.student, r, columns, &at);
-    mine[XDI_MFT_TEACHER_MAX] = xdi_loss_row_max(&plan->d.teacher, r, columns, &favourite);
-    if (favourite >= 0) mine[XDI_MFT_FAVOURITE] = (double)(favourite + begin);
-    const int64_t label = plan->d.labels[r] - begin;
-    if (label < 0 || label >= columns) return;
-    mine[XDI_MFT_LABEL] = xdi_loss_load(&plan->d.student, r, label);
-    mine[XDI_MFT_TEACHER_LABEL] = xdi_loss_load(&plan->d.teacher, r, label);
+/* The reverse KL of exchanged sides: the forward one, and the favourite is the teacher's. */
+static void xdi_mft_exchange(xd_loss_args *a) {
+    const xd_rows student = a->student;
+    a->student = a->teacher;
+    a->teacher = student;
+    a->divergence = XD_KL_REVERSE;
+    memset(&a->gradient, 0, sizeof a->gradient);
 }
 
-/* What one row knows between the exchanges. hard_log and teacher_log become logarithms of the sums; mean is
- * mu, top the label's share of the teacher; the label's logits wait in `hard` and `soft`. */
-static void xdi_mft_merge(xdi_loss_plan *plan, const double *all, int64_t r) {
-    xd_loss_row *row = plan->rows + r;
-    row->max = row->teacher_max = -INFINITY;
-    row->argmax = -1.0;
-    for (int i = 0; i < plan->args.shards; i++) {
-        const double *shard = xdi_mft_of(plan, all, i, r);
-        if (isnan(shard[XDI_MFT_MAX]) || isnan(shard[XDI_MFT_TEACHER_MAX])) row->finding = (int)XD_ROW_NOT_FINITE;
-        if (shard[XDI_MFT_MAX] > row->max) row->max = shard[XDI_MFT_MAX];
-        if (shard[XDI_MFT_TEACHER_MAX] > row->teacher_max) {
-            row->teacher_max = shard[XDI_MFT_TEACHER_MAX];
-            row->argmax = shard[XDI_MFT_FAVOURITE];
-        }
-        row->hard += shard[XDI_MFT_LABEL];
-        row->soft += shard[XDI_MFT_TEACHER_LABEL];
-    }
-    if (!isfinite(row->max) || !isfinite(row->teacher_max)) row->finding = (int)XD_ROW_NOT_FINITE;
-    if (plan->d.labels[r] < 0 || plan->d.labels[r] >= plan->args.offsets[plan->args.shards])
-        row->finding = (int)XD_ROW_LABEL;
-}
-
-static void xdi_mft_sums(xdi_loss_plan *plan, int64_t r) {
-    double *sums = xdi_mft_own(plan, r);
-    const xd_loss_row *row = plan->rows + r;
-    const int64_t columns = xdi_mft_columns(plan);
-    memset(sums, 0, XDI_MFT_SUMS * sizeof *sums);
-    if (!xdi_mft_counts(plan, r) || row->finding != (int)XD_ROW_FINE) return;
-    for (int64_t c = 0; c < columns; c++) {
-        const double z = (xdi_loss_load(&plan->d.student, r, c) - row->max) / plan->d.temperature;
-        const double u = (xdi_loss_load(&plan->d.teacher, r, c) - row->teacher_max) / plan->d.temperature;
-        const double t = exp(u);
-        sums[XDI_MFT_S] += exp(z);
-        sums[XDI_MFT_T] += t;
-        if (t == 0.0) continue; /* 0 times -infinity is 0 here */
-        sums[XDI_MFT_TU] += t * u;
-        sums[XDI_MFT_TZ] += t * z;
-    }
-}
-
-/* How far the teacher is moved towards the label. */
-static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
-    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
-    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
-    return (wanted - favourite) / (1.0 - favourite + 1e-7);
-}
-
-/* p ln p, 0 at 0. */
-static double xdi_mft_entropy(double p) {
-    return p > 0.0 ? p * log(p) : 0.0;
-}
-
-static void xdi_mft_row(xdi_loss_plan *plan, const double *all, int64_t r, double threshold) {
-    xd_loss_row *row = plan->rows + r;
-    const double tau = plan->d.temperature;
-    double total[4] = { 0.0, 0.0, 0.0, 0.0 };
-    for (int i = 0; i < plan->args.shards; i++)
-        for (int k = 0; k < 4; k++) total[k] += xdi_mft_of(plan, all, i, r)[k];
-    row->soft_log = log(total[XDI_MFT_S]);
-    row->teacher_log = log(total[XDI_MFT_T]);
-    const double s_label = (row->hard - row->max) / tau - row->soft_log;
-    const double label = exp((row->soft - row->teacher_max) / tau - row->teacher_log);
-    const double favourite = 1.0 / total[XDI_MFT_T];
-    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)plan->d.labels[r], threshold);
-    /* sums over the teacher alone: of q ln q and of q ln p; then with the label's entry replaced */
-    const double own = total[XDI_MFT_TU] / total[XDI_MFT_T] - row->teacher_log;
-    const double cross = total[XDI_MFT_TZ] / total[XDI_MFT_T] - row->soft_log;
-    const double rest = (1.0 - mu) * (own - xdi_mft_entropy(label)) + xdi_mft_entropy(1.0 - mu) * (1.0 - label);
-    row->mean = mu;
-    row->top = label;
-    row->hard = 0.0;
-    row->soft = rest + xdi_mft_entropy((1.0 - mu) * label + mu) - (1.0 - mu) * cross - mu * s_label;
-    xdi_mft_judge(row);
-}
-
-/* The corrected teacher's q, and p, at a column. */
-static double xdi_mft_target(const xdi_loss_plan *plan, int64_t r, int64_t c, double *log_p) {
-    const xd_loss_row *row = plan->rows + r;
-    const double tau = plan->d.temperature;
-    const double u = (xdi_loss_load(&plan->d.teacher, r, c) - row->teacher_max) / tau - row->teacher_log;
-    const bool label = c + plan->args.offsets[plan->args.shard] == plan->d.labels[r];
-    *log_p = (xdi_loss_load(&plan->d.student, r, c) - row->max) / tau - row->soft_log;
-    return (1.0 - row->mean) * exp(u) + (label ? row->mean : 0.0);
-}
-
-static void xdi_mft_write(xdi_loss_plan *plan, const xd_mft_desc *desc, int64_t r) {
-    const bool fine = xdi_mft_counts(plan, r) && plan->rows[r].finding == (int)XD_ROW_FINE;
-    const int64_t columns = fine ? xdi_mft_columns(plan) : 0;
-    const double weight = plan->reduction.soft_weight, slope = weight / plan->d.temperature;
-    double log_p = 0.0;
-    for (int64_t c = 0; desc->terms.data && c < desc->terms.cols; c++) {
-        const double q = c < columns ? xdi_mft_target(plan, r, c, &log_p) : 0.0;
-        xdi_loss_store(&desc->terms, r, c, q > 0.0 ? weight * q * (log(q) - log_p) : 0.0);
-    }
-    for (int64_t c = 0; plan->d.gradient.data && c < plan->d.gradient.cols; c++) {
-        const double q = c < columns ? xdi_mft_target(plan, r, c, &log_p) : 0.0;
-        xdi_loss_store(&plan->d.gradient, r, c, c < columns ? plan->row_scale[r] * slope * (exp(log_p) - q) : 0.0);
-    }
-}
-
-static xd_result xdi_mft_loss_body(xd_ctx *ctx, const xd_mft_desc *desc, xdi_loss_plan *plan) {
-    const int64_t rows = plan->d.student.rows;
-    const double threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
-    const double *all = NULL;
-    (void)ctx;
-    for (int64_t r = 0; r < rows; r++) xdi_mft_maxima(plan, r);
-    XDI_TRY(xdi_mft_gather(plan, &all));
-    for (int64_t r = 0; r < rows; r++)
-        if (xdi_mft_counts(plan, r)) xdi_mft_merge(plan, all, r);
-    for (int64_t r = 0; r < rows; r++) xdi_mft_sums(plan, r);
-    XDI_TRY(xdi_mft_gather(plan, &all));
-    for (int64_t r = 0; r < rows; r++) {
-        xd_loss_row *row = plan->rows + r;
-        if (xdi_mft_counts(plan, r) && row->finding == (int)XD_ROW_FINE)
-            xdi_mft_row(plan, all, r, threshold);
-        else
-            row->hard = row->soft = 0.0;
-        xdi_mft_write(plan, desc, r);
-    }
-    return XD_OK;
+static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    const xd_mft_desc *desc = (const xd_mft_desc *)user;
+    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    xd_mft_args a = xdi_mft_args_of(plan);
+    a.threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
+    a.terms = desc->terms;
+    xdi_mft_exchange(&plan->args);
+    XDI_TRY(xdi_loss_rows(launch, plan));
+    XDI_TRY(kernels->at_label(launch, &a));
+    XDI_TRY(xdi_mft_gather_sides(plan, &a));
+    XDI_TRY(kernels->correct(launch, &a));
+    return a.gradient.data || a.terms.data ? kernels->write(launch, &a) : XD_OK;
 }
 
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     const xd_rows *terms = &d->terms, *x = &d->loss.student;
+    XDI_TRY(xdi_mft_check_teacher(ctx, &d->loss));
     XDI_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
     XDI_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
                 "threshold %g is outside [0, 1]", d->threshold);
@@ -21706,15 +22902,12 @@ XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_value
     d.loss.hard_weight = 0.0;
     if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
     d.loss.divergence = XD_KL_FORWARD;
-    const xd_result local = xdi_mft_validate(ctx, &d);
-    if (local != XD_OK)
-        return xdi_vocab_agree(d.loss.vocab ? xd_vocab_describe(d.loss.vocab).tp : NULL, d.loss.comm, local);
-    return xdi_mft_run(ctx, &d, xdi_mft_loss_body, out);
+    return xdi_loss_call(ctx, &d.loss, xdi_mft_validate(ctx, &d), xdi_mft_rows, &d, out);
 }
 
 /* >>distill/estimator.c */
 
-#include <math.h>
+#include <string.h>
 
 static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d) {
     XDI_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
@@ -21726,43 +22919,30 @@ static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d
     return XD_OK;
 }
 
-static double xdi_estimate_value(xd_kl_estimator kind, double rho) {
-    if (kind == XD_KL_K1) return -rho;
-    return kind == XD_KL_K2 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-/* With respect to the student's log-probability, of which rho is minus. */
-static double xdi_estimate_slope(xd_kl_estimator kind, double rho) {
-    if (kind == XD_KL_K1) return 1.0;
-    return kind == XD_KL_K2 ? -rho : -expm1(rho);
-}
-
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum) {
-    const xd_kl_estimate_desc *d = desc;
-    const double most = d->input_clamp != 0.0 ? d->input_clamp : 20.0;
-    double total = 0.0;
-    int64_t bad = -1;
-    XDI_TRY(xdi_estimate_validate(ctx, d));
-    for (int64_t i = 0; i < d->count; i++) {
-        const double free_rho = (double)d->reference[i] - (double)d->logprobs[i];
-        const double rho = fmax(-most, fmin(most, free_rho));
-        const double weight = d->weight ? (double)d->weight[i] : 1.0;
-        double value = isnan(free_rho) ? free_rho : xdi_estimate_value(d->kind, rho);
-        double slope = rho == free_rho ? xdi_estimate_slope(d->kind, rho) : 0.0;
-        if (d->output_clamp != 0.0 && fabs(value) > d->output_clamp) {
-            value = value > 0.0 ? d->output_clamp : -d->output_clamp;
-            slope = 0.0;
-        }
-        if (!isfinite(value)) {
-            if (bad < 0 && weight != 0.0) bad = i;
-            value = slope = 0.0;
-        }
-        total += weight * value;
-        if (d->values) d->values[i] = (float)value;
-        if (d->gradient) d->gradient[i] = (float)(weight * slope);
-    }
-    XDI_REQUIRE(ctx, bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite", (long long)bad);
-    *sum = total;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_estimate_args a;
+    xd_uld_sum total;
+    XDI_TRY(xdi_estimate_validate(ctx, desc));
+    memset(&a, 0, sizeof a);
+    a.logprobs = desc->logprobs;
+    a.reference = desc->reference;
+    a.weight = desc->weight;
+    a.count = desc->count;
+    a.kind = (int)desc->kind;
+    a.input_clamp = desc->input_clamp != 0.0 ? desc->input_clamp : 20.0;
+    a.output_clamp = desc->output_clamp;
+    a.values = desc->values;
+    a.gradient = desc->gradient;
+    a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
+    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    xd_result result = xd_ctx_kernels(ctx).uld.estimate(&launch, &a);
+    if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
+    xdi_call_memory_done(ctx, a.out);
+    XDI_TRY(result);
+    XDI_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+                (long long)total.bad);
+    *sum = total.value;
     return XD_OK;
 }
 
@@ -22129,8 +23309,6 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 
 /* >>distill/compat.c */
 
-#include <math.h>
-
 static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const char *name,
                                      const xd_rows *like) {
     XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
@@ -22141,41 +23319,28 @@ static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const cha
     return XD_OK;
 }
 
-XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope) {
-    const double p = exp(s), q = exp(t);
-    double student, teacher;
-    if (beta == 0.0) {
-        *slope = -q;
-        return q * (t - s);
-    }
-    if (beta == 1.0) {
-        *slope = p * (s - t + 1.0);
-        return p * (s - t);
-    }
-    xdi_loss_log_ratios(s, t, beta, &student, &teacher);
-    *slope = (1.0 - beta) * p * student;
-    return beta * q * teacher + (1.0 - beta) * p * student;
-}
-
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss) {
-    const double floor = 1e-8;
-    double sum = 0.0;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_jsd_args a;
+    xd_uld_sum sum;
     XDI_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
     XDI_REQUIRE(ctx, denominator > 0.0, XD_ERROR_ARGUMENT, "denominator %g is not positive", denominator);
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "this form is for numbers on the host, not for a GPU");
     XDI_TRY(xdi_compat_validate(ctx, &student, "student", &student));
     XDI_TRY(xdi_compat_validate(ctx, &teacher, "teacher", &student));
     if (gradient.data) XDI_TRY(xdi_compat_validate(ctx, &gradient, "gradient", &student));
-    for (int64_t r = 0; r < student.rows; r++)
-        for (int64_t c = 0; c < student.cols; c++) {
-            const double u = xdi_loss_load(&student, r, c), v = xdi_loss_load(&teacher, r, c);
-            double slope;
-            sum += xdi_compat_entry(log(u > floor ? u : floor), log(v > floor ? v : floor), beta, &slope);
-            if (gradient.data) xdi_loss_store(&gradient, r, c, u >= floor ? slope / u / denominator : 0.0);
-        }
-    *loss = sum / denominator;
+    a.student = student;
+    a.teacher = teacher;
+    a.gradient = gradient;
+    a.beta = beta;
+    a.denominator = denominator;
+    a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
+    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    xd_result result = xd_ctx_kernels(ctx).uld.jsd(&launch, &a);
+    if (result == XD_OK) result = xd_read(ctx, &sum, a.out, sizeof sum);
+    xdi_call_memory_done(ctx, a.out);
+    XDI_TRY(result);
+    *loss = sum.value / denominator;
     return XD_OK;
 }
 
@@ -23323,7 +24488,8 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, 
 #include <math.h>
 #include <string.h>
 
-#define XDI_ULD_FLOOR 1e-8 /* of the probability of a merged token, and of TRL's JSD */
+/* Bytes that the chunks at work on a device may take; one chunk may take more. */
+#define XDI_ULD_TILE_BYTES ((size_t)64 << 20)
 
 /* ---- groups as TRL forms them ---- */
 
@@ -23390,191 +24556,16 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
     return XD_OK;
 }
 
-/* ---- one side of one chunk ---- */
-
-/* The merged distribution of tokens [begin, end). */
-typedef struct xdi_uld_merged {
-    const xd_uld_side *side;
-    int64_t begin, end, base; /* base: the token whose distribution it is */
-    int64_t shift;            /* from a token to the row that predicts it */
-    double factor;            /* product of the other tokens' probabilities */
-    double *values;           /* [vocabulary] */
-    const void **order;       /* [vocabulary] pointers into values, largest first */
-} xdi_uld_merged;
-
-/* Largest logit and logarithm of the sum of a row, by which every probability follows; false when the row is
- * not finite. */
-static bool xdi_uld_row(const xd_uld_side *side, int64_t row, double *max, double *log_sum) {
-    int64_t at;
-    double sum = 0.0;
-    *max = xdi_loss_row_max(&side->logits, row, side->vocabulary, &at);
-    if (!isfinite(*max)) return false;
-    for (int64_t c = 0; c < side->vocabulary; c++)
-        sum += exp((xdi_loss_load(&side->logits, row, c) - *max) / side->temperature);
-    *log_sum = log(sum);
-    return true;
-}
-
-static double xdi_uld_probability(const xd_uld_side *side, int64_t row, int64_t id, double max,
-                                  double log_sum) {
-    return exp((xdi_loss_load(&side->logits, row, id) - max) / side->temperature - log_sum);
-}
-
-static bool xdi_uld_merge(xdi_uld_merged *m) {
-    double max, log_sum;
-    m->factor = 1.0;
-    for (int64_t t = m->begin; t < m->end; t++) {
-        if (t == m->base) continue;
-        if (!xdi_uld_row(m->side, t + m->shift, &max, &log_sum)) return false;
-        const double p = xdi_uld_probability(m->side, t + m->shift, m->side->ids[t], max, log_sum);
-        m->factor *= p > XDI_ULD_FLOOR ? p : XDI_ULD_FLOOR;
-    }
-    if (!xdi_uld_row(m->side, m->base + m->shift, &max, &log_sum)) return false;
-    for (int64_t c = 0; c < m->side->vocabulary; c++)
-        m->values[c] = m->factor * xdi_uld_probability(m->side, m->base + m->shift, c, max, log_sum);
-    return true;
-}
-
-/* Larger first; the lower address, which is the lower id, among equals. */
-static int xdi_uld_descending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    if (x != y) return x < y ? 1 : -1;
-    return (a > b) - (a < b);
-}
-
-/* Sorts the entries whose mark is not set; returns how many. */
-static int64_t xdi_uld_sort(xdi_uld_merged *m, const uint8_t *matched) {
-    int64_t n = 0;
-    for (int64_t c = 0; c < m->side->vocabulary; c++)
-        if (!matched[c]) m->order[n++] = &m->values[c];
-    xdi_sort(m->order, (size_t)n, xdi_uld_descending);
-    return n;
-}
-
-/* ---- the loss ---- */
-
-typedef struct xdi_uld_plan {
-    xd_uld_desc d;
-    xdi_uld_merged student, teacher;
-    double *slope;                                 /* [student vocabulary] d loss / d merged value */
-    uint8_t *matched_of_student, *matched_of_teacher; /* [vocabulary] marks */
-    int64_t chunks;
-    double matched, unmatched;
-} xdi_uld_plan;
-
-static bool xdi_uld_layout(xdi_uld_plan *p, xd_arena *arena) {
-    const size_t s = (size_t)p->d.student.vocabulary, t = (size_t)p->d.teacher.vocabulary;
-    const size_t sizes[7] = { s * sizeof(double), t * sizeof(double), s * sizeof(void *), t * sizeof(void *),
-                              s * sizeof(double), s,                  t };
-    void *at[7];
-    for (int i = 0; i < 7; i++) {
-        size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
-        at[i] = arena->base ? arena->base + offset : NULL;
-    }
-    p->student.values = (double *)at[0];
-    p->teacher.values = (double *)at[1];
-    p->student.order = (const void **)at[2];
-    p->teacher.order = (const void **)at[3];
-    p->slope = (double *)at[4];
-    p->matched_of_student = (uint8_t *)at[5];
-    p->matched_of_teacher = (uint8_t *)at[6];
-    return true;
-}
-
-/* Adds |a - b| of the sorted rests; fills slope. */
-static void xdi_uld_unmatched(xdi_uld_plan *p) {
-    const int64_t n = xdi_uld_sort(&p->student, p->matched_of_student);
-    const int64_t m = xdi_uld_sort(&p->teacher, p->matched_of_teacher);
-    const double weight = p->d.matched_count > 0 ? p->d.unmatched_weight : 1.0;
-    if (n == 0 || m == 0) return; /* a side without a rest has nothing to be compared with */
-    for (int64_t r = 0; r < n || r < m; r++) {
-        const double a = r < n ? *(const double *)p->student.order[r] : 0.0;
-        const double b = r < m ? *(const double *)p->teacher.order[r] : 0.0;
-        p->unmatched += fabs(a - b);
-        if (r < n)
-            p->slope[(const double *)p->student.order[r] - p->student.values] =
-                weight * (double)((a > b) - (a < b));
-    }
-}
-
-static void xdi_uld_matched(xdi_uld_plan *p) {
-    for (int64_t i = 0; i < p->d.matched_count; i++) {
-        const int64_t s = p->d.matched_student[i], t = p->d.matched_teacher[i];
-        const double u = p->student.values[s], v = p->teacher.values[t];
-        double slope;
-        p->matched += xdi_compat_entry(log(u > XDI_ULD_FLOOR ? u : XDI_ULD_FLOOR),
-                                       log(v > XDI_ULD_FLOOR ? v : XDI_ULD_FLOOR), p->d.beta, &slope);
-        p->slope[s] = u >= XDI_ULD_FLOOR ? p->d.matched_weight * slope / u : 0.0;
-    }
-}
-
-/* Adds share * p_v (d_v - sum p d) / tau to a row of the gradient, where d is slope[v], or 1 at `only` and 0
- * elsewhere. */
-static void xdi_uld_backward(const xdi_uld_plan *p, int64_t row, int64_t only, double share) {
-    const xd_uld_side *side = &p->d.student;
-    double max, log_sum, mean = 0.0;
-    xdi_uld_row(side, row, &max, &log_sum);
-    for (int64_t c = 0; c < side->vocabulary; c++)
-        if (only < 0 || c == only)
-            mean += xdi_uld_probability(side, row, c, max, log_sum) * (only < 0 ? p->slope[c] : 1.0);
-    for (int64_t c = 0; c < side->vocabulary; c++) {
-        const double d = only < 0 ? p->slope[c] : (double)(c == only);
-        const double g = xdi_uld_probability(side, row, c, max, log_sum) * (d - mean);
-        xdi_loss_store(&p->d.gradient, row, c, share * g / side->temperature);
-    }
-}
-
-/* The chunk's rows of the gradient: a row belongs to one token, and a token to one chunk. The base row comes last
- * where the gradient lies over the logits: the others do not need it any more. */
-static void xdi_uld_gradient(const xdi_uld_plan *p, double share) {
-    const xdi_uld_merged *m = &p->student;
-    double along = 0.0; /* d loss / d ln factor */
-    for (int64_t c = 0; c < m->side->vocabulary; c++) along += p->slope[c] * m->values[c];
-    for (int64_t t = m->begin; t < m->end; t++) {
-        double max, log_sum;
-        if (t == m->base) continue;
-        xdi_uld_row(m->side, t + m->shift, &max, &log_sum);
-        const double q = xdi_uld_probability(m->side, t + m->shift, m->side->ids[t], max, log_sum);
-        xdi_uld_backward(p, t + m->shift, m->side->ids[t], q > XDI_ULD_FLOOR ? share * along / q : 0.0);
-    }
-    xdi_uld_backward(p, m->base + m->shift, -1, share * m->factor);
-}
-
-static void xdi_uld_point(xdi_uld_merged *m, const xd_uld_side *side, xd_uld_merge merge, int64_t begin,
-                          int64_t end) {
-    m->side = side;
-    m->begin = begin;
-    m->end = end;
-    m->shift = merge == XD_ULD_BAYESIAN ? -1 : 0;
-    m->base = merge == XD_ULD_BAYESIAN ? end - 1 : begin;
-}
-
-static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
-    return c->student_begin < c->student_end && c->teacher_begin < c->teacher_end;
-}
-
-static xd_result xdi_uld_chunk(xd_ctx *ctx, xdi_uld_plan *p, const xd_aligned_chunk *c, double share) {
-    xdi_uld_point(&p->student, &p->d.student, p->d.merge, c->student_begin, c->student_end);
-    xdi_uld_point(&p->teacher, &p->d.teacher, p->d.merge, c->teacher_begin, c->teacher_end);
-    XDI_REQUIRE(ctx, xdi_uld_merge(&p->student) && xdi_uld_merge(&p->teacher), XD_ERROR_DATA,
-                "logits of student tokens [%d, %d) or teacher tokens [%d, %d) are not finite",
-                (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin, (int)c->teacher_end);
-    memset(p->slope, 0, (size_t)p->d.student.vocabulary * sizeof *p->slope);
-    xdi_uld_unmatched(p);
-    xdi_uld_matched(p);
-    if (share != 0.0) xdi_uld_gradient(p, share);
-    return XD_OK;
-}
-
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
-    XDI_REQUIRE(ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols, XD_ERROR_SHAPE,
-                "%s logits have %lld columns for a vocabulary of %lld", name, (long long)side->logits.cols,
-                (long long)side->vocabulary);
+    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16,
+                XD_ERROR_DTYPE, "%s logits are %s: F32 or BF16 is needed", name,
+                xd_dtype_name(side->logits.dtype));
+    XDI_REQUIRE(
+        ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
+        XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
+        (long long)side->logits.cols, (long long)side->vocabulary);
     XDI_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
                 "%s temperature %g must be positive and finite", name, side->temperature);
     for (int64_t i = 0; i < side->logits.rows; i++)
@@ -23584,6 +24575,10 @@ static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_
     return XD_OK;
 }
 
+static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
+    return c->student_begin < c->student_end && c->teacher_begin < c->teacher_end;
+}
+
 static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     const int64_t first = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
     int64_t s = first, t = first;
@@ -23591,8 +24586,8 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
         XDI_REQUIRE(ctx,
-                    c->student_begin >= s && c->student_end <= d->student.logits.rows && c->teacher_begin >= t &&
-                        c->teacher_end <= d->teacher.logits.rows,
+                    c->student_begin >= s && c->student_end <= d->student.logits.rows &&
+                        c->teacher_begin >= t && c->teacher_end <= d->teacher.logits.rows,
                     XD_ERROR_ARGUMENT,
                     "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
                     (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
@@ -23604,14 +24599,23 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     return XD_OK;
 }
 
+static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
+    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
+                (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "this loss is not built for a GPU");
     XDI_TRY(xdi_uld_check_side(ctx, "student", &d->student));
     XDI_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
-    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
-    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale), XD_ERROR_ARGUMENT,
-                "denominator %g and scale %g must be finite, the first not negative", d->denominator, d->scale);
+    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
+    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
+                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
+                d->denominator, d->scale);
     for (int64_t i = 0; i < d->matched_count; i++)
         XDI_REQUIRE(ctx,
                     d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
@@ -23619,69 +24623,299 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
                     XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
                     (long long)d->matched_student[i], (long long)d->matched_teacher[i],
                     (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
-    const xd_rows *g = &d->gradient, *x = &d->student.logits;
-    if (g->data)
-        XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
-                    "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
-                    (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    if (d->gradient.data) XDI_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }
 
-/* Zeros in every row that no chunk writes. A row is kept until its own chunk is done when the gradient lies
- * over the logits, so this comes last; `written` marks rows. */
-static void xdi_uld_clear(const xdi_uld_plan *p) {
-    const int64_t shift = p->d.merge == XD_ULD_BAYESIAN ? -1 : 0;
-    int64_t row = 0;
-    for (int64_t i = 0; i <= p->d.chunk_count; i++) {
-        const bool last = i == p->d.chunk_count;
-        if (!last && !xdi_uld_two_sided(&p->d.chunks[i])) continue;
-        const int64_t begin = last ? p->d.gradient.rows : p->d.chunks[i].student_begin + shift;
-        for (; row < begin; row++)
-            for (int64_t c = 0; c < p->d.gradient.cols; c++) xdi_loss_store(&p->d.gradient, row, c, 0.0);
-        const int64_t end = last ? row : p->d.chunks[i].student_end + shift;
-        for (; row < end; row++)
-            for (int64_t c = p->d.student.vocabulary; c < p->d.gradient.cols; c++)
-                xdi_loss_store(&p->d.gradient, row, c, 0.0);
+/* ---- lists ---- */
+
+/* What the host says of the whole sequence; one copy brings it to a device. */
+typedef struct xdi_uld_lists {
+    xd_uld_chunk *chunks;           /* those with two sides; they come back */
+    int64_t *ids[XD_ULD_SIDES];     /* [rows] the token that a row predicts */
+    int32_t *owner;                 /* [rows of the student] */
+    int32_t *matched[XD_ULD_SIDES]; /* [matched_count] */
+    int32_t *list[XD_ULD_SIDES];    /* [vocabulary] the other ids; NULL without matched ones */
+} xdi_uld_lists;
+
+/* What lies in memory of the device besides. */
+typedef struct xdi_uld_work {
+    double *parts[XD_ULD_SIDES], *scores[XD_ULD_SIDES];
+    uint64_t *sorted[XD_ULD_SIDES], *spare[XD_ULD_SIDES];
+    float *slope;
+    unsigned char *scratch;
+} xdi_uld_work;
+
+typedef struct xdi_uld {
+    xd_ctx *ctx;
+    xd_kernels kernels;
+    xd_launch launch;
+    xd_uld_desc d;
+    const xd_uld_side *side[XD_ULD_SIDES];
+    int64_t chunks, tile;        /* with two sides; at work at a time */
+    int64_t count[XD_ULD_SIDES]; /* ids that are sorted */
+    xdi_uld_lists here, there;   /* the host's, and the device's */
+    xdi_uld_work work;
+} xdi_uld;
+
+static bool xdi_uld_layout_lists(const xdi_uld *x, xdi_uld_lists *l, xd_arena *arena) {
+    const int64_t m = x->d.matched_count;
+    bool fits = true;
+    memset(l, 0, sizeof *l);
+    l->chunks = (xd_uld_chunk *)xdi_arena_array(arena, x->chunks, sizeof *l->chunks, &fits);
+    l->owner = (int32_t *)xdi_arena_array(arena, x->d.student.logits.rows, sizeof *l->owner, &fits);
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        l->ids[i] = (int64_t *)xdi_arena_array(arena, x->side[i]->logits.rows, sizeof *l->ids[i], &fits);
+        if (m == 0) continue;
+        l->matched[i] = (int32_t *)xdi_arena_array(arena, m, sizeof *l->matched[i], &fits);
+        l->list[i] = (int32_t *)xdi_arena_array(arena, x->side[i]->vocabulary, sizeof *l->list[i], &fits);
     }
+    return fits;
 }
 
-static xd_result xdi_uld_run(xd_ctx *ctx, xdi_uld_plan *p, xd_uld_values *out) {
-    const xd_uld_desc *d = &p->d;
-    for (int64_t i = 0; i < d->matched_count; i++) {
-        p->matched_of_student[d->matched_student[i]] = 1;
-        p->matched_of_teacher[d->matched_teacher[i]] = 1;
+static void xdi_uld_fill_chunk(const xdi_uld *x, const xd_aligned_chunk *c, int32_t number) {
+    const bool bayesian = x->d.merge == XD_ULD_BAYESIAN;
+    const int64_t shift = bayesian ? -1 : 0; /* from a token to the row that predicts it */
+    xd_uld_chunk *chunk = &x->here.chunks[number];
+    memset(chunk, 0, sizeof *chunk);
+    chunk->begin[XD_ULD_STUDENT] = c->student_begin + shift;
+    chunk->end[XD_ULD_STUDENT] = c->student_end + shift;
+    chunk->begin[XD_ULD_TEACHER] = c->teacher_begin + shift;
+    chunk->end[XD_ULD_TEACHER] = c->teacher_end + shift;
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        chunk->base[i] = bayesian ? chunk->end[i] - 1 : chunk->begin[i];
+        for (int64_t row = chunk->begin[i]; row < chunk->end[i]; row++)
+            x->here.ids[i][row] = x->side[i]->ids[row - shift];
     }
-    for (int64_t i = 0; i < d->chunk_count; i++) p->chunks += xdi_uld_two_sided(&d->chunks[i]);
-    const double below = d->denominator > 0.0 ? d->denominator : p->chunks > 0 ? (double)p->chunks : 1.0;
-    const double share = d->gradient.data ? d->scale / below : 0.0;
-    for (int64_t i = 0; i < d->chunk_count; i++)
-        if (xdi_uld_two_sided(&d->chunks[i])) XDI_TRY(xdi_uld_chunk(ctx, p, &d->chunks[i], share));
-    if (d->gradient.data) xdi_uld_clear(p);
-    out->matched = p->matched / below;
-    out->unmatched = p->unmatched / below;
-    out->chunks = p->chunks;
+    for (int64_t row = chunk->begin[XD_ULD_STUDENT]; row < chunk->end[XD_ULD_STUDENT]; row++)
+        x->here.owner[row] = number;
+}
+
+/* The ids of a side without the matched ones: these are marked in their own places first. */
+static int64_t xdi_uld_fill_list(int32_t *list, int64_t vocabulary, const int64_t *matched, int32_t *pairs,
+                                 int64_t count) {
+    int64_t n = 0;
+    for (int64_t c = 0; c < vocabulary; c++) list[c] = 1;
+    for (int64_t i = 0; i < count; i++) {
+        pairs[i] = (int32_t)matched[i];
+        list[matched[i]] = 0;
+    }
+    for (int64_t c = 0; c < vocabulary; c++) {
+        const bool rest = list[c] != 0; /* n is not above c */
+        list[n] = (int32_t)c;
+        n += rest;
+    }
+    return n;
+}
+
+static void xdi_uld_fill_lists(xdi_uld *x) {
+    const int64_t *matched[XD_ULD_SIDES] = { x->d.matched_student, x->d.matched_teacher };
+    int32_t number = 0;
+    for (int64_t row = 0; row < x->d.student.logits.rows; row++) x->here.owner[row] = -1;
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        memset(x->here.ids[i], 0, (size_t)x->side[i]->logits.rows * sizeof *x->here.ids[i]);
+        x->count[i] = x->side[i]->vocabulary;
+        if (x->d.matched_count > 0)
+            x->count[i] = xdi_uld_fill_list(x->here.list[i], x->side[i]->vocabulary, matched[i],
+                                            x->here.matched[i], x->d.matched_count);
+    }
+    for (int64_t i = 0; i < x->d.chunk_count; i++)
+        if (xdi_uld_two_sided(&x->d.chunks[i])) xdi_uld_fill_chunk(x, &x->d.chunks[i], number++);
+}
+
+/* ---- work ---- */
+
+/* Elements that a chunk's scratch is for. */
+static int64_t xdi_uld_longest(const xdi_uld *x) {
+    const int64_t s = x->count[XD_ULD_STUDENT], t = x->count[XD_ULD_TEACHER];
+    return (s > t ? s : t) + x->d.matched_count;
+}
+
+static int64_t xdi_uld_tile_of(const xdi_uld *x) {
+    const size_t lists = (size_t)(x->count[XD_ULD_STUDENT] + x->count[XD_ULD_TEACHER]) * 2 * sizeof(uint64_t);
+    const size_t slope = (size_t)x->d.student.vocabulary * sizeof(float);
+    const int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + XD_ULD_SCRATCH(xdi_uld_longest(x))));
+    if (x->kernels.device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
+    return tile < x->chunks ? tile : x->chunks;
+}
+
+static bool xdi_uld_layout_work(xdi_uld *x, xd_arena *arena) {
+    xdi_uld_work *w = &x->work;
+    const int64_t slope = x->d.gradient.data ? x->d.student.vocabulary : 0;
+    bool fits = true;
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        const int64_t rows = x->side[i]->logits.rows, n = x->tile * x->count[i];
+        w->parts[i] = (double *)xdi_arena_array(arena, rows, XD_SOFTMAX_PARTS * sizeof *w->parts[i], &fits);
+        w->scores[i] = (double *)xdi_arena_array(arena, rows, sizeof *w->scores[i], &fits);
+        w->sorted[i] = (uint64_t *)xdi_arena_array(arena, n, sizeof *w->sorted[i], &fits);
+        w->spare[i] = (uint64_t *)xdi_arena_array(arena, n, sizeof *w->spare[i], &fits);
+    }
+    w->slope = (float *)xdi_arena_array(arena, x->tile * slope, sizeof *w->slope, &fits);
+    if (x->kernels.device != XD_DEVICE_CPU)
+        w->scratch =
+            (unsigned char *)xdi_arena_array(arena, x->tile, XD_ULD_SCRATCH(xdi_uld_longest(x)), &fits);
+    return fits;
+}
+
+/* ---- the loss ---- */
+
+static xd_uld_args xdi_uld_args_of(const xdi_uld *x, int64_t first) {
+    const int64_t left = x->chunks - first;
+    xd_uld_args a;
+    memset(&a, 0, sizeof a);
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        xd_uld_rows *rows = &a.side[i];
+        rows->logits = x->side[i]->logits;
+        rows->columns = x->side[i]->vocabulary;
+        rows->temperature = x->side[i]->temperature;
+        rows->parts = x->work.parts[i];
+        rows->scores = x->work.scores[i];
+        rows->ids = x->there.ids[i];
+        rows->list = x->there.list[i];
+        rows->count = x->count[i];
+        rows->sorted = x->work.sorted[i];
+        rows->spare = x->work.spare[i];
+        a.matched[i] = x->there.matched[i];
+    }
+    a.chunks = x->there.chunks + first;
+    a.count = left < x->tile ? left : x->tile;
+    a.matched_count = x->d.matched_count;
+    a.matched_weight = x->d.matched_weight;
+    a.unmatched_weight = x->d.matched_count > 0 ? x->d.unmatched_weight : 1.0;
+    a.beta = x->d.beta;
+    a.slope = x->d.gradient.data ? x->work.slope : NULL;
+    a.gradient = x->d.gradient;
+    a.owner = x->there.owner;
+    a.first = (int32_t)first;
+    a.scratch = x->work.scratch;
+    return a;
+}
+
+/* Statistics of the rows of chunks [first, first + count), neighbours together. */
+static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64_t count) {
+    const xd_rows *logits = &x->side[which]->logits;
+    const int64_t stride = logits->stride ? logits->stride : logits->cols;
+    xd_softmax_args s;
+    memset(&s, 0, sizeof s);
+    s.end = s.size = x->side[which]->vocabulary;
+    s.temperature = x->side[which]->temperature;
+    for (int64_t i = first; i < first + count;) {
+        const int64_t begin = x->here.chunks[i].begin[which];
+        int64_t end = begin;
+        for (; i < first + count && x->here.chunks[i].begin[which] == end; i++)
+            end = x->here.chunks[i].end[which];
+        s.logits = *logits;
+        s.logits.data =
+            (unsigned char *)logits->data + (size_t)(begin * stride) * xd_dtype_size(logits->dtype);
+        s.logits.rows = end - begin;
+        s.parts = x->work.parts[which] + begin * XD_SOFTMAX_PARTS;
+        XDI_TRY(x->kernels.softmax.stats(&x->launch, &s));
+    }
+    return XD_OK;
+}
+
+/* Chunks [first, first + tile), and the rows of the gradient from the one before them on. */
+static xd_result xdi_uld_tile_run(const xdi_uld *x, int64_t first, double share) {
+    xd_uld_args a = xdi_uld_args_of(x, first);
+    const bool last = first + a.count == x->chunks;
+    const int64_t end =
+        last ? x->d.student.logits.rows : x->here.chunks[first + a.count - 1].end[XD_ULD_STUDENT];
+    for (int i = 0; i < XD_ULD_SIDES; i++) XDI_TRY(xdi_uld_stats(x, i, first, a.count));
+    if (a.count > 0) {
+        XDI_TRY(x->kernels.uld.merge(&x->launch, &a));
+        XDI_TRY(x->kernels.uld.sort(&x->launch, &a));
+        XDI_TRY(x->kernels.uld.compare(&x->launch, &a));
+    }
+    a.row = first > 0 ? x->here.chunks[first - 1].end[XD_ULD_STUDENT] : 0;
+    a.rows = end - a.row;
+    a.share = share;
+    return a.slope ? x->kernels.uld.gradient(&x->launch, &a) : XD_OK;
+}
+
+static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *out) {
+    const xd_uld_desc *d = &x->d;
+    double matched = 0.0, unmatched = 0.0;
+    for (int64_t i = 0; i < x->chunks; i++) {
+        const xd_uld_chunk *c = &x->here.chunks[i];
+        const long long shift = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
+        XDI_REQUIRE(x->ctx, c->finite, XD_ERROR_DATA,
+                    "logits of student tokens [%lld, %lld) or teacher tokens [%lld, %lld) are not finite",
+                    c->begin[XD_ULD_STUDENT] + shift, c->end[XD_ULD_STUDENT] + shift,
+                    c->begin[XD_ULD_TEACHER] + shift, c->end[XD_ULD_TEACHER] + shift);
+        matched += c->matched;
+        unmatched += c->unmatched;
+    }
+    out->matched = matched / below;
+    out->unmatched = unmatched / below;
+    out->chunks = x->chunks;
     out->loss = d->matched_count > 0
                     ? d->scale * (d->matched_weight * out->matched + d->unmatched_weight * out->unmatched)
                     : d->scale * out->unmatched;
     return XD_OK;
 }
 
-XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out) {
-    xdi_uld_plan plan;
+static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
+    const xd_device_ops *memory = &x->kernels.memory;
+    const double below = x->d.denominator > 0.0 ? x->d.denominator : x->chunks > 0 ? (double)x->chunks : 1.0;
+    int64_t first = 0;
+    XDI_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
+    do {
+        XDI_TRY(xdi_uld_tile_run(x, first, x->d.scale / below));
+        first += x->tile;
+    } while (first < x->chunks);
+    XDI_TRY(xd_read(x->ctx, x->here.chunks, x->there.chunks, (size_t)x->chunks * sizeof *x->here.chunks));
+    return xdi_uld_finish(x, below, out);
+}
+
+/* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
+ * the host's. */
+static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
+    const bool near = x->kernels.device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);
-    memset(&plan, 0, sizeof plan);
-    plan.d = *desc;
-    if (plan.d.student.temperature == 0.0) plan.d.student.temperature = 1.0;
-    if (plan.d.teacher.temperature == 0.0) plan.d.teacher.temperature = 1.0;
-    if (plan.d.scale == 0.0) plan.d.scale = 1.0;
-    XDI_TRY(xdi_uld_check(ctx, &plan.d));
-    XDI_REQUIRE(ctx, xdi_uld_layout(&plan, &planning), XD_ERROR_MEMORY, "the workspace would not fit");
-    void *memory = xd_allocate(ctx, planning.peak);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    xdi_uld_fill_lists(x);
+    x->tile = xdi_uld_tile_of(x);
+    XDI_REQUIRE(x->ctx,
+                (near || xdi_uld_layout_lists(x, &x->there, &planning)) && xdi_uld_layout_work(x, &planning),
+                XD_ERROR_MEMORY, "the workspace would not fit");
+    void *work = xdi_call_memory(x->ctx, planning.peak);
+    XDI_REQUIRE(x->ctx, work, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    xd_arena arena = xd_arena_over(work, planning.peak);
+    x->there = x->here;
+    if (!near) xdi_uld_layout_lists(x, &x->there, &arena);
+    xdi_uld_layout_work(x, &arena);
+    const xd_result result = xdi_uld_run(x, bytes, out);
+    if (result != XD_OK && !near) x->kernels.memory.synchronize(&x->launch);
+    xdi_call_memory_done(x->ctx, work);
+    return result;
+}
+
+static void xdi_uld_open(xd_ctx *ctx, const xd_uld_desc *desc, xdi_uld *x) {
+    memset(x, 0, sizeof *x);
+    x->ctx = ctx;
+    x->kernels = xd_ctx_kernels(ctx);
+    x->launch = xd_ctx_launch(ctx);
+    x->d = *desc;
+    if (x->d.student.temperature == 0.0) x->d.student.temperature = 1.0;
+    if (x->d.teacher.temperature == 0.0) x->d.teacher.temperature = 1.0;
+    if (x->d.scale == 0.0) x->d.scale = 1.0;
+    x->side[XD_ULD_STUDENT] = &x->d.student;
+    x->side[XD_ULD_TEACHER] = &x->d.teacher;
+    for (int64_t i = 0; i < x->d.chunk_count; i++) x->chunks += xdi_uld_two_sided(&x->d.chunks[i]);
+}
+
+XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out) {
+    xd_arena planning = xd_arena_over(NULL, 0);
+    xdi_uld x;
+    xdi_uld_open(ctx, desc, &x);
+    XDI_TRY(xdi_uld_check(ctx, &x.d));
+    XDI_REQUIRE(ctx, xdi_uld_layout_lists(&x, &x.here, &planning), XD_ERROR_MEMORY,
+                "the lists would not fit");
+    void *memory = xdi_scratch_take(ctx, planning.peak);
+    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", planning.peak);
     xd_arena arena = xd_arena_over(memory, planning.peak);
-    xdi_uld_layout(&plan, &arena);
-    const xd_result result = xdi_uld_run(ctx, &plan, out);
-    xd_release(ctx, memory);
+    xdi_uld_layout_lists(&x, &x.here, &arena);
+    const xd_result result = xdi_uld_with_lists(&x, planning.peak, out);
+    xdi_scratch_give(ctx, memory);
     return result;
 }
 
@@ -25899,9 +27133,6 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
 /* Adds up cells over one group; they stay what they are. */
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
 
-/* A block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
-XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits);
-
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
@@ -26937,29 +28168,23 @@ static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
-XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
-    size_t offset = 0, bytes = 0;
-    *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
-    return *fits && arena->base ? arena->base + offset : NULL;
-}
-
 /* What the host works with: rows, and terms with the sizes of their chunks. */
 static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const int64_t rows = d->student.rows, teachers = d->teacher_count;
-    x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
-    x->log_probs = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
-    x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
-    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
+    x->argmax = (int64_t *)xdi_arena_array(arena, rows, sizeof(int64_t), fits);
+    x->log_probs = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->row_weight = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->written = (uint8_t *)xdi_arena_array(arena, rows, 1, fits);
+    x->row_sums = (double *)xdi_arena_array(arena, rows + 1, sizeof(xd_fixed), fits);
+    x->sums = (double *)xdi_arena_array(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
                                         sizeof(xd_fixed), fits);
-    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, fits);
+    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_arena_array(arena, teachers, sizeof *terms, fits);
     if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
     for (int i = 0; i < d->teacher_count; i++) {
         const int64_t chunks =
             d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
-        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), fits);
+        int64_t *sizes = (int64_t *)xdi_arena_array(arena, 2 * chunks, sizeof(int64_t), fits);
         if (!terms || !sizes) continue;
         terms[i].student_sizes = sizes;
         terms[i].teacher_sizes = sizes + chunks;
@@ -26969,34 +28194,34 @@ static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
 
 /* Rows at work, and the matrix in J. */
 static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
-    x->rows = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
-    x->places = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
-    x->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
-    x->slots = (int32_t *)xdi_xtoken_take(arena, s->slots, sizeof(int32_t), fits);
-    x->row_begin = (int64_t *)xdi_xtoken_take(arena, s->begin, sizeof(int64_t), fits);
-    x->entry_student = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
-    x->entry_slot = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
-    x->entry_weight = (float *)xdi_xtoken_take(arena, s->entries, sizeof(float), fits);
-    x->scratch = (float *)xdi_xtoken_take(arena, s->scratch, sizeof(float), fits);
+    x->rows = (int64_t *)xdi_arena_array(arena, s->held, sizeof(int64_t), fits);
+    x->places = (int64_t *)xdi_arena_array(arena, s->held, sizeof(int64_t), fits);
+    x->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
+    x->slots = (int32_t *)xdi_arena_array(arena, s->slots, sizeof(int32_t), fits);
+    x->row_begin = (int64_t *)xdi_arena_array(arena, s->begin, sizeof(int64_t), fits);
+    x->entry_student = (int32_t *)xdi_arena_array(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_slot = (int32_t *)xdi_arena_array(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_weight = (float *)xdi_arena_array(arena, s->entries, sizeof(float), fits);
+    x->scratch = (float *)xdi_arena_array(arena, s->scratch, sizeof(float), fits);
 }
 
 /* What the kernels of a CPU work on. */
 static void xdi_xtoken_layout_work(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
     const int64_t rows = x->d.student.rows;
-    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
-    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), fits);
-    x->ids = (int64_t *)xdi_xtoken_take(arena, s->ids, sizeof(int64_t), fits);
-    x->mask = (uint8_t *)xdi_xtoken_take(arena, s->mask, 1, fits);
-    x->student = (double *)xdi_xtoken_take(arena, s->student, sizeof(xd_fixed), fits);
-    x->teacher = (double *)xdi_xtoken_take(arena, s->teacher, sizeof(xd_fixed), fits);
-    x->tails = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
-    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
+    x->lse = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->lse_one = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->ce_factor = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->row_delta = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), fits);
+    x->u = (float *)xdi_arena_array(arena, x->columns, sizeof(float), fits);
+    x->ids = (int64_t *)xdi_arena_array(arena, s->ids, sizeof(int64_t), fits);
+    x->mask = (uint8_t *)xdi_arena_array(arena, s->mask, 1, fits);
+    x->student = (double *)xdi_arena_array(arena, s->student, sizeof(xd_fixed), fits);
+    x->teacher = (double *)xdi_arena_array(arena, s->teacher, sizeof(xd_fixed), fits);
+    x->tails = (double *)xdi_arena_array(arena, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_arena_array(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
                                              sizeof(double), fits);
-    x->other_tail = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
-    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s->tail, sizeof(int64_t), fits);
+    x->other_tail = (double *)xdi_arena_array(arena, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_arena_array(arena, 2 * s->tail, sizeof(int64_t), fits);
     xdi_xtoken_layout_matrix(x, arena, s, fits);
 }
 
@@ -27551,16 +28776,16 @@ static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teache
     const bool same = t->kind == XD_XTOKEN_SAME, gold = t->kind == XD_XTOKEN_GOLD;
     int64_t ids = t->column_ids ? x->d.sequences * 2 * k : 0;
     if (same) ids = k == x->vocab.size ? k : 0;
-    l->teacher_first = (int64_t *)xdi_xtoken_take(arena, same ? 0 : firsts, sizeof(int64_t), fits);
-    l->teacher_rows = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
-    l->teacher_places = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
-    l->ids = (int64_t *)xdi_xtoken_take(arena, ids, sizeof(int64_t), fits);
-    l->mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : rows, 1, fits);
+    l->teacher_first = (int64_t *)xdi_arena_array(arena, same ? 0 : firsts, sizeof(int64_t), fits);
+    l->teacher_rows = (int64_t *)xdi_arena_array(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->teacher_places = (int64_t *)xdi_arena_array(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->ids = (int64_t *)xdi_arena_array(arena, ids, sizeof(int64_t), fits);
+    l->mask = (uint8_t *)xdi_arena_array(arena, gold ? 0 : rows, 1, fits);
     if (!gold || !t->map) return;
-    l->pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-    l->other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-    l->rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
-    l->other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+    l->pair = (int32_t *)xdi_arena_array(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->other = (int32_t *)xdi_arena_array(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->rest = (int32_t *)xdi_arena_array(arena, t->map->student_rest_count, sizeof(int32_t), fits);
+    l->other_rest = (int32_t *)xdi_arena_array(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
 }
 
 /* The lists of one teacher but for its chunks. */
@@ -27574,9 +28799,9 @@ static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fi
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
         xdi_likelihood_layout_lists(x, &l.likelihood, arena, fits);
     } else {
-        l.first = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), fits);
-        l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-        l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+        l.first = (int64_t *)xdi_arena_array(arena, tiles + 1, sizeof(int64_t), fits);
+        l.rows = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
+        l.places = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
         if (t->kind != XD_XTOKEN_CACHED) xdi_staged_teacher_lists(x, t, tiles + 1, &l, arena, fits);
     }
     if (x->device.lists) x->device.lists[index] = l;
@@ -27590,7 +28815,7 @@ static void xdi_staged_layout_likelihood(xdi_xtoken *x, int index, xd_arena *hos
     xdi_likelihood plan, *h = x->device.lists ? &x->device.lists[index].likelihood : &plan;
     if (t->kind != XD_XTOKEN_LIKELIHOOD) return;
     xdi_likelihood_layout_work(x, t, h, host, fits);
-    double *moments = (double *)xdi_xtoken_take(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+    double *moments = (double *)xdi_arena_array(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
     if (x->device.lists) x->device.lists[index].moments = moments;
 }
 
@@ -27598,15 +28823,15 @@ static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_
     const xd_xtoken_desc *d = &x->d;
     xdi_xtoken_device *v = &x->device;
     size_t first = 0, chunks = 0, end = 0;
-    v->lists = (xdi_xtoken_lists *)xdi_xtoken_take(arena, d->teacher_count, sizeof *v->lists, fits);
+    v->lists = (xdi_xtoken_lists *)xdi_arena_array(arena, d->teacher_count, sizeof *v->lists, fits);
     *fits = *fits && xd_arena_take(arena, 0, &first);
-    x->ce_factor = (double *)xdi_xtoken_take(arena, d->student.rows, sizeof(double), fits);
-    v->rest = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-    v->all_rows = (int64_t *)xdi_xtoken_take(arena, s->teachers, sizeof(int64_t), fits);
+    x->ce_factor = (double *)xdi_arena_array(arena, d->student.rows, sizeof(double), fits);
+    v->rest = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
+    v->all_rows = (int64_t *)xdi_arena_array(arena, s->teachers, sizeof(int64_t), fits);
     for (int i = 0; i < d->teacher_count; i++) xdi_staged_lists(x, i, arena, fits);
     *fits = *fits && xd_arena_take(arena, 0, &chunks);
     for (int i = 0; i < d->teacher_count; i++) {
-        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(
+        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_arena_array(
             arena, xdi_staged_chunks(d, &d->teachers[i]), sizeof *all, fits);
         if (v->lists) v->lists[i].chunks = all;
     }
@@ -27618,13 +28843,13 @@ static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_
 
 static void xdi_staged_layout_gold(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *device, bool *fits) {
     const int64_t all = x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0;
-    x->u = (float *)xdi_xtoken_take(device, s->tail > 0 ? x->columns : 0, sizeof(float), fits);
-    x->tails = (double *)xdi_xtoken_take(device, s->tail, sizeof(double), fits);
-    x->all_tails = (double *)xdi_xtoken_take(device, all, sizeof(double), fits);
-    x->other_tail = (double *)xdi_xtoken_take(device, s->tail, sizeof(double), fits);
-    x->tail_ids = (int64_t *)xdi_xtoken_take(device, 2 * s->tail, sizeof(int64_t), fits);
-    x->scratch = (float *)xdi_xtoken_take(device, s->tail > 0 ? s->scratch : 0, sizeof(float), fits);
-    x->device.merged = (double *)xdi_xtoken_take(device, 2, sizeof(double), fits);
+    x->u = (float *)xdi_arena_array(device, s->tail > 0 ? x->columns : 0, sizeof(float), fits);
+    x->tails = (double *)xdi_arena_array(device, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_arena_array(device, all, sizeof(double), fits);
+    x->other_tail = (double *)xdi_arena_array(device, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_arena_array(device, 2 * s->tail, sizeof(int64_t), fits);
+    x->scratch = (float *)xdi_arena_array(device, s->tail > 0 ? s->scratch : 0, sizeof(float), fits);
+    x->device.merged = (double *)xdi_arena_array(device, 2, sizeof(double), fits);
 }
 
 /* Cells of the student, of the teacher and of rows lie behind each other, to be zeroed at once. */
@@ -27634,27 +28859,27 @@ XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *
     xdi_xtoken_device *v = &x->device;
     bool fits = true;
     xdi_staged_layout_host(x, s, host, &fits);
-    v->there = (unsigned char *)xdi_xtoken_take(device, (int64_t)v->list_bytes, 1, &fits);
-    v->written = (uint8_t *)xdi_xtoken_take(device, rows, 1, &fits);
-    v->labels = (int64_t *)xdi_xtoken_take(device, rows, sizeof(int64_t), &fits);
-    v->argmax = (int64_t *)xdi_xtoken_take(device, rows, sizeof(int64_t), &fits);
-    v->log_probs = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
-    v->maxima = (float *)xdi_xtoken_take(device, s->slots, sizeof(float), &fits);
-    v->values = (double *)xdi_xtoken_take(device, s->ids, sizeof(double), &fits);
+    v->there = (unsigned char *)xdi_arena_array(device, (int64_t)v->list_bytes, 1, &fits);
+    v->written = (uint8_t *)xdi_arena_array(device, rows, 1, &fits);
+    v->labels = (int64_t *)xdi_arena_array(device, rows, sizeof(int64_t), &fits);
+    v->argmax = (int64_t *)xdi_arena_array(device, rows, sizeof(int64_t), &fits);
+    v->log_probs = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
+    v->maxima = (float *)xdi_arena_array(device, s->slots, sizeof(float), &fits);
+    v->values = (double *)xdi_arena_array(device, s->ids, sizeof(double), &fits);
     v->settled =
-        (double *)xdi_xtoken_take(device, x->fixed ? s->student + s->teacher : 0, sizeof(double), &fits);
-    v->delta = (double *)xdi_xtoken_take(device, x->held, sizeof(double), &fits);
-    v->moments = (double *)xdi_xtoken_take(device, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
-    v->teacher_labels = (int64_t *)xdi_xtoken_take(device, s->teachers, sizeof(int64_t), &fits);
-    x->moments = (double *)xdi_xtoken_take(host, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
-    x->lse = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
-    x->lse_one = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
-    x->ids = (int64_t *)xdi_xtoken_take(device, s->ids, sizeof(int64_t), &fits);
-    x->slots = (int32_t *)xdi_xtoken_take(device, s->slots, sizeof(int32_t), &fits);
+        (double *)xdi_arena_array(device, x->fixed ? s->student + s->teacher : 0, sizeof(double), &fits);
+    v->delta = (double *)xdi_arena_array(device, x->held, sizeof(double), &fits);
+    v->moments = (double *)xdi_arena_array(device, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
+    v->teacher_labels = (int64_t *)xdi_arena_array(device, s->teachers, sizeof(int64_t), &fits);
+    x->moments = (double *)xdi_arena_array(host, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
+    x->lse = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
+    x->lse_one = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
+    x->ids = (int64_t *)xdi_arena_array(device, s->ids, sizeof(int64_t), &fits);
+    x->slots = (int32_t *)xdi_arena_array(device, s->slots, sizeof(int32_t), &fits);
     xdi_staged_layout_gold(x, s, device, &fits);
     for (int i = 0; i < x->d.teacher_count; i++) xdi_staged_layout_likelihood(x, i, host, device, &fits);
     const int64_t cells = s->student + s->teacher + x->held + 2;
-    x->student = (double *)xdi_xtoken_take(device, cells > rows ? cells : rows,
+    x->student = (double *)xdi_arena_array(device, cells > rows ? cells : rows,
                                            x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
     return fits;
 }
@@ -28259,10 +29484,10 @@ static bool xdi_staged_cached_layout_host(const xdi_xtoken *x, const xdi_xtoken_
     const int64_t tiles = xdi_staged_list_tiles(x, term), chunks = term->teacher->chunks;
     bool fits = true;
     h->width = (chunks < term->tile ? chunks : term->tile) + 1;
-    h->begin = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), &fits);
-    h->offset = (int64_t *)xdi_xtoken_take(arena, tiles * h->width, sizeof(int64_t), &fits);
-    h->target = (double *)xdi_xtoken_take(arena, room, sizeof(double), &fits);
-    h->ids = (int32_t *)xdi_xtoken_take(arena, room, sizeof(int32_t), &fits);
+    h->begin = (int64_t *)xdi_arena_array(arena, tiles + 1, sizeof(int64_t), &fits);
+    h->offset = (int64_t *)xdi_arena_array(arena, tiles * h->width, sizeof(int64_t), &fits);
+    h->target = (double *)xdi_arena_array(arena, room, sizeof(double), &fits);
+    h->ids = (int32_t *)xdi_arena_array(arena, room, sizeof(int32_t), &fits);
     h->here = arena->base;
     h->bytes = arena->used;
     xdi_xcached_layout_places(x, term, p, arena, &fits);
@@ -28276,10 +29501,10 @@ static bool xdi_staged_cached_layout_device(const xdi_xtoken *x, const xdi_xtoke
     bool fits = true;
     for (int64_t i = 0; i < tiles; i++)
         if (h->begin[i + 1] - h->begin[i] > most) most = h->begin[i + 1] - h->begin[i];
-    h->there = (unsigned char *)xdi_xtoken_take(arena, (int64_t)h->bytes, 1, &fits);
-    h->q = (double *)xdi_xtoken_take(arena, most, x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
-    h->settled = (double *)xdi_xtoken_take(arena, x->fixed ? most : 0, sizeof(double), &fits);
-    h->slots = (int32_t *)xdi_xtoken_take(arena, (h->width - 1) * term->vocabulary, sizeof(int32_t), &fits);
+    h->there = (unsigned char *)xdi_arena_array(arena, (int64_t)h->bytes, 1, &fits);
+    h->q = (double *)xdi_arena_array(arena, most, x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
+    h->settled = (double *)xdi_arena_array(arena, x->fixed ? most : 0, sizeof(double), &fits);
+    h->slots = (int32_t *)xdi_arena_array(arena, (h->width - 1) * term->vocabulary, sizeof(int32_t), &fits);
     return fits;
 }
 
@@ -28834,14 +30059,14 @@ XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_
                                           xdi_xcached_places *p, xd_arena *arena, bool *fits) {
     const int64_t slots = x->d.sequences * term->teacher->chunks;
     const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
-    p->mine = (int64_t *)xdi_xtoken_take(arena, 2 * p->most, sizeof(int64_t), fits);
-    p->all = (int64_t *)xdi_xtoken_take(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
-    p->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), fits);
-    p->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), fits);
-    p->places = (int64_t *)xdi_xtoken_take(arena, p->total, sizeof(int64_t), fits);
-    p->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), fits);
-    p->ids = (int32_t *)xdi_xtoken_take(arena, p->k, sizeof(int32_t), fits);
-    p->probabilities = (double *)xdi_xtoken_take(arena, p->k, sizeof(double), fits);
+    p->mine = (int64_t *)xdi_arena_array(arena, 2 * p->most, sizeof(int64_t), fits);
+    p->all = (int64_t *)xdi_arena_array(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
+    p->begin = (int64_t *)xdi_arena_array(arena, slots + 1, sizeof(int64_t), fits);
+    p->filled = (int64_t *)xdi_arena_array(arena, slots, sizeof(int64_t), fits);
+    p->places = (int64_t *)xdi_arena_array(arena, p->total, sizeof(int64_t), fits);
+    p->mass = (double *)xdi_arena_array(arena, term->vocabulary, sizeof(double), fits);
+    p->ids = (int32_t *)xdi_arena_array(arena, p->k, sizeof(int32_t), fits);
+    p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
 }
 
 /* Room for one tile at least. */
@@ -28861,15 +30086,15 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const int64_t chunks = term->teacher->chunks;
     bool fits = true;
     xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
-    h->slopes = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
-    h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
-    h->chunk = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
-    h->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
-    h->deltas = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), &fits);
-    h->offset = (int64_t *)xdi_xtoken_take(arena, chunks + 1, sizeof(int64_t), &fits);
-    h->columns = (int32_t *)xdi_xtoken_take(arena, h->room, sizeof(int32_t), &fits);
-    h->target = (double *)xdi_xtoken_take(arena, h->room, sizeof(double), &fits);
-    h->q = (double *)xdi_xtoken_take(arena, h->room, sizeof(xd_fixed), &fits);
+    h->slopes = (double *)xdi_arena_array(arena, x->columns, sizeof(double), &fits);
+    h->rows = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
+    h->chunk = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
+    h->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
+    h->deltas = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), &fits);
+    h->offset = (int64_t *)xdi_arena_array(arena, chunks + 1, sizeof(int64_t), &fits);
+    h->columns = (int32_t *)xdi_arena_array(arena, h->room, sizeof(int32_t), &fits);
+    h->target = (double *)xdi_arena_array(arena, h->room, sizeof(double), &fits);
+    h->q = (double *)xdi_arena_array(arena, h->room, sizeof(xd_fixed), &fits);
     return fits;
 }
 
@@ -29220,15 +30445,15 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, 
 
 XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
                                             bool *fits) {
-    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(int64_t), fits);
-    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), fits);
+    h->rows = (int64_t *)xdi_arena_array(arena, x->d.student.rows, sizeof(int64_t), fits);
+    h->slopes = (double *)xdi_arena_array(arena, x->d.student.rows, sizeof(double), fits);
 }
 
 XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
                                            xd_arena *arena, bool *fits) {
     const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
-    h->sums = (double *)xdi_xtoken_take(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
-    h->moments = (double *)xdi_xtoken_take(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+    h->sums = (double *)xdi_arena_array(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
+    h->moments = (double *)xdi_arena_array(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
 }
 
 static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,
@@ -38353,4 +39578,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 aa724c3f373617e5bdc0806457d1004a0fbdabdc8db65c34a38dabc27f2751fb */
+/* xdistill sha256 6320a886136fadd8cd1e3519c3cc637d4be065615720a16cf1112201b2d23371 */

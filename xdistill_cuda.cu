@@ -4261,6 +4261,432 @@ static xd_row_kernels xdi_cuda_rows_table() {
     return kernels;
 }
 
+/* >>cuda/mft.cu */
+
+/* Minimal fine-tuning and the cosine: kernel/mft_cpu.c is the reference, kernel/mft.h has the formulas. The former's
+ * columns are f32 like those of the losses, its rows double; the cosine is double throughout, with the CPU's bits
+ * wherever its sums have them. */
+
+static __device__ inline bool xdi_cuda_mft_is_fine(const xd_mft_args &a, int64_t r) {
+    return a.row_scale[r] != 0.0 && a.row[r].finding == (int)XD_ROW_FINE;
+}
+
+static __device__ inline double xdi_cuda_mft_side(const xd_mft_args &a, int shard, int64_t r, int side) {
+    return a.all_sides[(shard * a.student.rows + r) * XD_MFT_SIDES + side];
+}
+
+/* A row whose loss is not finite has none. */
+static __device__ inline void xdi_cuda_mft_judge(xd_loss_row *row) {
+    if (isfinite(row->soft)) return;
+    row->soft = 0.0;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+/* ---- at_label and correct: one thread a row ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_at_label_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows) return;
+    const int64_t label = a.labels[r] - a.begin;
+    const bool mine = a.row_scale[r] != 0.0 && label >= 0 && label < a.end - a.begin;
+    double *sides = a.sides + r * XD_MFT_SIDES;
+    sides[XD_MFT_STUDENT] = mine ? (double)xdi_cuda_element(a.student, r, label) : 0.0;
+    sides[XD_MFT_TEACHER] = mine ? (double)xdi_cuda_element(a.teacher, r, label) : 0.0;
+}
+
+static xd_result xdi_cuda_mft_at_label(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_at_label_kernel, *a);
+}
+
+static __device__ inline double xdi_cuda_mft_share(double favourite, double label, bool right,
+                                                   double threshold) {
+    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
+    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
+    return (wanted - favourite) / (1.0 - favourite + 1e-7);
+}
+
+static __device__ inline double xdi_cuda_mft_entropy(double p) {
+    return p > 0.0 ? p * log(p) : 0.0;
+}
+
+/* xdi_mft_correct_row of kernel/mft_cpu.c, where its formula stands. */
+static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
+    double x = 0.0, y = 0.0;
+    for (int i = 0; i < a.shards; i++) {
+        x += xdi_cuda_mft_side(a, i, r, XD_MFT_STUDENT);
+        y += xdi_cuda_mft_side(a, i, r, XD_MFT_TEACHER);
+    }
+    const double log_p = (x - row->max) / a.temperature - row->soft_log;
+    const double label = exp((y - row->teacher_max) / a.temperature - row->teacher_log);
+    const double favourite = exp(-row->teacher_log);
+    const double mu = xdi_cuda_mft_share(favourite, label, row->argmax == (double)a.labels[r], a.threshold);
+    row->mean = mu;
+    row->soft = (1.0 - mu) * (row->soft - xdi_cuda_mft_entropy(label)) +
+                xdi_cuda_mft_entropy(1.0 - mu) * (1.0 - label) +
+                xdi_cuda_mft_entropy((1.0 - mu) * label + mu) - mu * log_p;
+    xdi_cuda_mft_judge(row);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_mft_correct_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows || a.row_scale[r] == 0.0) return;
+    const xd_loss_row exchanged = a.row[r];
+    xd_loss_row row = exchanged;
+    row.max = exchanged.teacher_max;
+    row.teacher_max = exchanged.max;
+    row.soft_log = fmax(exchanged.teacher_log, 0.0);
+    row.teacher_log = fmax(exchanged.soft_log, 0.0);
+    if (row.finding == (int)XD_ROW_FINE) xdi_cuda_mft_correct_row(a, r, &row);
+    a.row[r] = row;
+}
+
+static xd_result xdi_cuda_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_correct_kernel, *a);
+}
+
+/* ---- write: grid (rows / teams), block 256; one read of both rows, one write of each output ---- */
+
+/* A column's term and gradient, from x - max of both sides and their powers. */
+struct xdi_cuda_mft_scales {
+    float max, teacher_max, per_tau, factor;
+    float q_share, weight, log_gap; /* q = power q_share; its term weight q (gap / tau + log_gap) */
+    float p_scale, q_scale;         /* of the powers in the gradient */
+};
+
+static __device__ inline xdi_cuda_mft_scales xdi_cuda_mft_scales_of(const xd_mft_args &a, int64_t r) {
+    const xd_loss_row &row = a.row[r];
+    const double slope = a.row_scale[r] * a.weight / a.temperature, rest = 1.0 - row.mean;
+    const double p_inverse = exp(-row.soft_log), q_share = rest * exp(-row.teacher_log);
+    xdi_cuda_mft_scales s;
+    s.max = (float)row.max;
+    s.teacher_max = (float)row.teacher_max;
+    s.per_tau = (float)(1.0 / a.temperature);
+    s.factor = (float)(XDI_CUDA_LOG2E / a.temperature);
+    s.q_share = (float)q_share;
+    s.weight = (float)a.weight;
+    s.log_gap = (float)(log(rest) + row.soft_log - row.teacher_log);
+    s.p_scale = (float)(slope * p_inverse);
+    s.q_scale = (float)(slope * q_share);
+    return s;
+}
+
+static __device__ inline void xdi_cuda_mft_eight(const xdi_cuda_mft_scales &s, const xdi_cuda_eight &x,
+                                                 const xdi_cuda_eight &y, xdi_cuda_eight *term,
+                                                 xdi_cuda_eight *gradient) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        const float dx = __fsub_rn(x.at[i], s.max), dy = __fsub_rn(y.at[i], s.teacher_max);
+        const float p = xdi_cuda_exp_of(dx, s.factor), t = xdi_cuda_exp_of(dy, s.factor);
+        const float q = __fmul_rn(t, s.q_share);
+        const float log_ratio = __fmaf_rn(__fsub_rn(dy, dx), s.per_tau, s.log_gap);
+        term->at[i] = q > 0.0f ? __fmul_rn(s.weight, __fmul_rn(q, log_ratio)) : 0.0f;
+        gradient->at[i] = __fmaf_rn(-t, s.q_scale, __fmul_rn(p, s.p_scale));
+    }
+}
+
+/* The label's column, which the correction is about, or the favourite's: most of the probability may be there, where
+ * f32 would cancel. Its logits are read before the row is overwritten. */
+struct xdi_cuda_mft_column {
+    int64_t at; /* -1: not on this shard */
+    double x, y;
+};
+
+static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft_args &a, int64_t r,
+                                                                    int64_t id) {
+    xdi_cuda_mft_column column = { -1, 0.0, 0.0 };
+    if (id < a.begin || id >= a.end) return column;
+    column.at = id - a.begin;
+    column.x = (double)xdi_cuda_element(a.student, r, column.at);
+    column.y = (double)xdi_cuda_element(a.teacher, r, column.at);
+    return column;
+}
+
+/* xdi_mft_write_at of kernel/mft_cpu.c. */
+static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
+                                             const xdi_cuda_mft_column &column) {
+    const xd_loss_row &row = a.row[r];
+    const double log_p = (column.x - row.max) / a.temperature - row.soft_log;
+    const double log_t = (column.y - row.teacher_max) / a.temperature - row.teacher_log;
+    const bool label = column.at + a.begin == a.labels[r];
+    const double q = (1.0 - row.mean) * exp(log_t) + (label ? row.mean : 0.0);
+    if (a.terms.data)
+        xdi_cuda_set_element(a.terms, r, column.at, (float)(q > 0.0 ? a.weight * q * (log(q) - log_p) : 0.0));
+    if (a.gradient.data)
+        xdi_cuda_set_element(a.gradient, r, column.at,
+                             (float)(a.row_scale[r] * a.weight / a.temperature * (exp(log_p) - q)));
+}
+
+/* A thread writes the eight columns that it has read. */
+template <int TEAM>
+static __device__ inline void xdi_cuda_mft_columns(const xd_mft_args &a, int64_t r, int64_t columns) {
+    const xdi_cuda_mft_scales s = xdi_cuda_mft_scales_of(a, r);
+    const int64_t terms = a.terms.data ? a.terms.cols : 0, gradients = a.gradient.data ? a.gradient.cols : 0;
+    const int64_t width = terms > gradients ? terms : gradients;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight term = {}, gradient = {};
+        if (c < columns)
+            xdi_cuda_mft_eight(s, xdi_cuda_read_any(a.student, r, c, columns),
+                               xdi_cuda_read_any(a.teacher, r, c, columns), &term, &gradient);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i >= columns) term.at[i] = gradient.at[i] = 0.0f;
+        if (c < terms) xdi_cuda_write_any(a.terms, r, c, terms, term);
+        if (c < gradients) xdi_cuda_write_any(a.gradient, r, c, gradients, gradient);
+    }
+}
+
+template <int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_mft_write_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return; /* with its whole team */
+    const bool fine = xdi_cuda_mft_is_fine(a, r), first = fine && xdi_cuda_team_thread<TEAM>() == 0;
+    xdi_cuda_mft_column exact[2] = { { -1, 0.0, 0.0 }, { -1, 0.0, 0.0 } };
+    if (first) {
+        exact[0] = xdi_cuda_mft_column_of(a, r, (int64_t)a.row[r].argmax);
+        exact[1] = xdi_cuda_mft_column_of(a, r, a.labels[r]);
+    }
+    xdi_cuda_team_sync<TEAM>(); /* now the row may be overwritten */
+    xdi_cuda_mft_columns<TEAM>(a, r, fine ? a.end - a.begin : 0);
+    xdi_cuda_team_sync<TEAM>();
+    XD_UNROLL
+    for (int i = 0; i < 2; i++)
+        if (exact[i].at >= 0) xdi_cuda_mft_write_at(a, r, exact[i]);
+}
+
+static xd_result xdi_cuda_mft_write(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               xdi_cuda_mft_write_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- cosine: largest and products, grid (rows / teams), block 256; each reads both rows once ---- */
+
+/* A NaN counts as infinite. */
+template <int TEAM>
+static __device__ inline float xdi_cuda_mft_magnitude(const xd_rows &x, int64_t r, int64_t columns) {
+    float largest = 0.0f;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight eight = xdi_cuda_read_any(x, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            largest = fmaxf(largest, isnan(eight.at[i]) ? INFINITY : fabsf(eight.at[i]));
+    }
+    return xdi_cuda_team_reduce<TEAM>(largest, 0.0f, xdi_cuda_larger());
+}
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_largest_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    const int64_t columns = a.row_scale[r] != 0.0 ? a.end - a.begin : 0;
+    const float student = xdi_cuda_mft_magnitude<TEAM>(a.student, r, columns);
+    const float teacher = xdi_cuda_mft_magnitude<TEAM>(a.teacher, r, columns);
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    a.sides[r * XD_MFT_SIDES + XD_MFT_STUDENT] = (double)student;
+    a.sides[r * XD_MFT_SIDES + XD_MFT_TEACHER] = (double)teacher;
+}
+
+static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               xdi_cuda_mft_largest_kernel<TEAM>, *a);
+    })
+}
+
+/* xdi_cosine_exponent of kernel/mft_cpu.c. */
+static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_t r, int side,
+                                                    int *exponent) {
+    double largest = 0.0;
+    *exponent = 0;
+    for (int i = 0; a.fixed && i < a.shards; i++) largest = fmax(largest, xdi_cuda_mft_side(a, i, r, side));
+    if (!isfinite(largest)) return false;
+    frexp(largest, exponent);
+    return true;
+}
+
+template <bool FIXED, int TEAM>
+static __device__ inline void xdi_cuda_mft_products_row(const xd_mft_args &a, int64_t r, double x_scale,
+                                                        double y_scale,
+                                                        xdi_cuda_sums<XD_COSINE_SUMS, FIXED> *sums) {
+    const int64_t columns = a.end - a.begin;
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns); /* 0 past the end */
+        const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const double p = (double)x.at[i] * x_scale, q = (double)y.at[i] * y_scale;
+            sums->add_wide(XD_COSINE_STUDENT, __dmul_rn(p, p));
+            sums->add_wide(XD_COSINE_TEACHER, __dmul_rn(q, q));
+            sums->add_wide(XD_COSINE_BOTH, __dmul_rn(p, q));
+        }
+    }
+}
+
+static __device__ inline void xdi_cuda_mft_put(void *to, int64_t r,
+                                               const xdi_cuda_sums<XD_COSINE_SUMS, false>::totals &t) {
+    for (int i = 0; i < XD_COSINE_SUMS; i++) static_cast<double *>(to)[r * XD_COSINE_SUMS + i] = t.sum[i];
+}
+
+static __device__ inline void xdi_cuda_mft_put(void *to, int64_t r,
+                                               const xdi_cuda_sums<XD_COSINE_SUMS, true>::totals &t) {
+    for (int i = 0; i < XD_COSINE_SUMS; i++)
+        xdi_cuda_fixed_put(static_cast<xd_fixed *>(to) + r * XD_COSINE_SUMS + i, t.sum[i]);
+}
+
+template <bool FIXED, int TEAM>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    int x_exponent = 0, y_exponent = 0;
+    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
+    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
+    xdi_cuda_sums<XD_COSINE_SUMS, FIXED> mine;
+    if (x_fits && y_fits && a.row_scale[r] != 0.0)
+        xdi_cuda_mft_products_row<FIXED, TEAM>(a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &mine);
+    const typename xdi_cuda_sums<XD_COSINE_SUMS, FIXED>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
+    if (xdi_cuda_team_thread<TEAM>() == 0) xdi_cuda_mft_put(a.sums, r, totals);
+}
+
+static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
+        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
+                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
+    })
+}
+
+/* ---- cosine: the row, one thread each ---- */
+
+static __device__ double xdi_cuda_mft_total(const xd_mft_args &a, int64_t r, int which) {
+    double total = 0.0;
+    xd_fixed exact = { 0, 0 };
+    for (int i = 0; i < a.shards; i++) {
+        const int64_t at = (i * a.student.rows + r) * XD_COSINE_SUMS + which;
+        if (a.fixed) {
+            exact.high += static_cast<const xd_fixed *>(a.all_sums)[at].high;
+            exact.low += static_cast<const xd_fixed *>(a.all_sums)[at].low;
+        } else {
+            total += static_cast<const double *>(a.all_sums)[at];
+        }
+    }
+    return a.fixed ? xdi_cuda_fixed_value(exact) : total;
+}
+
+static __device__ void xdi_cuda_mft_cosine_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
+    int x_exponent = 0, y_exponent = 0;
+    const bool x_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
+    const bool y_fits = xdi_cuda_mft_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
+    const double both = ldexp(xdi_cuda_mft_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
+    row->max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_STUDENT)), x_exponent);
+    row->teacher_max = ldexp(__dsqrt_rn(xdi_cuda_mft_total(a, r, XD_COSINE_TEACHER)), y_exponent);
+    row->mean =
+        __ddiv_rn(both, __dmul_rn(fmax(row->max, XD_COSINE_LEAST), fmax(row->teacher_max, XD_COSINE_LEAST)));
+    row->soft = x_fits && y_fits ? __dsub_rn(1.0, row->mean) : (double)NAN;
+    xdi_cuda_mft_judge(row);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_mft_cosine_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_flat_index();
+    if (r >= a.student.rows) return;
+    xd_loss_row row;
+    memset(&row, 0, sizeof row);
+    if (a.row_scale[r] != 0.0) xdi_cuda_mft_cosine_row(a, r, &row);
+    a.row[r] = row;
+}
+
+static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_mft_cosine_kernel, *a);
+}
+
+/* ---- cosine: slopes, grid (rows / teams), block 256; one read of both rows, one write ---- */
+
+/* xdi_cosine_slope of kernel/mft_cpu.c. */
+static __device__ inline void xdi_cuda_mft_slope(const xd_mft_args &a, int64_t r, double *of_x,
+                                                 double *of_y) {
+    const xd_loss_row &row = a.row[r];
+    const double scale = __dmul_rn(a.row_scale[r], a.weight);
+    *of_x = *of_y = 0.0;
+    if (row.max < XD_COSINE_LEAST) return;
+    *of_x = __ddiv_rn(__ddiv_rn(__dmul_rn(scale, row.mean), row.max), row.max);
+    *of_y = __ddiv_rn(__ddiv_rn(-scale, row.max), fmax(row.teacher_max, XD_COSINE_LEAST));
+}
+
+template <int TEAM>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_mft_slopes_kernel(const __grid_constant__ xd_mft_args a) {
+    const int64_t r = xdi_cuda_team_row<TEAM>();
+    if (r >= a.student.rows) return;
+    const int64_t columns = xdi_cuda_mft_is_fine(a, r) ? a.end - a.begin : 0, width = a.gradient.cols;
+    double of_x, of_y;
+    xdi_cuda_mft_slope(a, r, &of_x, &of_y);
+    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < width; c += XDI_CUDA_EIGHT * TEAM) {
+        xdi_cuda_eight g = {};
+        if (c < columns) {
+            const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns); /* 0 past the end */
+            const xdi_cuda_eight y = xdi_cuda_read_any(a.teacher, r, c, columns);
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                g.at[i] =
+                    (float)__dadd_rn(__dmul_rn(of_x, (double)x.at[i]), __dmul_rn(of_y, (double)y.at[i]));
+        }
+        xdi_cuda_write_any(a.gradient, r, c, width, g);
+    }
+}
+
+static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_CUDA_TEAMS(a->end - a->begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
+                               xdi_cuda_mft_slopes_kernel<TEAM>, *a);
+    })
+}
+
+/* ---- table ---- */
+
+template <int TEAM> static xd_result xdi_cuda_mft_load_team(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
+    return xdi_cuda_load(ctx, xdi_cuda_mft_slopes_kernel<TEAM>);
+}
+
+static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
+    XDI_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
+    return xdi_cuda_mft_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+static xd_mft_kernels xdi_cuda_mft_table() {
+    xd_mft_kernels kernels;
+    kernels.at_label = xdi_cuda_mft_at_label;
+    kernels.correct = xdi_cuda_mft_correct;
+    kernels.write = xdi_cuda_mft_write;
+    kernels.largest = xdi_cuda_mft_largest;
+    kernels.products = xdi_cuda_mft_products;
+    kernels.cosine = xdi_cuda_mft_cosine;
+    kernels.slopes = xdi_cuda_mft_slopes;
+    return kernels;
+}
+
 /* >>cuda/loss_softmax.cu */
 
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/softmax_cpu.c is the reference.
@@ -6585,6 +7011,482 @@ static void xdi_cuda_chunks_fill(xd_xtoken_kernels *kernels) {
     kernels->chunk_spread = xdi_cuda_chunk_spread;
 }
 
+/* >>cuda/uld.cu */
+
+/* Universal logit distillation: kernel/uld_cpu.c is the reference. Exponentials are f32, and everything that
+ * is made of them is double. Sums go over blocks that leave their parts in the scratch, where one block adds
+ * them in order. */
+
+enum { XDI_CUDA_ULD_DIGITS = 256, XDI_CUDA_ULD_PASSES = 4 };
+
+/* scale times the probabilities of a row. */
+struct xdi_cuda_uld_power {
+    float max, factor;
+    double scale;
+
+    __device__ xdi_cuda_uld_power(const xd_uld_rows &side, int64_t row, double times) {
+        const double *part = side.parts + row * XD_SOFTMAX_PARTS;
+        max = (float)part[XD_SOFTMAX_MAX];
+        factor = (float)(XDI_CUDA_LOG2E / side.temperature);
+        scale = times / part[XD_SOFTMAX_SUM];
+    }
+    __device__ double operator()(float logit) const {
+        return __dmul_rn(scale, (double)xdi_cuda_exp_of(__fsub_rn(logit, max), factor));
+    }
+};
+
+static int64_t xdi_cuda_uld_segments(int64_t count) {
+    return (count + XD_ULD_SEGMENT - 1) / XD_ULD_SEGMENT;
+}
+
+/* ---- merge: one thread a chunk ---- */
+
+static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, int which,
+                                                      xd_uld_chunk *chunk) {
+    double factor = 1.0;
+    for (int64_t row = chunk->begin[which]; row < chunk->end[which]; row++) {
+        const double max = side.parts[row * XD_SOFTMAX_PARTS + XD_SOFTMAX_MAX];
+        if (!isfinite(max)) {
+            chunk->finite = false;
+            return;
+        }
+        if (row == chunk->base[which]) continue;
+        const double p =
+            xdi_cuda_uld_power(side, row, 1.0)(xdi_cuda_element(side.logits, row, side.ids[row]));
+        side.scores[row] = p;
+        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+    }
+    chunk->factor[which] = factor;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_merge_kernel(const __grid_constant__ xd_uld_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.count) return;
+    a.chunks[i].finite = true;
+    for (int which = 0; which < XD_ULD_SIDES; which++)
+        xdi_cuda_uld_merge_side(a.side[which], which, &a.chunks[i]);
+}
+
+static xd_result xdi_cuda_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_uld_merge_kernel, *a);
+}
+
+/* ---- sort: a radix sort of four digits; for each, how many of each segment of a list have which digit,
+ * where these go, and going there. Reads a list twice a digit and writes it once. ---- */
+
+/* One pass over the lists of a side: from a's logits, or from what the pass before has left. */
+struct xdi_cuda_uld_pass {
+    xd_uld_rows side;
+    const xd_uld_chunk *chunks;
+    int which, shift;
+    bool first;
+    const uint64_t *from; /* [lists, count] */
+    uint64_t *to;
+    unsigned *counts; /* [lists, XDI_CUDA_ULD_DIGITS, segments], then where they go */
+    int64_t segments;
+
+    __device__ uint64_t record(int64_t list, int64_t j) const {
+        if (!first) return from[list * side.count + j];
+        const int64_t id = side.list ? (int64_t)side.list[j] : j;
+        const uint32_t key =
+            ~xdi_cuda_select_key(xdi_cuda_element(side.logits, chunks[list].base[which], id));
+        return (uint64_t)key << 32 | (uint64_t)id;
+    }
+    __device__ int digit(uint64_t record) const {
+        return (int)(record >> shift & (XDI_CUDA_ULD_DIGITS - 1));
+    }
+    __device__ unsigned *cell(int64_t list, int64_t digit, int64_t segment) const {
+        return counts + (list * XDI_CUDA_ULD_DIGITS + digit) * segments + segment;
+    }
+    __device__ int64_t end(int64_t segment) const {
+        const int64_t next = (segment + 1) * XD_ULD_SEGMENT;
+        return next < side.count ? next : side.count;
+    }
+};
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_uld_count_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
+    XD_SHARED(unsigned, counts, [XDI_CUDA_ULD_DIGITS]);
+    const int64_t list = (int64_t)blockIdx.x / p.segments, segment = (int64_t)blockIdx.x % p.segments;
+    if (!p.chunks[list].finite) return; /* the whole block */
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t j = segment * XD_ULD_SEGMENT + (int64_t)threadIdx.x; j < p.end(segment);
+         j += XDI_CUDA_TEAM_BLOCK)
+        atomicAdd(&counts[p.digit(p.record(list, j))], 1u);
+    __syncthreads();
+    *p.cell(list, (int64_t)threadIdx.x, segment) = counts[threadIdx.x];
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_uld_offset_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
+    const int64_t list = (int64_t)blockIdx.x;
+    uint64_t mine = 0, total;
+    if (!p.chunks[list].finite) return; /* the whole block */
+    unsigned *cells = p.cell(list, (int64_t)threadIdx.x, 0);
+    for (int64_t segment = 0; segment < p.segments; segment++) mine += cells[segment];
+    unsigned at = (unsigned)xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
+    for (int64_t segment = 0; segment < p.segments; segment++) {
+        const unsigned here = cells[segment];
+        cells[segment] = at;
+        at += here;
+    }
+}
+
+/* A warp takes neighbouring records, 32 at a time, so that records of one digit keep their order. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_uld_scatter_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
+    enum { WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP, EACH = XD_ULD_SEGMENT / WARPS };
+    static_assert((int)XDI_CUDA_TEAM_BLOCK == (int)XDI_CUDA_ULD_DIGITS, "a thread for each digit");
+    XD_SHARED(unsigned, next, [WARPS * XDI_CUDA_ULD_DIGITS]);
+    const int64_t list = (int64_t)blockIdx.x / p.segments, segment = (int64_t)blockIdx.x % p.segments;
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP, warp = (int)threadIdx.x / XDI_CUDA_WARP;
+    const int64_t begin = segment * XD_ULD_SEGMENT + (int64_t)warp * EACH + lane, end = p.end(segment);
+    unsigned *mine = next + warp * XDI_CUDA_ULD_DIGITS;
+    if (!p.chunks[list].finite) return; /* the whole block */
+    for (int w = 0; w < WARPS; w++) next[w * XDI_CUDA_ULD_DIGITS + (int)threadIdx.x] = 0;
+    __syncthreads();
+    for (int k = 0; k < EACH && begin + k < end; k += XDI_CUDA_WARP)
+        atomicAdd(&mine[p.digit(p.record(list, begin + k))], 1u);
+    __syncthreads();
+    unsigned at = *p.cell(list, (int64_t)threadIdx.x, segment);
+    for (int w = 0; w < WARPS; w++) {
+        unsigned *cell = &next[w * XDI_CUDA_ULD_DIGITS + (int)threadIdx.x];
+        const unsigned here = *cell;
+        *cell = at;
+        at += here;
+    }
+    __syncthreads();
+    for (int k = 0; k < EACH; k += XDI_CUDA_WARP) {
+        const bool has = begin + k < end;
+        const uint64_t record = has ? p.record(list, begin + k) : 0;
+        const int digit = has ? p.digit(record) : (int)XDI_CUDA_ULD_DIGITS;
+        const unsigned equals = __match_any_sync(0xffffffffu, (unsigned)digit);
+        const unsigned before = (unsigned)__popc(equals & ((1u << lane) - 1u));
+        const unsigned to = has ? mine[digit] : 0;
+        __syncwarp();
+        if (has && before == 0) mine[digit] = to + (unsigned)__popc(equals);
+        __syncwarp();
+        if (has) p.to[list * p.side.count + to + before] = record;
+    }
+}
+
+static xd_result xdi_cuda_uld_sort_side(const xd_launch *launch, const xd_uld_args *a, int which) {
+    const xd_uld_rows *side = &a->side[which];
+    xdi_cuda_uld_pass p;
+    if (side->count == 0) return XD_OK;
+    p.side = *side;
+    p.chunks = a->chunks;
+    p.which = which;
+    p.counts = reinterpret_cast<unsigned *>(a->scratch);
+    p.segments = xdi_cuda_uld_segments(side->count);
+    p.from = NULL;
+    for (int pass = 0; pass < XDI_CUDA_ULD_PASSES; pass++) {
+        p.shift = 32 + 8 * pass;
+        p.first = pass == 0;
+        p.to = pass % 2 == 0 ? side->spare : side->sorted;
+        const xdi_cuda_grid grid = xdi_cuda_grid_of(a->count * p.segments, XDI_CUDA_TEAM_BLOCK);
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_count_kernel, p));
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+                                xdi_cuda_uld_offset_kernel, p));
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_scatter_kernel, p));
+        p.from = p.to;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    for (int which = 0; which < XD_ULD_SIDES; which++) XDI_TRY(xdi_cuda_uld_sort_side(launch, a, which));
+    return XD_OK;
+}
+
+/* ---- compare: a block for each segment of the ranks and of the matched pairs of a chunk ---- */
+
+enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
+typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
+
+/* xdi_cpu_jsd_entry */
+static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double difference = log(q) - log(p);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = q * difference;
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = -p * difference;
+        *slope = 1.0 - difference;
+    } else {
+        xdi_cuda_loss_log_ratios(difference, beta, &student, &teacher);
+        value = beta * q * teacher + (1.0 - beta) * p * student;
+        *slope = (1.0 - beta) * student;
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+static __device__ inline float xdi_cuda_uld_logit(uint64_t record) {
+    const uint32_t key = (uint32_t)(record >> 32);
+    return __uint_as_float(key & 0x80000000u ? key : key ^ 0x7fffffffu);
+}
+
+/* What a block needs to know of its chunk. */
+struct xdi_cuda_uld_pair {
+    const xd_uld_args &a;
+    int64_t index;
+    xdi_cuda_uld_power student, teacher;
+    float *slope;
+
+    __device__ xdi_cuda_uld_pair(const xd_uld_args &args, int64_t i)
+        : a(args), index(i), student(args.side[XD_ULD_STUDENT], args.chunks[i].base[XD_ULD_STUDENT],
+                                     args.chunks[i].factor[XD_ULD_STUDENT]),
+          teacher(args.side[XD_ULD_TEACHER], args.chunks[i].base[XD_ULD_TEACHER],
+                  args.chunks[i].factor[XD_ULD_TEACHER]),
+          slope(args.slope ? args.slope + i * args.side[XD_ULD_STUDENT].columns : NULL) {}
+
+    __device__ void rank(int64_t r, xdi_cuda_uld_sums *sums) const {
+        const int64_t n = a.side[XD_ULD_STUDENT].count, m = a.side[XD_ULD_TEACHER].count;
+        const uint64_t x = r < n ? a.side[XD_ULD_STUDENT].sorted[index * n + r] : 0;
+        const uint64_t y = r < m ? a.side[XD_ULD_TEACHER].sorted[index * m + r] : 0;
+        const double u = r < n ? student(xdi_cuda_uld_logit(x)) : 0.0;
+        const double v = r < m ? teacher(xdi_cuda_uld_logit(y)) : 0.0;
+        const bool compared = n > 0 && m > 0;
+        const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
+        if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
+        if (r >= n || !slope) return;
+        slope[(uint32_t)x] = (float)d;
+        sums->add_wide(XDI_CUDA_ULD_MEAN, d * u);
+    }
+    __device__ void matched(int64_t i, xdi_cuda_uld_sums *sums) const {
+        const xd_uld_chunk &chunk = a.chunks[index];
+        const int64_t s = a.matched[XD_ULD_STUDENT][i], t = a.matched[XD_ULD_TEACHER][i];
+        const double u =
+            student(xdi_cuda_element(a.side[XD_ULD_STUDENT].logits, chunk.base[XD_ULD_STUDENT], s));
+        const double v =
+            teacher(xdi_cuda_element(a.side[XD_ULD_TEACHER].logits, chunk.base[XD_ULD_TEACHER], t));
+        double d;
+        sums->add_wide(XDI_CUDA_ULD_MATCHED, xdi_cuda_jsd_entry(u, v, a.beta, &d));
+        if (!slope) return;
+        slope[s] = (float)(a.matched_weight * d);
+        sums->add_wide(XDI_CUDA_ULD_MEAN, a.matched_weight * d * u);
+    }
+};
+
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_uld_compare_kernel(const __grid_constant__ xd_uld_args a,
+                                                                        int64_t ranks, int64_t segments,
+                                                                        int64_t parts) {
+    const int64_t chunk = (int64_t)blockIdx.x / parts, part = (int64_t)blockIdx.x % parts;
+    const bool sorted = part < segments;
+    const int64_t begin = (sorted ? part : part - segments) * XD_ULD_SEGMENT + (int64_t)threadIdx.x;
+    const int64_t all = sorted ? ranks : a.matched_count, room = begin + XD_ULD_SEGMENT;
+    if (!a.chunks[chunk].finite) return; /* the whole block */
+    const xdi_cuda_uld_pair pair(a, chunk);
+    xdi_cuda_uld_sums mine;
+    for (int64_t i = begin; i < room && i < all; i += XDI_CUDA_TEAM_BLOCK) {
+        if (sorted)
+            pair.rank(i, &mine);
+        else
+            pair.matched(i, &mine);
+    }
+    const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_uld_sums::totals *>(a.scratch)[blockIdx.x] = totals;
+}
+
+/* One block a chunk. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_constant__ xd_uld_args a,
+                                                                 int64_t parts) {
+    const xdi_cuda_uld_sums::totals *from =
+        reinterpret_cast<const xdi_cuda_uld_sums::totals *>(a.scratch) + (int64_t)blockIdx.x * parts;
+    xd_uld_chunk *chunk = &a.chunks[blockIdx.x];
+    xdi_cuda_uld_sums mine;
+    if (!chunk->finite) return; /* the whole block */
+    for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
+        mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
+    const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    const double factor = chunk->factor[XD_ULD_STUDENT];
+    if (threadIdx.x != 0) return;
+    chunk->unmatched = totals.sum[XDI_CUDA_ULD_UNMATCHED];
+    chunk->matched = totals.sum[XDI_CUDA_ULD_MATCHED];
+    chunk->mean = factor > 0.0 ? totals.sum[XDI_CUDA_ULD_MEAN] / factor : 0.0;
+}
+
+static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    const int64_t n = a->side[XD_ULD_STUDENT].count, m = a->side[XD_ULD_TEACHER].count, ranks = n > m ? n : m;
+    const int64_t segments = xdi_cuda_uld_segments(ranks);
+    const int64_t parts = segments + xdi_cuda_uld_segments(a->matched_count);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * parts, XDI_CUDA_TEAM_BLOCK),
+                            xdi_cuda_uld_compare_kernel, *a, ranks, segments, parts));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_total_kernel,
+                           *a, parts);
+}
+
+/* ---- gradient: one thread for eight columns ---- */
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t parts) {
+    const xd_uld_rows &side = a.side[XD_ULD_STUDENT];
+    const int64_t row = a.row + (int64_t)blockIdx.x / parts, i = (int64_t)a.owner[row] - a.first;
+    const int64_t c =
+        ((int64_t)blockIdx.x % parts * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
+    xdi_cuda_eight out = {};
+    if (c >= a.gradient.cols) return;
+    if (a.owner[row] >= 0) {
+        const xd_uld_chunk &chunk = a.chunks[i];
+        if (!chunk.finite) return;
+        const bool base = row == chunk.base[XD_ULD_STUDENT];
+        const double mean = base ? chunk.mean : side.scores[row], factor = chunk.factor[XD_ULD_STUDENT];
+        const double along = base ? factor : mean > XD_ULD_FLOOR ? factor * chunk.mean / mean : 0.0;
+        const xdi_cuda_uld_power p(side, row, a.share * along / side.temperature);
+        const float *slope = a.slope + i * side.columns;
+        const xdi_cuda_eight x = xdi_cuda_read_any(side.logits, row, c, side.columns);
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT; k++) {
+            if (c + k >= side.columns) continue;
+            const double d = base ? (double)slope[c + k] : c + k == side.ids[row] ? 1.0 : 0.0;
+            out.at[k] = (float)(p(x.at[k]) * (d - mean));
+        }
+    }
+    xdi_cuda_write_any(a.gradient, row, c, a.gradient.cols, out);
+}
+
+static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
+    enum { COLUMNS = XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
+    const int64_t parts = (a->gradient.cols + COLUMNS - 1) / COLUMNS;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->rows * parts, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_uld_gradient_kernel, *a, parts);
+}
+
+/* ---- jsd and estimate: as many blocks as there is room for sums, then one over these ---- */
+
+struct xdi_cuda_uld_sum_join {
+    __device__ xd_uld_sum operator()(xd_uld_sum a, const xd_uld_sum &b) const {
+        a.value = __dadd_rn(a.value, b.value);
+        if (a.bad < 0 || (b.bad >= 0 && b.bad < a.bad)) a.bad = b.bad;
+        return a;
+    }
+};
+
+static __device__ inline void xdi_cuda_uld_put(xd_uld_sum *out, xd_uld_sum mine) {
+    const xd_uld_sum none = { 0.0, -1 };
+    mine = xdi_cuda_block_reduce(mine, none, xdi_cuda_uld_sum_join());
+    if (threadIdx.x == 0) *out = mine;
+}
+
+static int64_t xdi_cuda_uld_blocks(int64_t count) {
+    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    return blocks < 1 ? 1 : blocks < XD_ULD_SUMS - 1 ? blocks : (int64_t)(XD_ULD_SUMS - 1);
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_sum_kernel(xd_uld_sum *out, int64_t blocks) {
+    static_assert((int)XD_ULD_SUMS - 1 <= (int)XDI_CUDA_TEAM_BLOCK, "a thread for each sum");
+    xd_uld_sum mine = { 0.0, -1 };
+    if ((int64_t)threadIdx.x < blocks) mine = out[1 + threadIdx.x];
+    xdi_cuda_uld_put(out, mine);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_constant__ xd_jsd_args a) {
+    xd_uld_sum mine = { 0.0, -1 };
+    for (int64_t i = xdi_cuda_flat_index(); i < a.student.rows * a.student.cols;
+         i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
+        const int64_t r = i / a.student.cols, c = i % a.student.cols;
+        double slope;
+        mine.value += xdi_cuda_jsd_entry((double)xdi_cuda_element(a.student, r, c),
+                                         (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
+        if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
+    }
+    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
+}
+
+static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
+    const int64_t blocks = xdi_cuda_uld_blocks(a->student.rows * a->student.cols);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
+                           blocks);
+}
+
+static __device__ inline double xdi_cuda_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
+}
+
+static __device__ inline double xdi_cuda_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* xdi_cpu_estimate_one */
+static __device__ inline void xdi_cuda_estimate_one(const xd_estimate_args &a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = (double)a.reference[i] - (double)a.logprobs[i];
+    const double rho = fmax(-a.input_clamp, fmin(a.input_clamp, free_rho));
+    const double weight = a.weight ? (double)a.weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xdi_cuda_estimate_value(a.kind, rho);
+    double slope = rho == free_rho ? xdi_cuda_estimate_slope(a.kind, rho) : 0.0;
+    if (a.output_clamp != 0.0 && fabs(value) > a.output_clamp) {
+        value = value > 0.0 ? a.output_clamp : -a.output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value += weight * value;
+    if (a.values) a.values[i] = (float)value;
+    if (a.gradient) a.gradient[i] = (float)(weight * slope);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
+    xd_uld_sum mine = { 0.0, -1 };
+    for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_estimate_one(a, i, &mine);
+    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
+}
+
+static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
+    const int64_t blocks = xdi_cuda_uld_blocks(a->count);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(
+        XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
+                           blocks);
+}
+
+static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_merge_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_count_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_offset_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_scatter_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
+}
+
+static xd_uld_kernels xdi_cuda_uld_table() {
+    xd_uld_kernels kernels;
+    kernels.merge = xdi_cuda_uld_merge;
+    kernels.sort = xdi_cuda_uld_sort;
+    kernels.compare = xdi_cuda_uld_compare;
+    kernels.gradient = xdi_cuda_uld_gradient;
+    kernels.jsd = xdi_cuda_jsd;
+    kernels.estimate = xdi_cuda_estimate;
+    return kernels;
+}
+
 /* >>cuda/table.cu */
 
 /* The table of the unit, and what happens once: set-up of a context's GPU. */
@@ -6607,6 +7509,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_matmul_load(ctx));
     XDI_TRY(xdi_cuda_optimizer_load(ctx));
     XDI_TRY(xdi_cuda_loss_load(ctx));
+    XDI_TRY(xdi_cuda_mft_load(ctx));
     XDI_TRY(xdi_cuda_rows_load(ctx));
     XDI_TRY(xdi_cuda_softmax_load(ctx));
     XDI_TRY(xdi_cuda_xtoken_load(ctx));
@@ -6614,6 +7517,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
     XDI_TRY(xdi_cuda_list_kernels_load(ctx));
     XDI_TRY(xdi_cuda_chunks_load(ctx));
+    XDI_TRY(xdi_cuda_uld_load(ctx));
     XDI_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -6625,6 +7529,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.device = XD_DEVICE_CUDA;
     kernels.memory = xdi_cuda_memory_table();
     kernels.loss = xdi_cuda_loss_table();
+    kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
     kernels.xtoken = xdi_cuda_xtoken_table();
@@ -6632,6 +7537,7 @@ static xd_kernels xdi_cuda_table() {
     xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
     xdi_cuda_list_kernels_fill(&kernels.xtoken);
     xdi_cuda_chunks_fill(&kernels.xtoken);
+    kernels.uld = xdi_cuda_uld_table();
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;
@@ -6733,4 +7639,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 6dfb5bd20a6e8fba1980114760b0515549f91561b101bf6d8026f879d0d379bc */
+/* xdistill sha256 2f4e8c9381dc2d7eac07e68fa1bb3ecd043e996b9b235813b9c1a225986b68da */

@@ -27,6 +27,7 @@
 #include "cuda/loss_fused.cu"
 #include "cuda/loss_cluster.cu"
 #include "cuda/loss_rows.cu"
+#include "cuda/mft.cu"
 #include "cuda/loss_softmax.cu"
 #include "cuda/topk.cu"
 #include "cuda/topk_select.cu"
@@ -35,4 +36,5 @@
 #include "cuda/xtoken_rows.cu"
 #include "cuda/xtoken_lists.cu"
 #include "cuda/xtoken_chunks.cu"
+#include "cuda/uld.cu"
 #include "cuda/table.cu"

@@ -228,8 +228,11 @@ XD_TEST(sorted_losses_have_the_slopes_they_say_also_in_place) {
     for (int merge = 0; merge < 2; merge++) {
         pair *p = pair_new((xd_uld_merge)merge);
         xd_ctx *ctx = NULL;
+        xd_ctx_desc desc;
         xd_uld_values values, high, low;
-        CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+        memset(&desc, 0, sizeof desc);
+        desc.cpu = XD_CPU_PLAIN; /* differences want double */
+        CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
         CHECK_EQ_INT(xd_uld_loss(ctx, &p->d, &values), XD_OK);
         CHECK_EQ_INT(values.chunks, 3);
         float gradient[TOKENS * VOCAB];

@@ -104,6 +104,26 @@ XD_TEST(the_maximum_of_a_tile_for_every_sign) {
                 }
 }
 
+/* A NaN anywhere shows, whatever its sign; infinities of both signs do not hide the largest number. */
+XD_TEST(the_largest_element_of_a_tile_is_NaN_when_there_is_one) {
+    enum { COUNT = 75 }; /* whole vectors of every width, and a rest */
+    const float odd[5] = { NAN, -NAN, INFINITY, -INFINITY, 1.5f };
+    static float x[COUNT];
+    static uint16_t narrow[COUNT];
+    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
+        for (int k = 0; k < 5; k++)
+            for (int at = 0; at < COUNT; at++)
+                for (int half = 0; half < 2; half++) {
+                    const xdi_simd_array array = { half ? (void *)narrow : (void *)x, half != 0 };
+                    for (int i = 0; i < COUNT; i++) x[i] = i % 3 ? -1.0f - (float)i : -INFINITY;
+                    x[at] = odd[k];
+                    for (int i = 0; i < COUNT; i++) narrow[i] = xd_bf16_from_f32(x[i]);
+                    const float max = xdi_tiles_of((xd_cpu_level)level)->max(array, COUNT);
+                    const float others = at == 1 ? -3.0f : -2.0f;
+                    CHECK(k < 2 ? isnan(max) : max == (k == 3 ? others : odd[k]));
+                }
+}
+
 XD_TEST(gradients_past_the_caches_have_the_same_bits) {
     enum { COUNT = 333, BYTES = COUNT * 4 };
     static unsigned char memory[2][BYTES + XDI_SIMD_LINE];

@@ -206,4 +206,50 @@ XD_TEST(every_level_takes_rows_that_f32_does_not_fit) {
     }
 }
 
+/* Equal, or NaN both. */
+static bool same_moment(double fast, double plain, double bound) {
+    return isnan(plain) ? isnan(fast) : fast == plain || fabs(fast - plain) <= bound;
+}
+
+XD_TEST(every_level_has_the_moments_of_the_plain_one) {
+    enum { COUNT = 7 };
+    static float x[COUNT * TEACHER];
+    const int64_t rows[COUNT] = { 6, 0, 1, 2, 3, 4, 5 }, labels[COUNT] = { 0, TEACHER, 902, -100, 5, 17, 3 };
+    seed = 5;
+    for (int i = 0; i < COUNT * TEACHER; i++) x[i] = (float)((uniform() - 0.5) * 12.0);
+    for (int v = 0; v < TEACHER; v += 2) x[TEACHER + v] = -INFINITY;
+    for (int v = 0; v < TEACHER; v++) x[2 * TEACHER + v] = -INFINITY;
+    x[3 * TEACHER + 17] = NAN;
+    x[4 * TEACHER + 902] = 1e6f; /* is more than f32 fits */
+    x[5 * TEACHER + 900] = 300.0f;
+    for (int form = 0; form < 4; form++) {
+        void *data = copy_of(x, COUNT * TEACHER, form / 2 == 1);
+        double moments[2][COUNT * XD_XTOKEN_MOMENTS];
+        xd_xtoken_args a;
+        memset(&a, 0, sizeof a);
+        a.logits.data = data;
+        a.logits.dtype = form / 2 == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        a.logits.rows = COUNT;
+        a.logits.cols = a.columns = TEACHER;
+        a.rows = rows;
+        a.labels = labels;
+        a.count = COUNT;
+        a.entropy = form % 2 == 1;
+        for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+            xd_ctx_desc desc;
+            xd_ctx *ctx = NULL;
+            memset(&desc, 0, sizeof desc);
+            desc.cpu = (xd_cpu_level)level;
+            CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+            const xd_launch launch = xd_ctx_launch(ctx);
+            a.moments = moments[level > (int)XD_CPU_PLAIN];
+            CHECK(xd_ctx_kernels(ctx).xtoken.moments(&launch, &a) == XD_OK);
+            for (int i = 0; i < COUNT * XD_XTOKEN_MOMENTS && level > (int)XD_CPU_PLAIN; i++)
+                CHECK(same_moment(moments[1][i], moments[0][i], 4e-6));
+            xd_ctx_destroy(ctx);
+        }
+        free(data);
+    }
+}
+
 XD_TEST_MAIN()

@@ -26,6 +26,12 @@ XD_API void *xd_arena_take_pointer(xd_arena *arena, size_t bytes) {
     return arena->base + offset;
 }
 
+XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits) {
+    size_t offset = 0, bytes = 0;
+    *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
+    return *fits && arena->base ? arena->base + offset : NULL;
+}
+
 XD_API size_t xd_arena_mark(const xd_arena *arena) {
     return arena->used;
 }

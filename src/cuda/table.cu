@@ -18,6 +18,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_matmul_load(ctx));
     XDI_TRY(xdi_cuda_optimizer_load(ctx));
     XDI_TRY(xdi_cuda_loss_load(ctx));
+    XDI_TRY(xdi_cuda_mft_load(ctx));
     XDI_TRY(xdi_cuda_rows_load(ctx));
     XDI_TRY(xdi_cuda_softmax_load(ctx));
     XDI_TRY(xdi_cuda_xtoken_load(ctx));
@@ -25,6 +26,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_xtoken_rows_load(ctx));
     XDI_TRY(xdi_cuda_list_kernels_load(ctx));
     XDI_TRY(xdi_cuda_chunks_load(ctx));
+    XDI_TRY(xdi_cuda_uld_load(ctx));
     XDI_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -36,6 +38,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.device = XD_DEVICE_CUDA;
     kernels.memory = xdi_cuda_memory_table();
     kernels.loss = xdi_cuda_loss_table();
+    kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
     kernels.xtoken = xdi_cuda_xtoken_table();
@@ -43,6 +46,7 @@ static xd_kernels xdi_cuda_table() {
     xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
     xdi_cuda_list_kernels_fill(&kernels.xtoken);
     xdi_cuda_chunks_fill(&kernels.xtoken);
+    kernels.uld = xdi_cuda_uld_table();
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;

@@ -1,4 +1,4 @@
-#include <math.h>
+#include <string.h>
 
 static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d) {
     XDI_REQUIRE(ctx, (int)d->kind >= 0 && (int)d->kind <= (int)XD_KL_K3, XD_ERROR_ARGUMENT,
@@ -10,42 +10,29 @@ static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d
     return XD_OK;
 }
 
-static double xdi_estimate_value(xd_kl_estimator kind, double rho) {
-    if (kind == XD_KL_K1) return -rho;
-    return kind == XD_KL_K2 ? 0.5 * rho * rho : expm1(rho) - rho;
-}
-
-/* With respect to the student's log-probability, of which rho is minus. */
-static double xdi_estimate_slope(xd_kl_estimator kind, double rho) {
-    if (kind == XD_KL_K1) return 1.0;
-    return kind == XD_KL_K2 ? -rho : -expm1(rho);
-}
-
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum) {
-    const xd_kl_estimate_desc *d = desc;
-    const double most = d->input_clamp != 0.0 ? d->input_clamp : 20.0;
-    double total = 0.0;
-    int64_t bad = -1;
-    XDI_TRY(xdi_estimate_validate(ctx, d));
-    for (int64_t i = 0; i < d->count; i++) {
-        const double free_rho = (double)d->reference[i] - (double)d->logprobs[i];
-        const double rho = fmax(-most, fmin(most, free_rho));
-        const double weight = d->weight ? (double)d->weight[i] : 1.0;
-        double value = isnan(free_rho) ? free_rho : xdi_estimate_value(d->kind, rho);
-        double slope = rho == free_rho ? xdi_estimate_slope(d->kind, rho) : 0.0;
-        if (d->output_clamp != 0.0 && fabs(value) > d->output_clamp) {
-            value = value > 0.0 ? d->output_clamp : -d->output_clamp;
-            slope = 0.0;
-        }
-        if (!isfinite(value)) {
-            if (bad < 0 && weight != 0.0) bad = i;
-            value = slope = 0.0;
-        }
-        total += weight * value;
-        if (d->values) d->values[i] = (float)value;
-        if (d->gradient) d->gradient[i] = (float)(weight * slope);
-    }
-    XDI_REQUIRE(ctx, bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite", (long long)bad);
-    *sum = total;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_estimate_args a;
+    xd_uld_sum total;
+    XDI_TRY(xdi_estimate_validate(ctx, desc));
+    memset(&a, 0, sizeof a);
+    a.logprobs = desc->logprobs;
+    a.reference = desc->reference;
+    a.weight = desc->weight;
+    a.count = desc->count;
+    a.kind = (int)desc->kind;
+    a.input_clamp = desc->input_clamp != 0.0 ? desc->input_clamp : 20.0;
+    a.output_clamp = desc->output_clamp;
+    a.values = desc->values;
+    a.gradient = desc->gradient;
+    a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
+    XDI_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    xd_result result = xd_ctx_kernels(ctx).uld.estimate(&launch, &a);
+    if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
+    xdi_call_memory_done(ctx, a.out);
+    XDI_TRY(result);
+    XDI_REQUIRE(ctx, total.bad < 0, XD_ERROR_DATA, "the estimate of token %lld is not finite",
+                (long long)total.bad);
+    *sum = total.value;
     return XD_OK;
 }

@@ -25,10 +25,11 @@ typedef struct xd_kl_estimate_desc {
     float *gradient;     /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
-/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. Local;
- * allocates nothing; double inside. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind; DATA,
- * naming the first token, when an estimate of a token of weight other than 0 is not finite (values and
- * gradient are then written, 0 for such tokens). */
+/* *sum = sum of weight times estimate over these tokens; divide and add over ranks as the loss wants. The
+ * arrays are memory of the context's device, *sum is the host's: the call waits for it. Local; memory: 4 KB;
+ * double inside; the same bits on every run. Errors: ARGUMENT for a negative or NaN clamp or an unknown kind;
+ * MEMORY; DATA, naming the first token, when an estimate of a token of weight other than 0 is not finite
+ * (values and gradient are then written, 0 for such tokens). */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 #endif

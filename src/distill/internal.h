@@ -60,9 +60,6 @@ XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_
 /* votes.c: the context and the sizes of both vocabularies. */
 XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_size, int64_t *teacher_size);
 
-/* compat.c: the generalised JSD of one entry from its logarithms, and A = d loss / d ln student. */
-XD_PRIVATE double xdi_compat_entry(double s, double t, double beta, double *slope);
-
 /* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
 typedef struct xdi_loss_plan {
     xd_loss_desc d;
@@ -87,5 +84,10 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
 /* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
+/* One call: checks, workspace, which rows count, what the body makes of all rows (plan->rows), and their sum. `checked`
+ * is what the caller's own checks found on this rank. */
+typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
+XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked, xdi_loss_body body,
+                                   const void *user, xd_loss_values *out);
 
 #endif

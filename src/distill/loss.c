@@ -196,17 +196,6 @@ XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan)
     return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
 }
 
-static xd_result xdi_loss_run(xd_ctx *ctx, xdi_loss_plan *plan, xd_loss_values *out) {
-    const xd_loss_desc *d = &plan->d;
-    const xd_launch launch = xd_ctx_launch(ctx);
-    xd_row_args rows;
-    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
-    XDI_TRY(xdi_loss_rows(&launch, plan));
-    rows.loss_rows = plan->rows;
-    rows.row_loss = d->row_loss;
-    return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
-}
-
 /* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
 static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
     xd_arena planning = xd_arena_over(NULL, 0), arena;
@@ -240,14 +229,33 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc) {
     return xdi_loss_layout(&plan, plan.d.student.rows, &arena) ? arena.peak : 0;
 }
 
-XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
+                                   xdi_loss_body body, const void *user, xd_loss_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
     xdi_loss_plan plan;
+    xd_row_args rows;
     void *owned = NULL;
-    xd_result result = xdi_loss_prepare(ctx, desc, &plan, &owned);
+    xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
-    if (result == XD_OK) result = xdi_loss_run(ctx, &plan, out);
-    plan.kernels.memory.release(ctx, owned);
+    if (result == XD_OK)
+        result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
+    if (result == XD_OK) result = body(&launch, &plan, user);
+    if (result == XD_OK) {
+        rows.loss_rows = plan.rows;
+        rows.row_loss = desc->row_loss;
+        result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
+    }
+    xd_ctx_kernels(ctx).memory.release(ctx, owned);
     return result;
+}
+
+static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    (void)user;
+    return xdi_loss_rows(launch, plan);
+}
+
+XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
 }
 
 /* The loss as a float on the host, from wherever the context computes. */

@@ -1,7 +1,8 @@
 #include <math.h>
 #include <string.h>
 
-#define XDI_ULD_FLOOR 1e-8 /* of the probability of a merged token, and of TRL's JSD */
+/* Bytes that the chunks at work on a device may take; one chunk may take more. */
+#define XDI_ULD_TILE_BYTES ((size_t)64 << 20)
 
 /* ---- groups as TRL forms them ---- */
 
@@ -68,191 +69,16 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_side *studen
     return XD_OK;
 }
 
-/* ---- one side of one chunk ---- */
-
-/* The merged distribution of tokens [begin, end). */
-typedef struct xdi_uld_merged {
-    const xd_uld_side *side;
-    int64_t begin, end, base; /* base: the token whose distribution it is */
-    int64_t shift;            /* from a token to the row that predicts it */
-    double factor;            /* product of the other tokens' probabilities */
-    double *values;           /* [vocabulary] */
-    const void **order;       /* [vocabulary] pointers into values, largest first */
-} xdi_uld_merged;
-
-/* Largest logit and logarithm of the sum of a row, by which every probability follows; false when the row is
- * not finite. */
-static bool xdi_uld_row(const xd_uld_side *side, int64_t row, double *max, double *log_sum) {
-    int64_t at;
-    double sum = 0.0;
-    *max = xdi_loss_row_max(&side->logits, row, side->vocabulary, &at);
-    if (!isfinite(*max)) return false;
-    for (int64_t c = 0; c < side->vocabulary; c++)
-        sum += exp((xdi_loss_load(&side->logits, row, c) - *max) / side->temperature);
-    *log_sum = log(sum);
-    return true;
-}
-
-static double xdi_uld_probability(const xd_uld_side *side, int64_t row, int64_t id, double max,
-                                  double log_sum) {
-    return exp((xdi_loss_load(&side->logits, row, id) - max) / side->temperature - log_sum);
-}
-
-static bool xdi_uld_merge(xdi_uld_merged *m) {
-    double max, log_sum;
-    m->factor = 1.0;
-    for (int64_t t = m->begin; t < m->end; t++) {
-        if (t == m->base) continue;
-        if (!xdi_uld_row(m->side, t + m->shift, &max, &log_sum)) return false;
-        const double p = xdi_uld_probability(m->side, t + m->shift, m->side->ids[t], max, log_sum);
-        m->factor *= p > XDI_ULD_FLOOR ? p : XDI_ULD_FLOOR;
-    }
-    if (!xdi_uld_row(m->side, m->base + m->shift, &max, &log_sum)) return false;
-    for (int64_t c = 0; c < m->side->vocabulary; c++)
-        m->values[c] = m->factor * xdi_uld_probability(m->side, m->base + m->shift, c, max, log_sum);
-    return true;
-}
-
-/* Larger first; the lower address, which is the lower id, among equals. */
-static int xdi_uld_descending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    if (x != y) return x < y ? 1 : -1;
-    return (a > b) - (a < b);
-}
-
-/* Sorts the entries whose mark is not set; returns how many. */
-static int64_t xdi_uld_sort(xdi_uld_merged *m, const uint8_t *matched) {
-    int64_t n = 0;
-    for (int64_t c = 0; c < m->side->vocabulary; c++)
-        if (!matched[c]) m->order[n++] = &m->values[c];
-    xdi_sort(m->order, (size_t)n, xdi_uld_descending);
-    return n;
-}
-
-/* ---- the loss ---- */
-
-typedef struct xdi_uld_plan {
-    xd_uld_desc d;
-    xdi_uld_merged student, teacher;
-    double *slope;                                 /* [student vocabulary] d loss / d merged value */
-    uint8_t *matched_of_student, *matched_of_teacher; /* [vocabulary] marks */
-    int64_t chunks;
-    double matched, unmatched;
-} xdi_uld_plan;
-
-static bool xdi_uld_layout(xdi_uld_plan *p, xd_arena *arena) {
-    const size_t s = (size_t)p->d.student.vocabulary, t = (size_t)p->d.teacher.vocabulary;
-    const size_t sizes[7] = { s * sizeof(double), t * sizeof(double), s * sizeof(void *), t * sizeof(void *),
-                              s * sizeof(double), s,                  t };
-    void *at[7];
-    for (int i = 0; i < 7; i++) {
-        size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
-        at[i] = arena->base ? arena->base + offset : NULL;
-    }
-    p->student.values = (double *)at[0];
-    p->teacher.values = (double *)at[1];
-    p->student.order = (const void **)at[2];
-    p->teacher.order = (const void **)at[3];
-    p->slope = (double *)at[4];
-    p->matched_of_student = (uint8_t *)at[5];
-    p->matched_of_teacher = (uint8_t *)at[6];
-    return true;
-}
-
-/* Adds |a - b| of the sorted rests; fills slope. */
-static void xdi_uld_unmatched(xdi_uld_plan *p) {
-    const int64_t n = xdi_uld_sort(&p->student, p->matched_of_student);
-    const int64_t m = xdi_uld_sort(&p->teacher, p->matched_of_teacher);
-    const double weight = p->d.matched_count > 0 ? p->d.unmatched_weight : 1.0;
-    if (n == 0 || m == 0) return; /* a side without a rest has nothing to be compared with */
-    for (int64_t r = 0; r < n || r < m; r++) {
-        const double a = r < n ? *(const double *)p->student.order[r] : 0.0;
-        const double b = r < m ? *(const double *)p->teacher.order[r] : 0.0;
-        p->unmatched += fabs(a - b);
-        if (r < n)
-            p->slope[(const double *)p->student.order[r] - p->student.values] =
-                weight * (double)((a > b) - (a < b));
-    }
-}
-
-static void xdi_uld_matched(xdi_uld_plan *p) {
-    for (int64_t i = 0; i < p->d.matched_count; i++) {
-        const int64_t s = p->d.matched_student[i], t = p->d.matched_teacher[i];
-        const double u = p->student.values[s], v = p->teacher.values[t];
-        double slope;
-        p->matched += xdi_compat_entry(log(u > XDI_ULD_FLOOR ? u : XDI_ULD_FLOOR),
-                                       log(v > XDI_ULD_FLOOR ? v : XDI_ULD_FLOOR), p->d.beta, &slope);
-        p->slope[s] = u >= XDI_ULD_FLOOR ? p->d.matched_weight * slope / u : 0.0;
-    }
-}
-
-/* Adds share * p_v (d_v - sum p d) / tau to a row of the gradient, where d is slope[v], or 1 at `only` and 0
- * elsewhere. */
-static void xdi_uld_backward(const xdi_uld_plan *p, int64_t row, int64_t only, double share) {
-    const xd_uld_side *side = &p->d.student;
-    double max, log_sum, mean = 0.0;
-    xdi_uld_row(side, row, &max, &log_sum);
-    for (int64_t c = 0; c < side->vocabulary; c++)
-        if (only < 0 || c == only)
-            mean += xdi_uld_probability(side, row, c, max, log_sum) * (only < 0 ? p->slope[c] : 1.0);
-    for (int64_t c = 0; c < side->vocabulary; c++) {
-        const double d = only < 0 ? p->slope[c] : (double)(c == only);
-        const double g = xdi_uld_probability(side, row, c, max, log_sum) * (d - mean);
-        xdi_loss_store(&p->d.gradient, row, c, share * g / side->temperature);
-    }
-}
-
-/* The chunk's rows of the gradient: a row belongs to one token, and a token to one chunk. The base row comes last
- * where the gradient lies over the logits: the others do not need it any more. */
-static void xdi_uld_gradient(const xdi_uld_plan *p, double share) {
-    const xdi_uld_merged *m = &p->student;
-    double along = 0.0; /* d loss / d ln factor */
-    for (int64_t c = 0; c < m->side->vocabulary; c++) along += p->slope[c] * m->values[c];
-    for (int64_t t = m->begin; t < m->end; t++) {
-        double max, log_sum;
-        if (t == m->base) continue;
-        xdi_uld_row(m->side, t + m->shift, &max, &log_sum);
-        const double q = xdi_uld_probability(m->side, t + m->shift, m->side->ids[t], max, log_sum);
-        xdi_uld_backward(p, t + m->shift, m->side->ids[t], q > XDI_ULD_FLOOR ? share * along / q : 0.0);
-    }
-    xdi_uld_backward(p, m->base + m->shift, -1, share * m->factor);
-}
-
-static void xdi_uld_point(xdi_uld_merged *m, const xd_uld_side *side, xd_uld_merge merge, int64_t begin,
-                          int64_t end) {
-    m->side = side;
-    m->begin = begin;
-    m->end = end;
-    m->shift = merge == XD_ULD_BAYESIAN ? -1 : 0;
-    m->base = merge == XD_ULD_BAYESIAN ? end - 1 : begin;
-}
-
-static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
-    return c->student_begin < c->student_end && c->teacher_begin < c->teacher_end;
-}
-
-static xd_result xdi_uld_chunk(xd_ctx *ctx, xdi_uld_plan *p, const xd_aligned_chunk *c, double share) {
-    xdi_uld_point(&p->student, &p->d.student, p->d.merge, c->student_begin, c->student_end);
-    xdi_uld_point(&p->teacher, &p->d.teacher, p->d.merge, c->teacher_begin, c->teacher_end);
-    XDI_REQUIRE(ctx, xdi_uld_merge(&p->student) && xdi_uld_merge(&p->teacher), XD_ERROR_DATA,
-                "logits of student tokens [%d, %d) or teacher tokens [%d, %d) are not finite",
-                (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin, (int)c->teacher_end);
-    memset(p->slope, 0, (size_t)p->d.student.vocabulary * sizeof *p->slope);
-    xdi_uld_unmatched(p);
-    xdi_uld_matched(p);
-    if (share != 0.0) xdi_uld_gradient(p, share);
-    return XD_OK;
-}
-
 /* ---- checks ---- */
 
 static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_side *side) {
-    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
-                "%s logits are %s: F32 or BF16 is needed", name, xd_dtype_name(side->logits.dtype));
-    XDI_REQUIRE(ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols, XD_ERROR_SHAPE,
-                "%s logits have %lld columns for a vocabulary of %lld", name, (long long)side->logits.cols,
-                (long long)side->vocabulary);
+    XDI_REQUIRE(ctx, side->logits.dtype == XD_DTYPE_F32 || side->logits.dtype == XD_DTYPE_BF16,
+                XD_ERROR_DTYPE, "%s logits are %s: F32 or BF16 is needed", name,
+                xd_dtype_name(side->logits.dtype));
+    XDI_REQUIRE(
+        ctx, side->vocabulary > 0 && side->vocabulary <= side->logits.cols && side->vocabulary <= INT32_MAX,
+        XD_ERROR_SHAPE, "%s logits have %lld columns for a vocabulary of %lld", name,
+        (long long)side->logits.cols, (long long)side->vocabulary);
     XDI_REQUIRE(ctx, side->temperature > 0.0 && isfinite(side->temperature), XD_ERROR_ARGUMENT,
                 "%s temperature %g must be positive and finite", name, side->temperature);
     for (int64_t i = 0; i < side->logits.rows; i++)
@@ -262,6 +88,10 @@ static xd_result xdi_uld_check_side(xd_ctx *ctx, const char *name, const xd_uld_
     return XD_OK;
 }
 
+static bool xdi_uld_two_sided(const xd_aligned_chunk *c) {
+    return c->student_begin < c->student_end && c->teacher_begin < c->teacher_end;
+}
+
 static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     const int64_t first = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
     int64_t s = first, t = first;
@@ -269,8 +99,8 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
         const xd_aligned_chunk *c = &d->chunks[i];
         if (!xdi_uld_two_sided(c)) continue;
         XDI_REQUIRE(ctx,
-                    c->student_begin >= s && c->student_end <= d->student.logits.rows && c->teacher_begin >= t &&
-                        c->teacher_end <= d->teacher.logits.rows,
+                    c->student_begin >= s && c->student_end <= d->student.logits.rows &&
+                        c->teacher_begin >= t && c->teacher_end <= d->teacher.logits.rows,
                     XD_ERROR_ARGUMENT,
                     "chunk %lld, [%d, %d) and [%d, %d), does not lie in [%lld, %lld) and [%lld, %lld)",
                     (long long)i, (int)c->student_begin, (int)c->student_end, (int)c->teacher_begin,
@@ -282,14 +112,23 @@ static xd_result xdi_uld_check_chunks(xd_ctx *ctx, const xd_uld_desc *d) {
     return XD_OK;
 }
 
+static xd_result xdi_uld_check_gradient(xd_ctx *ctx, const xd_rows *g, const xd_rows *x) {
+    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "the gradient is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
+                "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
+                (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
 static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
-    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
-                "this loss is not built for a GPU");
     XDI_TRY(xdi_uld_check_side(ctx, "student", &d->student));
     XDI_TRY(xdi_uld_check_side(ctx, "teacher", &d->teacher));
-    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", d->beta);
-    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale), XD_ERROR_ARGUMENT,
-                "denominator %g and scale %g must be finite, the first not negative", d->denominator, d->scale);
+    XDI_REQUIRE(ctx, d->beta >= 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
+    XDI_REQUIRE(ctx, d->denominator >= 0.0 && isfinite(d->denominator) && isfinite(d->scale),
+                XD_ERROR_ARGUMENT, "denominator %g and scale %g must be finite, the first not negative",
+                d->denominator, d->scale);
     for (int64_t i = 0; i < d->matched_count; i++)
         XDI_REQUIRE(ctx,
                     d->matched_student[i] >= 0 && d->matched_student[i] < d->student.vocabulary &&
@@ -297,68 +136,298 @@ static xd_result xdi_uld_check(xd_ctx *ctx, const xd_uld_desc *d) {
                     XD_ERROR_ARGUMENT, "matched ids %lld and %lld are outside vocabularies of %lld and %lld",
                     (long long)d->matched_student[i], (long long)d->matched_teacher[i],
                     (long long)d->student.vocabulary, (long long)d->teacher.vocabulary);
-    const xd_rows *g = &d->gradient, *x = &d->student.logits;
-    if (g->data)
-        XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols, XD_ERROR_SHAPE,
-                    "the gradient is [%lld, %lld], the student's logits [%lld, %lld]", (long long)g->rows,
-                    (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    if (d->gradient.data) XDI_TRY(xdi_uld_check_gradient(ctx, &d->gradient, &d->student.logits));
     return xdi_uld_check_chunks(ctx, d);
 }
 
-/* Zeros in every row that no chunk writes. A row is kept until its own chunk is done when the gradient lies
- * over the logits, so this comes last; `written` marks rows. */
-static void xdi_uld_clear(const xdi_uld_plan *p) {
-    const int64_t shift = p->d.merge == XD_ULD_BAYESIAN ? -1 : 0;
-    int64_t row = 0;
-    for (int64_t i = 0; i <= p->d.chunk_count; i++) {
-        const bool last = i == p->d.chunk_count;
-        if (!last && !xdi_uld_two_sided(&p->d.chunks[i])) continue;
-        const int64_t begin = last ? p->d.gradient.rows : p->d.chunks[i].student_begin + shift;
-        for (; row < begin; row++)
-            for (int64_t c = 0; c < p->d.gradient.cols; c++) xdi_loss_store(&p->d.gradient, row, c, 0.0);
-        const int64_t end = last ? row : p->d.chunks[i].student_end + shift;
-        for (; row < end; row++)
-            for (int64_t c = p->d.student.vocabulary; c < p->d.gradient.cols; c++)
-                xdi_loss_store(&p->d.gradient, row, c, 0.0);
+/* ---- lists ---- */
+
+/* What the host says of the whole sequence; one copy brings it to a device. */
+typedef struct xdi_uld_lists {
+    xd_uld_chunk *chunks;           /* those with two sides; they come back */
+    int64_t *ids[XD_ULD_SIDES];     /* [rows] the token that a row predicts */
+    int32_t *owner;                 /* [rows of the student] */
+    int32_t *matched[XD_ULD_SIDES]; /* [matched_count] */
+    int32_t *list[XD_ULD_SIDES];    /* [vocabulary] the other ids; NULL without matched ones */
+} xdi_uld_lists;
+
+/* What lies in memory of the device besides. */
+typedef struct xdi_uld_work {
+    double *parts[XD_ULD_SIDES], *scores[XD_ULD_SIDES];
+    uint64_t *sorted[XD_ULD_SIDES], *spare[XD_ULD_SIDES];
+    float *slope;
+    unsigned char *scratch;
+} xdi_uld_work;
+
+typedef struct xdi_uld {
+    xd_ctx *ctx;
+    xd_kernels kernels;
+    xd_launch launch;
+    xd_uld_desc d;
+    const xd_uld_side *side[XD_ULD_SIDES];
+    int64_t chunks, tile;        /* with two sides; at work at a time */
+    int64_t count[XD_ULD_SIDES]; /* ids that are sorted */
+    xdi_uld_lists here, there;   /* the host's, and the device's */
+    xdi_uld_work work;
+} xdi_uld;
+
+static bool xdi_uld_layout_lists(const xdi_uld *x, xdi_uld_lists *l, xd_arena *arena) {
+    const int64_t m = x->d.matched_count;
+    bool fits = true;
+    memset(l, 0, sizeof *l);
+    l->chunks = (xd_uld_chunk *)xdi_arena_array(arena, x->chunks, sizeof *l->chunks, &fits);
+    l->owner = (int32_t *)xdi_arena_array(arena, x->d.student.logits.rows, sizeof *l->owner, &fits);
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        l->ids[i] = (int64_t *)xdi_arena_array(arena, x->side[i]->logits.rows, sizeof *l->ids[i], &fits);
+        if (m == 0) continue;
+        l->matched[i] = (int32_t *)xdi_arena_array(arena, m, sizeof *l->matched[i], &fits);
+        l->list[i] = (int32_t *)xdi_arena_array(arena, x->side[i]->vocabulary, sizeof *l->list[i], &fits);
     }
+    return fits;
 }
 
-static xd_result xdi_uld_run(xd_ctx *ctx, xdi_uld_plan *p, xd_uld_values *out) {
-    const xd_uld_desc *d = &p->d;
-    for (int64_t i = 0; i < d->matched_count; i++) {
-        p->matched_of_student[d->matched_student[i]] = 1;
-        p->matched_of_teacher[d->matched_teacher[i]] = 1;
+static void xdi_uld_fill_chunk(const xdi_uld *x, const xd_aligned_chunk *c, int32_t number) {
+    const bool bayesian = x->d.merge == XD_ULD_BAYESIAN;
+    const int64_t shift = bayesian ? -1 : 0; /* from a token to the row that predicts it */
+    xd_uld_chunk *chunk = &x->here.chunks[number];
+    memset(chunk, 0, sizeof *chunk);
+    chunk->begin[XD_ULD_STUDENT] = c->student_begin + shift;
+    chunk->end[XD_ULD_STUDENT] = c->student_end + shift;
+    chunk->begin[XD_ULD_TEACHER] = c->teacher_begin + shift;
+    chunk->end[XD_ULD_TEACHER] = c->teacher_end + shift;
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        chunk->base[i] = bayesian ? chunk->end[i] - 1 : chunk->begin[i];
+        for (int64_t row = chunk->begin[i]; row < chunk->end[i]; row++)
+            x->here.ids[i][row] = x->side[i]->ids[row - shift];
     }
-    for (int64_t i = 0; i < d->chunk_count; i++) p->chunks += xdi_uld_two_sided(&d->chunks[i]);
-    const double below = d->denominator > 0.0 ? d->denominator : p->chunks > 0 ? (double)p->chunks : 1.0;
-    const double share = d->gradient.data ? d->scale / below : 0.0;
-    for (int64_t i = 0; i < d->chunk_count; i++)
-        if (xdi_uld_two_sided(&d->chunks[i])) XDI_TRY(xdi_uld_chunk(ctx, p, &d->chunks[i], share));
-    if (d->gradient.data) xdi_uld_clear(p);
-    out->matched = p->matched / below;
-    out->unmatched = p->unmatched / below;
-    out->chunks = p->chunks;
+    for (int64_t row = chunk->begin[XD_ULD_STUDENT]; row < chunk->end[XD_ULD_STUDENT]; row++)
+        x->here.owner[row] = number;
+}
+
+/* The ids of a side without the matched ones: these are marked in their own places first. */
+static int64_t xdi_uld_fill_list(int32_t *list, int64_t vocabulary, const int64_t *matched, int32_t *pairs,
+                                 int64_t count) {
+    int64_t n = 0;
+    for (int64_t c = 0; c < vocabulary; c++) list[c] = 1;
+    for (int64_t i = 0; i < count; i++) {
+        pairs[i] = (int32_t)matched[i];
+        list[matched[i]] = 0;
+    }
+    for (int64_t c = 0; c < vocabulary; c++) {
+        const bool rest = list[c] != 0; /* n is not above c */
+        list[n] = (int32_t)c;
+        n += rest;
+    }
+    return n;
+}
+
+static void xdi_uld_fill_lists(xdi_uld *x) {
+    const int64_t *matched[XD_ULD_SIDES] = { x->d.matched_student, x->d.matched_teacher };
+    int32_t number = 0;
+    for (int64_t row = 0; row < x->d.student.logits.rows; row++) x->here.owner[row] = -1;
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        memset(x->here.ids[i], 0, (size_t)x->side[i]->logits.rows * sizeof *x->here.ids[i]);
+        x->count[i] = x->side[i]->vocabulary;
+        if (x->d.matched_count > 0)
+            x->count[i] = xdi_uld_fill_list(x->here.list[i], x->side[i]->vocabulary, matched[i],
+                                            x->here.matched[i], x->d.matched_count);
+    }
+    for (int64_t i = 0; i < x->d.chunk_count; i++)
+        if (xdi_uld_two_sided(&x->d.chunks[i])) xdi_uld_fill_chunk(x, &x->d.chunks[i], number++);
+}
+
+/* ---- work ---- */
+
+/* Elements that a chunk's scratch is for. */
+static int64_t xdi_uld_longest(const xdi_uld *x) {
+    const int64_t s = x->count[XD_ULD_STUDENT], t = x->count[XD_ULD_TEACHER];
+    return (s > t ? s : t) + x->d.matched_count;
+}
+
+static int64_t xdi_uld_tile_of(const xdi_uld *x) {
+    const size_t lists = (size_t)(x->count[XD_ULD_STUDENT] + x->count[XD_ULD_TEACHER]) * 2 * sizeof(uint64_t);
+    const size_t slope = (size_t)x->d.student.vocabulary * sizeof(float);
+    const int64_t tile = (int64_t)(XDI_ULD_TILE_BYTES / (lists + slope + XD_ULD_SCRATCH(xdi_uld_longest(x))));
+    if (x->kernels.device == XD_DEVICE_CPU || tile < 1 || x->chunks < 1) return 1;
+    return tile < x->chunks ? tile : x->chunks;
+}
+
+static bool xdi_uld_layout_work(xdi_uld *x, xd_arena *arena) {
+    xdi_uld_work *w = &x->work;
+    const int64_t slope = x->d.gradient.data ? x->d.student.vocabulary : 0;
+    bool fits = true;
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        const int64_t rows = x->side[i]->logits.rows, n = x->tile * x->count[i];
+        w->parts[i] = (double *)xdi_arena_array(arena, rows, XD_SOFTMAX_PARTS * sizeof *w->parts[i], &fits);
+        w->scores[i] = (double *)xdi_arena_array(arena, rows, sizeof *w->scores[i], &fits);
+        w->sorted[i] = (uint64_t *)xdi_arena_array(arena, n, sizeof *w->sorted[i], &fits);
+        w->spare[i] = (uint64_t *)xdi_arena_array(arena, n, sizeof *w->spare[i], &fits);
+    }
+    w->slope = (float *)xdi_arena_array(arena, x->tile * slope, sizeof *w->slope, &fits);
+    if (x->kernels.device != XD_DEVICE_CPU)
+        w->scratch =
+            (unsigned char *)xdi_arena_array(arena, x->tile, XD_ULD_SCRATCH(xdi_uld_longest(x)), &fits);
+    return fits;
+}
+
+/* ---- the loss ---- */
+
+static xd_uld_args xdi_uld_args_of(const xdi_uld *x, int64_t first) {
+    const int64_t left = x->chunks - first;
+    xd_uld_args a;
+    memset(&a, 0, sizeof a);
+    for (int i = 0; i < XD_ULD_SIDES; i++) {
+        xd_uld_rows *rows = &a.side[i];
+        rows->logits = x->side[i]->logits;
+        rows->columns = x->side[i]->vocabulary;
+        rows->temperature = x->side[i]->temperature;
+        rows->parts = x->work.parts[i];
+        rows->scores = x->work.scores[i];
+        rows->ids = x->there.ids[i];
+        rows->list = x->there.list[i];
+        rows->count = x->count[i];
+        rows->sorted = x->work.sorted[i];
+        rows->spare = x->work.spare[i];
+        a.matched[i] = x->there.matched[i];
+    }
+    a.chunks = x->there.chunks + first;
+    a.count = left < x->tile ? left : x->tile;
+    a.matched_count = x->d.matched_count;
+    a.matched_weight = x->d.matched_weight;
+    a.unmatched_weight = x->d.matched_count > 0 ? x->d.unmatched_weight : 1.0;
+    a.beta = x->d.beta;
+    a.slope = x->d.gradient.data ? x->work.slope : NULL;
+    a.gradient = x->d.gradient;
+    a.owner = x->there.owner;
+    a.first = (int32_t)first;
+    a.scratch = x->work.scratch;
+    return a;
+}
+
+/* Statistics of the rows of chunks [first, first + count), neighbours together. */
+static xd_result xdi_uld_stats(const xdi_uld *x, int which, int64_t first, int64_t count) {
+    const xd_rows *logits = &x->side[which]->logits;
+    const int64_t stride = logits->stride ? logits->stride : logits->cols;
+    xd_softmax_args s;
+    memset(&s, 0, sizeof s);
+    s.end = s.size = x->side[which]->vocabulary;
+    s.temperature = x->side[which]->temperature;
+    for (int64_t i = first; i < first + count;) {
+        const int64_t begin = x->here.chunks[i].begin[which];
+        int64_t end = begin;
+        for (; i < first + count && x->here.chunks[i].begin[which] == end; i++)
+            end = x->here.chunks[i].end[which];
+        s.logits = *logits;
+        s.logits.data =
+            (unsigned char *)logits->data + (size_t)(begin * stride) * xd_dtype_size(logits->dtype);
+        s.logits.rows = end - begin;
+        s.parts = x->work.parts[which] + begin * XD_SOFTMAX_PARTS;
+        XDI_TRY(x->kernels.softmax.stats(&x->launch, &s));
+    }
+    return XD_OK;
+}
+
+/* Chunks [first, first + tile), and the rows of the gradient from the one before them on. */
+static xd_result xdi_uld_tile_run(const xdi_uld *x, int64_t first, double share) {
+    xd_uld_args a = xdi_uld_args_of(x, first);
+    const bool last = first + a.count == x->chunks;
+    const int64_t end =
+        last ? x->d.student.logits.rows : x->here.chunks[first + a.count - 1].end[XD_ULD_STUDENT];
+    for (int i = 0; i < XD_ULD_SIDES; i++) XDI_TRY(xdi_uld_stats(x, i, first, a.count));
+    if (a.count > 0) {
+        XDI_TRY(x->kernels.uld.merge(&x->launch, &a));
+        XDI_TRY(x->kernels.uld.sort(&x->launch, &a));
+        XDI_TRY(x->kernels.uld.compare(&x->launch, &a));
+    }
+    a.row = first > 0 ? x->here.chunks[first - 1].end[XD_ULD_STUDENT] : 0;
+    a.rows = end - a.row;
+    a.share = share;
+    return a.slope ? x->kernels.uld.gradient(&x->launch, &a) : XD_OK;
+}
+
+static xd_result xdi_uld_finish(const xdi_uld *x, double below, xd_uld_values *out) {
+    const xd_uld_desc *d = &x->d;
+    double matched = 0.0, unmatched = 0.0;
+    for (int64_t i = 0; i < x->chunks; i++) {
+        const xd_uld_chunk *c = &x->here.chunks[i];
+        const long long shift = d->merge == XD_ULD_BAYESIAN ? 1 : 0;
+        XDI_REQUIRE(x->ctx, c->finite, XD_ERROR_DATA,
+                    "logits of student tokens [%lld, %lld) or teacher tokens [%lld, %lld) are not finite",
+                    c->begin[XD_ULD_STUDENT] + shift, c->end[XD_ULD_STUDENT] + shift,
+                    c->begin[XD_ULD_TEACHER] + shift, c->end[XD_ULD_TEACHER] + shift);
+        matched += c->matched;
+        unmatched += c->unmatched;
+    }
+    out->matched = matched / below;
+    out->unmatched = unmatched / below;
+    out->chunks = x->chunks;
     out->loss = d->matched_count > 0
                     ? d->scale * (d->matched_weight * out->matched + d->unmatched_weight * out->unmatched)
                     : d->scale * out->unmatched;
     return XD_OK;
 }
 
-XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out) {
-    xdi_uld_plan plan;
+static xd_result xdi_uld_run(xdi_uld *x, size_t bytes, xd_uld_values *out) {
+    const xd_device_ops *memory = &x->kernels.memory;
+    const double below = x->d.denominator > 0.0 ? x->d.denominator : x->chunks > 0 ? (double)x->chunks : 1.0;
+    int64_t first = 0;
+    XDI_TRY(memory->copy(&x->launch, x->there.chunks, x->here.chunks, bytes, XD_COPY_TO_DEVICE));
+    do {
+        XDI_TRY(xdi_uld_tile_run(x, first, x->d.scale / below));
+        first += x->tile;
+    } while (first < x->chunks);
+    XDI_TRY(xd_read(x->ctx, x->here.chunks, x->there.chunks, (size_t)x->chunks * sizeof *x->here.chunks));
+    return xdi_uld_finish(x, below, out);
+}
+
+/* With the lists in `here`: a device has them too, in front of its work. Behind a failure it may still read
+ * the host's. */
+static xd_result xdi_uld_with_lists(xdi_uld *x, size_t bytes, xd_uld_values *out) {
+    const bool near = x->kernels.device == XD_DEVICE_CPU;
     xd_arena planning = xd_arena_over(NULL, 0);
-    memset(&plan, 0, sizeof plan);
-    plan.d = *desc;
-    if (plan.d.student.temperature == 0.0) plan.d.student.temperature = 1.0;
-    if (plan.d.teacher.temperature == 0.0) plan.d.teacher.temperature = 1.0;
-    if (plan.d.scale == 0.0) plan.d.scale = 1.0;
-    XDI_TRY(xdi_uld_check(ctx, &plan.d));
-    XDI_REQUIRE(ctx, xdi_uld_layout(&plan, &planning), XD_ERROR_MEMORY, "the workspace would not fit");
-    void *memory = xd_allocate(ctx, planning.peak);
-    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    xdi_uld_fill_lists(x);
+    x->tile = xdi_uld_tile_of(x);
+    XDI_REQUIRE(x->ctx,
+                (near || xdi_uld_layout_lists(x, &x->there, &planning)) && xdi_uld_layout_work(x, &planning),
+                XD_ERROR_MEMORY, "the workspace would not fit");
+    void *work = xdi_call_memory(x->ctx, planning.peak);
+    XDI_REQUIRE(x->ctx, work, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", planning.peak);
+    xd_arena arena = xd_arena_over(work, planning.peak);
+    x->there = x->here;
+    if (!near) xdi_uld_layout_lists(x, &x->there, &arena);
+    xdi_uld_layout_work(x, &arena);
+    const xd_result result = xdi_uld_run(x, bytes, out);
+    if (result != XD_OK && !near) x->kernels.memory.synchronize(&x->launch);
+    xdi_call_memory_done(x->ctx, work);
+    return result;
+}
+
+static void xdi_uld_open(xd_ctx *ctx, const xd_uld_desc *desc, xdi_uld *x) {
+    memset(x, 0, sizeof *x);
+    x->ctx = ctx;
+    x->kernels = xd_ctx_kernels(ctx);
+    x->launch = xd_ctx_launch(ctx);
+    x->d = *desc;
+    if (x->d.student.temperature == 0.0) x->d.student.temperature = 1.0;
+    if (x->d.teacher.temperature == 0.0) x->d.teacher.temperature = 1.0;
+    if (x->d.scale == 0.0) x->d.scale = 1.0;
+    x->side[XD_ULD_STUDENT] = &x->d.student;
+    x->side[XD_ULD_TEACHER] = &x->d.teacher;
+    for (int64_t i = 0; i < x->d.chunk_count; i++) x->chunks += xdi_uld_two_sided(&x->d.chunks[i]);
+}
+
+XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out) {
+    xd_arena planning = xd_arena_over(NULL, 0);
+    xdi_uld x;
+    xdi_uld_open(ctx, desc, &x);
+    XDI_TRY(xdi_uld_check(ctx, &x.d));
+    XDI_REQUIRE(ctx, xdi_uld_layout_lists(&x, &x.here, &planning), XD_ERROR_MEMORY,
+                "the lists would not fit");
+    void *memory = xdi_scratch_take(ctx, planning.peak);
+    XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for lists of %zu bytes", planning.peak);
     xd_arena arena = xd_arena_over(memory, planning.peak);
-    xdi_uld_layout(&plan, &arena);
-    const xd_result result = xdi_uld_run(ctx, &plan, out);
-    xd_release(ctx, memory);
+    xdi_uld_layout_lists(&x, &x.here, &arena);
+    const xd_result result = xdi_uld_with_lists(&x, planning.peak, out);
+    xdi_scratch_give(ctx, memory);
     return result;
 }

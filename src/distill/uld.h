@@ -5,7 +5,8 @@
 #include "kernel/table.h"
 
 /* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss): student and
- * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are compared. */
+ * teacher need no common vocabulary, because each sorts its probabilities and the sorted lists are
+ * compared. */
 
 /* The distribution of a chunk of several tokens is that of one of them times the probabilities of the
  * others. */
@@ -49,11 +50,16 @@ typedef struct xd_uld_values {
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 
-/* Value and gradient of one sequence. Local, on the CPU, double inside; memory: a few rows of the vocabulary,
- * from the context's allocator. Equal probabilities are ranked by id. Probabilities of merged tokens below 1e-8 are
- * raised to it and pass no gradient. Errors, outputs untouched: ARGUMENT (temperature, beta, denominator,
- * chunks or ids out of range), SHAPE, DTYPE, MEMORY, UNSUPPORTED on a GPU; DATA when a row that is needed has
- * a NaN or +infinity; the gradient is then partly written. */
+/* Value and gradient of one sequence. Logits and gradient are memory of the context's device; tokens, chunks,
+ * matched ids and *out are the host's, and the call waits for the values. Equal logits are ranked by id.
+ * Probabilities of merged tokens below 1e-8 are raised to it and pass no gradient.
+ * Local: no rank takes part in another's sequence, so no layout of ranks changes a bit, in any mode. The same
+ * bits on every run; probabilities are f32 but on the plain CPU level, which is double, sums are double.
+ * Memory: twenty-odd bytes for each id of both vocabularies, on a device of as many chunks as 64 MB are
+ * enough for.
+ * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks or ids out of range), SHAPE,
+ * DTYPE, MEMORY; DATA when a row that is needed has a NaN or +infinity; the gradient is then partly
+ * written. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
 /* One side of a sequence as TRL sees it. */

@@ -208,29 +208,23 @@ static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
-XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits) {
-    size_t offset = 0, bytes = 0;
-    *fits = *fits && xdi_size_multiply((size_t)count, size, &bytes) && xd_arena_take(arena, bytes, &offset);
-    return *fits && arena->base ? arena->base + offset : NULL;
-}
-
 /* What the host works with: rows, and terms with the sizes of their chunks. */
 static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const int64_t rows = d->student.rows, teachers = d->teacher_count;
-    x->argmax = (int64_t *)xdi_xtoken_take(arena, rows, sizeof(int64_t), fits);
-    x->log_probs = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->row_weight = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->written = (uint8_t *)xdi_xtoken_take(arena, rows, 1, fits);
-    x->row_sums = (double *)xdi_xtoken_take(arena, rows + 1, sizeof(xd_fixed), fits);
-    x->sums = (double *)xdi_xtoken_take(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
+    x->argmax = (int64_t *)xdi_arena_array(arena, rows, sizeof(int64_t), fits);
+    x->log_probs = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->row_weight = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->written = (uint8_t *)xdi_arena_array(arena, rows, 1, fits);
+    x->row_sums = (double *)xdi_arena_array(arena, rows + 1, sizeof(xd_fixed), fits);
+    x->sums = (double *)xdi_arena_array(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
                                         sizeof(xd_fixed), fits);
-    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_xtoken_take(arena, teachers, sizeof *terms, fits);
+    xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_arena_array(arena, teachers, sizeof *terms, fits);
     if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
     for (int i = 0; i < d->teacher_count; i++) {
         const int64_t chunks =
             d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
-        int64_t *sizes = (int64_t *)xdi_xtoken_take(arena, 2 * chunks, sizeof(int64_t), fits);
+        int64_t *sizes = (int64_t *)xdi_arena_array(arena, 2 * chunks, sizeof(int64_t), fits);
         if (!terms || !sizes) continue;
         terms[i].student_sizes = sizes;
         terms[i].teacher_sizes = sizes + chunks;
@@ -240,34 +234,34 @@ static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
 
 /* Rows at work, and the matrix in J. */
 static void xdi_xtoken_layout_matrix(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
-    x->rows = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
-    x->places = (int64_t *)xdi_xtoken_take(arena, s->held, sizeof(int64_t), fits);
-    x->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
-    x->slots = (int32_t *)xdi_xtoken_take(arena, s->slots, sizeof(int32_t), fits);
-    x->row_begin = (int64_t *)xdi_xtoken_take(arena, s->begin, sizeof(int64_t), fits);
-    x->entry_student = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
-    x->entry_slot = (int32_t *)xdi_xtoken_take(arena, s->entries, sizeof(int32_t), fits);
-    x->entry_weight = (float *)xdi_xtoken_take(arena, s->entries, sizeof(float), fits);
-    x->scratch = (float *)xdi_xtoken_take(arena, s->scratch, sizeof(float), fits);
+    x->rows = (int64_t *)xdi_arena_array(arena, s->held, sizeof(int64_t), fits);
+    x->places = (int64_t *)xdi_arena_array(arena, s->held, sizeof(int64_t), fits);
+    x->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, s->tile, sizeof(xd_xtoken_chunk), fits);
+    x->slots = (int32_t *)xdi_arena_array(arena, s->slots, sizeof(int32_t), fits);
+    x->row_begin = (int64_t *)xdi_arena_array(arena, s->begin, sizeof(int64_t), fits);
+    x->entry_student = (int32_t *)xdi_arena_array(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_slot = (int32_t *)xdi_arena_array(arena, s->entries, sizeof(int32_t), fits);
+    x->entry_weight = (float *)xdi_arena_array(arena, s->entries, sizeof(float), fits);
+    x->scratch = (float *)xdi_arena_array(arena, s->scratch, sizeof(float), fits);
 }
 
 /* What the kernels of a CPU work on. */
 static void xdi_xtoken_layout_work(xdi_xtoken *x, xd_arena *arena, const xdi_xtoken_sizes *s, bool *fits) {
     const int64_t rows = x->d.student.rows;
-    x->lse = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->lse_one = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->ce_factor = (double *)xdi_xtoken_take(arena, rows, sizeof(double), fits);
-    x->row_delta = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), fits);
-    x->u = (float *)xdi_xtoken_take(arena, x->columns, sizeof(float), fits);
-    x->ids = (int64_t *)xdi_xtoken_take(arena, s->ids, sizeof(int64_t), fits);
-    x->mask = (uint8_t *)xdi_xtoken_take(arena, s->mask, 1, fits);
-    x->student = (double *)xdi_xtoken_take(arena, s->student, sizeof(xd_fixed), fits);
-    x->teacher = (double *)xdi_xtoken_take(arena, s->teacher, sizeof(xd_fixed), fits);
-    x->tails = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
-    x->all_tails = (double *)xdi_xtoken_take(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
+    x->lse = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->lse_one = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->ce_factor = (double *)xdi_arena_array(arena, rows, sizeof(double), fits);
+    x->row_delta = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), fits);
+    x->u = (float *)xdi_arena_array(arena, x->columns, sizeof(float), fits);
+    x->ids = (int64_t *)xdi_arena_array(arena, s->ids, sizeof(int64_t), fits);
+    x->mask = (uint8_t *)xdi_arena_array(arena, s->mask, 1, fits);
+    x->student = (double *)xdi_arena_array(arena, s->student, sizeof(xd_fixed), fits);
+    x->teacher = (double *)xdi_arena_array(arena, s->teacher, sizeof(xd_fixed), fits);
+    x->tails = (double *)xdi_arena_array(arena, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_arena_array(arena, x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0,
                                              sizeof(double), fits);
-    x->other_tail = (double *)xdi_xtoken_take(arena, s->tail, sizeof(double), fits);
-    x->tail_ids = (int64_t *)xdi_xtoken_take(arena, 2 * s->tail, sizeof(int64_t), fits);
+    x->other_tail = (double *)xdi_arena_array(arena, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_arena_array(arena, 2 * s->tail, sizeof(int64_t), fits);
     xdi_xtoken_layout_matrix(x, arena, s, fits);
 }
 

@@ -102,14 +102,14 @@ XD_PRIVATE void xdi_xcached_layout_places(const xdi_xtoken *x, const xdi_xtoken_
                                           xdi_xcached_places *p, xd_arena *arena, bool *fits) {
     const int64_t slots = x->d.sequences * term->teacher->chunks;
     const int64_t ranks = x->d.sequence_comm ? xd_comm_size(x->d.sequence_comm) : 1;
-    p->mine = (int64_t *)xdi_xtoken_take(arena, 2 * p->most, sizeof(int64_t), fits);
-    p->all = (int64_t *)xdi_xtoken_take(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
-    p->begin = (int64_t *)xdi_xtoken_take(arena, slots + 1, sizeof(int64_t), fits);
-    p->filled = (int64_t *)xdi_xtoken_take(arena, slots, sizeof(int64_t), fits);
-    p->places = (int64_t *)xdi_xtoken_take(arena, p->total, sizeof(int64_t), fits);
-    p->mass = (double *)xdi_xtoken_take(arena, term->vocabulary, sizeof(double), fits);
-    p->ids = (int32_t *)xdi_xtoken_take(arena, p->k, sizeof(int32_t), fits);
-    p->probabilities = (double *)xdi_xtoken_take(arena, p->k, sizeof(double), fits);
+    p->mine = (int64_t *)xdi_arena_array(arena, 2 * p->most, sizeof(int64_t), fits);
+    p->all = (int64_t *)xdi_arena_array(arena, 2 * p->most * ranks, sizeof(int64_t), fits);
+    p->begin = (int64_t *)xdi_arena_array(arena, slots + 1, sizeof(int64_t), fits);
+    p->filled = (int64_t *)xdi_arena_array(arena, slots, sizeof(int64_t), fits);
+    p->places = (int64_t *)xdi_arena_array(arena, p->total, sizeof(int64_t), fits);
+    p->mass = (double *)xdi_arena_array(arena, term->vocabulary, sizeof(double), fits);
+    p->ids = (int32_t *)xdi_arena_array(arena, p->k, sizeof(int32_t), fits);
+    p->probabilities = (double *)xdi_arena_array(arena, p->k, sizeof(double), fits);
 }
 
 /* Room for one tile at least. */
@@ -129,15 +129,15 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
     const int64_t chunks = term->teacher->chunks;
     bool fits = true;
     xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
-    h->slopes = (double *)xdi_xtoken_take(arena, x->columns, sizeof(double), &fits);
-    h->rows = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
-    h->chunk = (int64_t *)xdi_xtoken_take(arena, x->held, sizeof(int64_t), &fits);
-    h->chunks = (xd_xtoken_chunk *)xdi_xtoken_take(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
-    h->deltas = (double *)xdi_xtoken_take(arena, x->held, sizeof(xd_fixed), &fits);
-    h->offset = (int64_t *)xdi_xtoken_take(arena, chunks + 1, sizeof(int64_t), &fits);
-    h->columns = (int32_t *)xdi_xtoken_take(arena, h->room, sizeof(int32_t), &fits);
-    h->target = (double *)xdi_xtoken_take(arena, h->room, sizeof(double), &fits);
-    h->q = (double *)xdi_xtoken_take(arena, h->room, sizeof(xd_fixed), &fits);
+    h->slopes = (double *)xdi_arena_array(arena, x->columns, sizeof(double), &fits);
+    h->rows = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
+    h->chunk = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
+    h->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
+    h->deltas = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), &fits);
+    h->offset = (int64_t *)xdi_arena_array(arena, chunks + 1, sizeof(int64_t), &fits);
+    h->columns = (int32_t *)xdi_arena_array(arena, h->room, sizeof(int32_t), &fits);
+    h->target = (double *)xdi_arena_array(arena, h->room, sizeof(double), &fits);
+    h->q = (double *)xdi_arena_array(arena, h->room, sizeof(xd_fixed), &fits);
     return fits;
 }
 

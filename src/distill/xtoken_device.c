@@ -24,16 +24,16 @@ static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teache
     const bool same = t->kind == XD_XTOKEN_SAME, gold = t->kind == XD_XTOKEN_GOLD;
     int64_t ids = t->column_ids ? x->d.sequences * 2 * k : 0;
     if (same) ids = k == x->vocab.size ? k : 0;
-    l->teacher_first = (int64_t *)xdi_xtoken_take(arena, same ? 0 : firsts, sizeof(int64_t), fits);
-    l->teacher_rows = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
-    l->teacher_places = (int64_t *)xdi_xtoken_take(arena, same ? 0 : rows, sizeof(int64_t), fits);
-    l->ids = (int64_t *)xdi_xtoken_take(arena, ids, sizeof(int64_t), fits);
-    l->mask = (uint8_t *)xdi_xtoken_take(arena, gold ? 0 : rows, 1, fits);
+    l->teacher_first = (int64_t *)xdi_arena_array(arena, same ? 0 : firsts, sizeof(int64_t), fits);
+    l->teacher_rows = (int64_t *)xdi_arena_array(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->teacher_places = (int64_t *)xdi_arena_array(arena, same ? 0 : rows, sizeof(int64_t), fits);
+    l->ids = (int64_t *)xdi_arena_array(arena, ids, sizeof(int64_t), fits);
+    l->mask = (uint8_t *)xdi_arena_array(arena, gold ? 0 : rows, 1, fits);
     if (!gold || !t->map) return;
-    l->pair = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-    l->other = (int32_t *)xdi_xtoken_take(arena, t->map->pairs, sizeof(int32_t), fits);
-    l->rest = (int32_t *)xdi_xtoken_take(arena, t->map->student_rest_count, sizeof(int32_t), fits);
-    l->other_rest = (int32_t *)xdi_xtoken_take(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
+    l->pair = (int32_t *)xdi_arena_array(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->other = (int32_t *)xdi_arena_array(arena, t->map->pairs, sizeof(int32_t), fits);
+    l->rest = (int32_t *)xdi_arena_array(arena, t->map->student_rest_count, sizeof(int32_t), fits);
+    l->other_rest = (int32_t *)xdi_arena_array(arena, t->map->teacher_rest_count, sizeof(int32_t), fits);
 }
 
 /* The lists of one teacher but for its chunks. */
@@ -47,9 +47,9 @@ static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fi
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
         xdi_likelihood_layout_lists(x, &l.likelihood, arena, fits);
     } else {
-        l.first = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), fits);
-        l.rows = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-        l.places = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
+        l.first = (int64_t *)xdi_arena_array(arena, tiles + 1, sizeof(int64_t), fits);
+        l.rows = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
+        l.places = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
         if (t->kind != XD_XTOKEN_CACHED) xdi_staged_teacher_lists(x, t, tiles + 1, &l, arena, fits);
     }
     if (x->device.lists) x->device.lists[index] = l;
@@ -63,7 +63,7 @@ static void xdi_staged_layout_likelihood(xdi_xtoken *x, int index, xd_arena *hos
     xdi_likelihood plan, *h = x->device.lists ? &x->device.lists[index].likelihood : &plan;
     if (t->kind != XD_XTOKEN_LIKELIHOOD) return;
     xdi_likelihood_layout_work(x, t, h, host, fits);
-    double *moments = (double *)xdi_xtoken_take(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+    double *moments = (double *)xdi_arena_array(device, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
     if (x->device.lists) x->device.lists[index].moments = moments;
 }
 
@@ -71,15 +71,15 @@ static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_
     const xd_xtoken_desc *d = &x->d;
     xdi_xtoken_device *v = &x->device;
     size_t first = 0, chunks = 0, end = 0;
-    v->lists = (xdi_xtoken_lists *)xdi_xtoken_take(arena, d->teacher_count, sizeof *v->lists, fits);
+    v->lists = (xdi_xtoken_lists *)xdi_arena_array(arena, d->teacher_count, sizeof *v->lists, fits);
     *fits = *fits && xd_arena_take(arena, 0, &first);
-    x->ce_factor = (double *)xdi_xtoken_take(arena, d->student.rows, sizeof(double), fits);
-    v->rest = (int64_t *)xdi_xtoken_take(arena, d->student.rows, sizeof(int64_t), fits);
-    v->all_rows = (int64_t *)xdi_xtoken_take(arena, s->teachers, sizeof(int64_t), fits);
+    x->ce_factor = (double *)xdi_arena_array(arena, d->student.rows, sizeof(double), fits);
+    v->rest = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
+    v->all_rows = (int64_t *)xdi_arena_array(arena, s->teachers, sizeof(int64_t), fits);
     for (int i = 0; i < d->teacher_count; i++) xdi_staged_lists(x, i, arena, fits);
     *fits = *fits && xd_arena_take(arena, 0, &chunks);
     for (int i = 0; i < d->teacher_count; i++) {
-        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_xtoken_take(
+        xd_xtoken_chunk *all = (xd_xtoken_chunk *)xdi_arena_array(
             arena, xdi_staged_chunks(d, &d->teachers[i]), sizeof *all, fits);
         if (v->lists) v->lists[i].chunks = all;
     }
@@ -91,13 +91,13 @@ static void xdi_staged_layout_host(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_
 
 static void xdi_staged_layout_gold(xdi_xtoken *x, const xdi_xtoken_sizes *s, xd_arena *device, bool *fits) {
     const int64_t all = x->vocab.ranks > 1 ? x->vocab.ranks * s->tail : 0;
-    x->u = (float *)xdi_xtoken_take(device, s->tail > 0 ? x->columns : 0, sizeof(float), fits);
-    x->tails = (double *)xdi_xtoken_take(device, s->tail, sizeof(double), fits);
-    x->all_tails = (double *)xdi_xtoken_take(device, all, sizeof(double), fits);
-    x->other_tail = (double *)xdi_xtoken_take(device, s->tail, sizeof(double), fits);
-    x->tail_ids = (int64_t *)xdi_xtoken_take(device, 2 * s->tail, sizeof(int64_t), fits);
-    x->scratch = (float *)xdi_xtoken_take(device, s->tail > 0 ? s->scratch : 0, sizeof(float), fits);
-    x->device.merged = (double *)xdi_xtoken_take(device, 2, sizeof(double), fits);
+    x->u = (float *)xdi_arena_array(device, s->tail > 0 ? x->columns : 0, sizeof(float), fits);
+    x->tails = (double *)xdi_arena_array(device, s->tail, sizeof(double), fits);
+    x->all_tails = (double *)xdi_arena_array(device, all, sizeof(double), fits);
+    x->other_tail = (double *)xdi_arena_array(device, s->tail, sizeof(double), fits);
+    x->tail_ids = (int64_t *)xdi_arena_array(device, 2 * s->tail, sizeof(int64_t), fits);
+    x->scratch = (float *)xdi_arena_array(device, s->tail > 0 ? s->scratch : 0, sizeof(float), fits);
+    x->device.merged = (double *)xdi_arena_array(device, 2, sizeof(double), fits);
 }
 
 /* Cells of the student, of the teacher and of rows lie behind each other, to be zeroed at once. */
@@ -107,27 +107,27 @@ XD_PRIVATE bool xdi_xtoken_device_layout(xdi_xtoken *x, const xdi_xtoken_sizes *
     xdi_xtoken_device *v = &x->device;
     bool fits = true;
     xdi_staged_layout_host(x, s, host, &fits);
-    v->there = (unsigned char *)xdi_xtoken_take(device, (int64_t)v->list_bytes, 1, &fits);
-    v->written = (uint8_t *)xdi_xtoken_take(device, rows, 1, &fits);
-    v->labels = (int64_t *)xdi_xtoken_take(device, rows, sizeof(int64_t), &fits);
-    v->argmax = (int64_t *)xdi_xtoken_take(device, rows, sizeof(int64_t), &fits);
-    v->log_probs = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
-    v->maxima = (float *)xdi_xtoken_take(device, s->slots, sizeof(float), &fits);
-    v->values = (double *)xdi_xtoken_take(device, s->ids, sizeof(double), &fits);
+    v->there = (unsigned char *)xdi_arena_array(device, (int64_t)v->list_bytes, 1, &fits);
+    v->written = (uint8_t *)xdi_arena_array(device, rows, 1, &fits);
+    v->labels = (int64_t *)xdi_arena_array(device, rows, sizeof(int64_t), &fits);
+    v->argmax = (int64_t *)xdi_arena_array(device, rows, sizeof(int64_t), &fits);
+    v->log_probs = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
+    v->maxima = (float *)xdi_arena_array(device, s->slots, sizeof(float), &fits);
+    v->values = (double *)xdi_arena_array(device, s->ids, sizeof(double), &fits);
     v->settled =
-        (double *)xdi_xtoken_take(device, x->fixed ? s->student + s->teacher : 0, sizeof(double), &fits);
-    v->delta = (double *)xdi_xtoken_take(device, x->held, sizeof(double), &fits);
-    v->moments = (double *)xdi_xtoken_take(device, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
-    v->teacher_labels = (int64_t *)xdi_xtoken_take(device, s->teachers, sizeof(int64_t), &fits);
-    x->moments = (double *)xdi_xtoken_take(host, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
-    x->lse = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
-    x->lse_one = (double *)xdi_xtoken_take(device, rows, sizeof(double), &fits);
-    x->ids = (int64_t *)xdi_xtoken_take(device, s->ids, sizeof(int64_t), &fits);
-    x->slots = (int32_t *)xdi_xtoken_take(device, s->slots, sizeof(int32_t), &fits);
+        (double *)xdi_arena_array(device, x->fixed ? s->student + s->teacher : 0, sizeof(double), &fits);
+    v->delta = (double *)xdi_arena_array(device, x->held, sizeof(double), &fits);
+    v->moments = (double *)xdi_arena_array(device, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
+    v->teacher_labels = (int64_t *)xdi_arena_array(device, s->teachers, sizeof(int64_t), &fits);
+    x->moments = (double *)xdi_arena_array(host, s->teachers, XD_XTOKEN_MOMENTS * sizeof(double), &fits);
+    x->lse = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
+    x->lse_one = (double *)xdi_arena_array(device, rows, sizeof(double), &fits);
+    x->ids = (int64_t *)xdi_arena_array(device, s->ids, sizeof(int64_t), &fits);
+    x->slots = (int32_t *)xdi_arena_array(device, s->slots, sizeof(int32_t), &fits);
     xdi_staged_layout_gold(x, s, device, &fits);
     for (int i = 0; i < x->d.teacher_count; i++) xdi_staged_layout_likelihood(x, i, host, device, &fits);
     const int64_t cells = s->student + s->teacher + x->held + 2;
-    x->student = (double *)xdi_xtoken_take(device, cells > rows ? cells : rows,
+    x->student = (double *)xdi_arena_array(device, cells > rows ? cells : rows,
                                            x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
     return fits;
 }

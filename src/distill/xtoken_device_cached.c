@@ -25,10 +25,10 @@ static bool xdi_staged_cached_layout_host(const xdi_xtoken *x, const xdi_xtoken_
     const int64_t tiles = xdi_staged_list_tiles(x, term), chunks = term->teacher->chunks;
     bool fits = true;
     h->width = (chunks < term->tile ? chunks : term->tile) + 1;
-    h->begin = (int64_t *)xdi_xtoken_take(arena, tiles + 1, sizeof(int64_t), &fits);
-    h->offset = (int64_t *)xdi_xtoken_take(arena, tiles * h->width, sizeof(int64_t), &fits);
-    h->target = (double *)xdi_xtoken_take(arena, room, sizeof(double), &fits);
-    h->ids = (int32_t *)xdi_xtoken_take(arena, room, sizeof(int32_t), &fits);
+    h->begin = (int64_t *)xdi_arena_array(arena, tiles + 1, sizeof(int64_t), &fits);
+    h->offset = (int64_t *)xdi_arena_array(arena, tiles * h->width, sizeof(int64_t), &fits);
+    h->target = (double *)xdi_arena_array(arena, room, sizeof(double), &fits);
+    h->ids = (int32_t *)xdi_arena_array(arena, room, sizeof(int32_t), &fits);
     h->here = arena->base;
     h->bytes = arena->used;
     xdi_xcached_layout_places(x, term, p, arena, &fits);
@@ -42,10 +42,10 @@ static bool xdi_staged_cached_layout_device(const xdi_xtoken *x, const xdi_xtoke
     bool fits = true;
     for (int64_t i = 0; i < tiles; i++)
         if (h->begin[i + 1] - h->begin[i] > most) most = h->begin[i + 1] - h->begin[i];
-    h->there = (unsigned char *)xdi_xtoken_take(arena, (int64_t)h->bytes, 1, &fits);
-    h->q = (double *)xdi_xtoken_take(arena, most, x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
-    h->settled = (double *)xdi_xtoken_take(arena, x->fixed ? most : 0, sizeof(double), &fits);
-    h->slots = (int32_t *)xdi_xtoken_take(arena, (h->width - 1) * term->vocabulary, sizeof(int32_t), &fits);
+    h->there = (unsigned char *)xdi_arena_array(arena, (int64_t)h->bytes, 1, &fits);
+    h->q = (double *)xdi_arena_array(arena, most, x->fixed ? sizeof(xd_fixed) : sizeof(double), &fits);
+    h->settled = (double *)xdi_arena_array(arena, x->fixed ? most : 0, sizeof(double), &fits);
+    h->slots = (int32_t *)xdi_arena_array(arena, (h->width - 1) * term->vocabulary, sizeof(int32_t), &fits);
     return fits;
 }
 

@@ -196,9 +196,6 @@ XD_PRIVATE xd_result xdi_xtoken_join(const xdi_xtoken *x, double *cells, int64_t
 /* Adds up cells over one group; they stay what they are. */
 XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, double *cells, int64_t count);
 
-/* A block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
-XD_PRIVATE void *xdi_xtoken_take(xd_arena *arena, int64_t count, size_t size, bool *fits);
-
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);

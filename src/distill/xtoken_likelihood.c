@@ -148,15 +148,15 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, const xdi_xtoken_term *term, 
 
 XD_PRIVATE void xdi_likelihood_layout_lists(const xdi_xtoken *x, xdi_likelihood *h, xd_arena *arena,
                                             bool *fits) {
-    h->rows = (int64_t *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(int64_t), fits);
-    h->slopes = (double *)xdi_xtoken_take(arena, x->d.student.rows, sizeof(double), fits);
+    h->rows = (int64_t *)xdi_arena_array(arena, x->d.student.rows, sizeof(int64_t), fits);
+    h->slopes = (double *)xdi_arena_array(arena, x->d.student.rows, sizeof(double), fits);
 }
 
 XD_PRIVATE void xdi_likelihood_layout_work(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_likelihood *h,
                                            xd_arena *arena, bool *fits) {
     const int64_t rows = xdi_xtoken_reads_logits(t) ? t->logits.rows : 0;
-    h->sums = (double *)xdi_xtoken_take(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
-    h->moments = (double *)xdi_xtoken_take(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
+    h->sums = (double *)xdi_arena_array(arena, 2 * x->d.sequences * t->chunks, sizeof(xd_fixed), fits);
+    h->moments = (double *)xdi_arena_array(arena, rows, XD_XTOKEN_MOMENTS * sizeof(double), fits);
 }
 
 static bool xdi_likelihood_layout(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_likelihood *h,

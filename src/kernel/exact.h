@@ -179,6 +179,10 @@ XDI_SIMD_INLINE void xdi_w2_widen(xdi_v4 v, xdi_w2 *a, xdi_w2 *b) {
     *a = low;
     *b = high;
 }
+XDI_SIMD_INLINE xdi_v4 xdi_w2_narrow(xdi_w2 a, xdi_w2 b) {
+    const xdi_v4 v = { (float)a[0], (float)a[1], (float)b[0], (float)b[1] };
+    return v;
+}
 
 #if defined(XDI_X86)
 
@@ -203,6 +207,10 @@ XDI_SIMD_INLINE_256 void xdi_w4_widen(xdi_v8 v, xdi_w4 *a, xdi_w4 *b) {
     *a = (xdi_w4)_mm256_cvtps_pd(_mm256_castps256_ps128(v));
     *b = (xdi_w4)_mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
 }
+XDI_SIMD_INLINE_256 xdi_v8 xdi_w4_narrow(xdi_w4 a, xdi_w4 b) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps((__m256d)a)),
+                                _mm256_cvtpd_ps((__m256d)b), 1);
+}
 
 XDI_EXACT_MATH(xdi_w4, XDI_SIMD_INLINE_256)
 XDI_EXACT_SUMS(xdi_w4, XDI_SIMD_INLINE_256)
@@ -221,6 +229,10 @@ XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_scaled(xdi_w8 x, double power, xdi_w8 y) {
 XDI_SIMD_INLINE_512 void xdi_w8_widen(xdi_v16 v, xdi_w8 *a, xdi_w8 *b) {
     *a = (xdi_w8)_mm512_cvtps_pd(_mm512_castps512_ps256(v));
     *b = (xdi_w8)_mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_w8_narrow(xdi_w8 a, xdi_w8 b) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)a)),
+                              _mm512_cvtpd_ps((__m512d)b), 1);
 }
 
 XDI_EXACT_MATH(xdi_w8, XDI_SIMD_INLINE_512)

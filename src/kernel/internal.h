@@ -8,8 +8,10 @@
 #include "kernel/fixed.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
+#include "kernel/mft.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/uld.h"
 #include "kernel/xtoken.h"
 
 /* Elements of logits and gradients; f32 is the common case. */
@@ -100,6 +102,27 @@ XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *stu
 /* loss_cpu.c: the gradient at column c of the shard, whose logits were x and y. */
 XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
 
+/* mft_cpu.c: how many columns of a row have a gradient; the others, and their terms, are set to zero. */
+XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r);
+/* mft_cpu.c: term and gradient of minimal fine-tuning at column c of the shard, whose logits were x and y; and those of
+ * a row's first `columns`. */
+XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y);
+XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns);
+
+/* The products of one row, in either representation. */
+typedef struct xdi_cosine_sums {
+    double plain[XD_COSINE_SUMS];
+    xd_fixed exact[XD_COSINE_SUMS];
+} xdi_cosine_sums;
+/* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
+typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+                                 double y_scale, xdi_cosine_sums *sums);
+/* mft_cpu.c: the entry products with a sweep for the columns; the power of two above the largest magnitude of a side,
+ * 0 where sums are not fixed, false when it is not finite; the factors of x and y in the gradient of a row. */
+XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state);
+XD_PRIVATE bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent);
+XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
+
 /* optimizer_cpu.c: true when some operation of this step found bad data, so that the step must not happen. NULL is
  * fine. */
 XD_PRIVATE bool xdi_status_refuses(const xd_status *status);
@@ -115,11 +138,12 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
-/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c: the entries that vectors do better, over those of the plain table. */
+/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c, mft_simd.c: the entries that vectors do better, over those of the plain table. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
 XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
+XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels);
 
 /* xtoken_cpu.c: cells are doubles or, when fixed, xd_fixed in the same memory, which has room for either.
  * -infinity is a legal term; NaN, and in fixed point what does not fit, makes the cell NaN. settle makes
@@ -139,6 +163,23 @@ XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xt
 XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k); /* the first of the largest */
 XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
 XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
+
+/* uld_cpu.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
+ * not negative, 1 there and 0 elsewhere. */
+typedef struct xdi_uld_scale {
+    double scale, mean;
+    int64_t only;
+} xdi_uld_scale;
+typedef void (*xdi_uld_row_writer)(const xd_launch *launch, const xd_uld_args *a, int64_t row);
+
+/* uld_cpu.c: the entry compare for one chunk; the entry gradient with a writer of the rows of chunks, and the plain
+ * one. uld_simd.c: the entries that vectors do better. */
+XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i);
+XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row);
+XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row);
+XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                      xdi_uld_row_writer writer);
+XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels);
 
 /* kernels.c: memory of the context's device for the length of a call, not zero; on a CPU kept for the next. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);

@@ -88,12 +88,16 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.rows = xd_row_kernels_cpu();
     kernels.softmax = xd_softmax_kernels_cpu();
     kernels.xtoken = xd_xtoken_kernels_cpu();
+    kernels.uld = xd_uld_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
+    kernels.mft = xd_mft_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);
         xdi_fast_topk_fill(&kernels.loss);
+        xdi_fast_mft_fill(&kernels.mft);
         xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
         xdi_fast_xtoken_fill(&kernels.xtoken);
+        xdi_fast_uld_fill(&kernels.uld);
     }
     kernels.optimizer = xdi_optimizer_kernels_level(level);
     kernels.clip = xd_clip_cpu;

@@ -5,10 +5,12 @@
 #include "kernel/copy.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
+#include "kernel/mft.h"
 #include "kernel/optimizer.h"
 #include "kernel/reduce.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/uld.h"
 #include "kernel/xtoken.h"
 
 /* Whose memory the tensors of a context are. */
@@ -54,9 +56,11 @@ typedef struct xd_kernels {
     xd_device_type device;
     xd_device_ops memory;
     xd_loss_kernels loss;
+    xd_mft_kernels mft;
     xd_row_kernels rows;
     xd_softmax_kernels softmax;
     xd_xtoken_kernels xtoken;
+    xd_uld_kernels uld;
     xd_optimizer_kernels optimizer;
     xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
     xd_reduce_kernels reduce;

@@ -347,13 +347,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
 
 /* ---- Jensen-Shannon divergence ---- */
 
-/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
-typedef struct xdi_fast_power {
-    xdi_tile_power power;
-    double rest;
-} xdi_fast_power;
-
-static xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
+XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum) {
     const double narrow = (double)(float)factor, log2_all = max * narrow + log_sum * XDI_TILE_LOG2E;
     xdi_fast_power p;
     p.power = xdi_tile_power_of(factor, rint(log2_all));
@@ -456,10 +450,10 @@ static xdi_tile_soft xdi_fast_soft_gradient(const xd_loss_args *a, double weight
  * reading what it overwrites. In place, that was read already. */
 #define XDI_FAST_STREAMED ((int64_t)8 << 20)
 
-static bool xdi_fast_streams(const xd_loss_args *a) {
-    const xd_rows *g = &a->gradient;
-    if (g->data == a->student.data || g->data == a->teacher.data) return false;
-    return g->rows * xdi_fast_stride(g) * (int64_t)xd_dtype_size(g->dtype) > XDI_FAST_STREAMED;
+XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher) {
+    const int64_t size = (int64_t)xd_dtype_size(gradient->dtype);
+    if (gradient->data == student || gradient->data == teacher) return false;
+    return gradient->rows * xdi_fast_stride(gradient) * size > XDI_FAST_STREAMED;
 }
 
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
@@ -549,7 +543,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(a);
+    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, streamed);
@@ -607,7 +601,7 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(a);
+    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     xd_result result = XD_OK;
     xdi_fast_kept kept = { NULL, NULL, NULL, NULL };
     float *memory = xdi_fast_keeps(a) ? xdi_fast_keep(launch->ctx, a, &kept) : NULL;

@@ -15,82 +15,105 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
 /* What follows is written once for every vector width v, as a macro that defines v_... functions with the
  * attributes INLINE and LEAF. */
 
-#define XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
-    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                        \
-        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                          \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                              \
-            const v a = v##_read(x, i, n, -INFINITY);                                             \
-            max = v##_max(a, max);                                                                \
-            nan = v##_pick(a, a, nan, v##_set(1.0f));                                             \
-        }                                                                                         \
-        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                  \
-    }                                                                                             \
-    LEAF void v##_tile_raise(xdi_simd_array x, int64_t n, float *maxima) {                        \
-        xdi_simd_array to;                                                                        \
-        to.data = maxima;                                                                         \
-        to.bf16 = false;                                                                          \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                \
-            v##_write(to, i, n, v##_max(v##_read(x, i, n, -INFINITY), v##_read(to, i, n, 0.0f))); \
-    }                                                                                             \
-    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                   \
-        v sum = v##_set(0.0f);                                                                    \
-        const v from = v##_set(reference);                                                        \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                \
-            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                      \
-        return v##_total(sum);                                                                    \
-    }                                                                                             \
-    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */  \
-    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */     \
-    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {         \
-        const int32_t bits = v##_top_bits(tops, parity);                                          \
-        v largest = v##_set(-INFINITY);                                                           \
-        float top;                                                                                \
-        memcpy(&top, &bits, sizeof top);                                                          \
-        if (bits >= 0 && top <= INFINITY) return top;                                             \
-        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);    \
-        return v##_largest(largest);                                                              \
-    }                                                                                             \
-    INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, \
-                               float *max, bool parity) {                                         \
-        const v zero = v##_set(0.0f), low = v##_set(power.low);                                   \
-        v sum = zero, more = zero, moments = zero, a, b;                                          \
-        v##_bits tops = v##_no_top();                                                             \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                          \
-            v##_read_two(x, i, parity, &a, &b);                                                   \
-            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);               \
-            if (!moment) {                                                                        \
-                sum = v##_add_exp2(a, &power, sum);                                               \
-                more = v##_add_exp2(b, &power, more);                                             \
-                continue;                                                                         \
-            }                                                                                     \
-            const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                             \
-            sum = v##_add(sum, e);                                                                \
-            more = v##_add(more, f);                                                              \
-            moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                 \
-            moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                 \
-        }                                                                                         \
-        if (moment) *moment = v##_total(moments);                                                 \
-        *max = v##_top_value(x, n, tops, parity);                                                 \
-        return v##_total(v##_add(sum, more));                                                     \
-    }                                                                                             \
-    LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,  \
-                              float *max) {                                                       \
-        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                \
-        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                         \
-        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                            \
-        return v##_sum_loop(x, n, power, NULL, max, false);                                       \
-    }                                                                                             \
-    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,   \
-                             float *max) {                                                        \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                   \
-        float room[2 * v##_lanes], rest_max;                                                      \
-        double rest_moment = 0.0, sum = v##_sum_whole(x, whole, power, moment, max);              \
-        if (whole == n) return sum;                                                               \
-        const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);           \
-        sum += v##_sum_whole(rest, two, power, moment ? &rest_moment : NULL, &rest_max);          \
-        if (moment) *moment += rest_moment;                                                       \
-        if (rest_max > *max) *max = rest_max;                                                     \
-        return sum;                                                                               \
+#define XDI_TILES_SUMS(v, INLINE, LEAF)                                                                 \
+    /* Largest element and whether there is a NaN, which the maxima leave out. */                       \
+    INLINE float v##_max_slowly(xdi_simd_array x, int64_t n) {                                          \
+        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                                \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                    \
+            const v a = v##_read(x, i, n, -INFINITY);                                                   \
+            max = v##_max(a, max);                                                                      \
+            nan = v##_pick(a, a, nan, v##_set(1.0f));                                                   \
+        }                                                                                               \
+        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                        \
+    }                                                                                                   \
+    /* Of twice whole vectors. 0 times what is not finite is NaN, which stays in `odd`: then slowly. */ \
+    INLINE float v##_max_loop(xdi_simd_array x, int64_t n, bool parity) {                               \
+        const v zero = v##_set(0.0f);                                                                   \
+        v max = v##_set(-INFINITY), more = max, odd = zero, odder = zero, a, b;                         \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                \
+            v##_read_two(x, i, parity, &a, &b);                                                         \
+            max = v##_max(a, max);                                                                      \
+            more = v##_max(b, more);                                                                    \
+            odd = v##_fma(a, zero, odd);                                                                \
+            odder = v##_fma(b, zero, odder);                                                            \
+        }                                                                                               \
+        if (v##_total(v##_add(odd, odder)) != 0.0) return v##_max_slowly(x, n);                         \
+        return v##_largest(v##_max(max, more));                                                         \
+    }                                                                                                   \
+    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                              \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                         \
+        float room[2 * v##_lanes];                                                                      \
+        const float max = x.bf16 ? v##_max_loop(x, whole, true) : v##_max_loop(x, whole, false);        \
+        if (whole == n) return max;                                                                     \
+        const float rest = v##_max_slowly(xdi_simd_padded(x, whole, n, two, -INFINITY, room), two);     \
+        return rest > max || rest != rest ? rest : max;                                                 \
+    }                                                                                                   \
+    LEAF void v##_tile_raise(xdi_simd_array x, int64_t n, float *maxima) {                              \
+        xdi_simd_array to;                                                                              \
+        to.data = maxima;                                                                               \
+        to.bf16 = false;                                                                                \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                      \
+            v##_write(to, i, n, v##_max(v##_read(x, i, n, -INFINITY), v##_read(to, i, n, 0.0f)));       \
+    }                                                                                                   \
+    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                         \
+        v sum = v##_set(0.0f);                                                                          \
+        const v from = v##_set(reference);                                                              \
+        for (int64_t i = 0; i < n; i += v##_lanes)                                                      \
+            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                            \
+        return v##_total(sum);                                                                          \
+    }                                                                                                   \
+    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */        \
+    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */           \
+    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {               \
+        const int32_t bits = v##_top_bits(tops, parity);                                                \
+        v largest = v##_set(-INFINITY);                                                                 \
+        float top;                                                                                      \
+        memcpy(&top, &bits, sizeof top);                                                                \
+        if (bits >= 0 && top <= INFINITY) return top;                                                   \
+        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);          \
+        return v##_largest(largest);                                                                    \
+    }                                                                                                   \
+    INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,       \
+                               float *max, bool parity) {                                               \
+        const v zero = v##_set(0.0f), low = v##_set(power.low);                                         \
+        v sum = zero, more = zero, moments = zero, a, b;                                                \
+        v##_bits tops = v##_no_top();                                                                   \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                \
+            v##_read_two(x, i, parity, &a, &b);                                                         \
+            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);                     \
+            if (!moment) {                                                                              \
+                sum = v##_add_exp2(a, &power, sum);                                                     \
+                more = v##_add_exp2(b, &power, more);                                                   \
+                continue;                                                                               \
+            }                                                                                           \
+            const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                                   \
+            sum = v##_add(sum, e);                                                                      \
+            more = v##_add(more, f);                                                                    \
+            moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                       \
+            moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                       \
+        }                                                                                               \
+        if (moment) *moment = v##_total(moments);                                                       \
+        *max = v##_top_value(x, n, tops, parity);                                                       \
+        return v##_total(v##_add(sum, more));                                                           \
+    }                                                                                                   \
+    LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,        \
+                              float *max) {                                                             \
+        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                      \
+        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                               \
+        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                                  \
+        return v##_sum_loop(x, n, power, NULL, max, false);                                             \
+    }                                                                                                   \
+    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,         \
+                             float *max) {                                                              \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                         \
+        float room[2 * v##_lanes], rest_max;                                                            \
+        double rest_moment = 0.0, sum = v##_sum_whole(x, whole, power, moment, max);                    \
+        if (whole == n) return sum;                                                                     \
+        const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);                 \
+        sum += v##_sum_whole(rest, two, power, moment ? &rest_moment : NULL, &rest_max);                \
+        if (moment) *moment += rest_moment;                                                             \
+        if (rest_max > *max) *max = rest_max;                                                           \
+        return sum;                                                                                     \
     }
 
 #define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                     \

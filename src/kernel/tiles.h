@@ -145,4 +145,15 @@ XD_PRIVATE bool xdi_fast_fits(double max, double factor);
 XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
 XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
 
+/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
+typedef struct xdi_fast_power {
+    xdi_tile_power power;
+    double rest;
+} xdi_fast_power;
+
+/* loss_simd.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
+XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum);
+/* loss_simd.c: does a gradient go past the caches, unless it is written over one of these? */
+XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher);
+
 #endif

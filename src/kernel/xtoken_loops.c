@@ -225,14 +225,23 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, false, false);                            \
     }
 
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                               \
-    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                 \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                         \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                 \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,  v##_xtoken_walk,   \
-                                                 v##_to_tables,     v##_to_lanes,    v##_xtoken_widen,  \
-                                                 v##_xtoken_narrow, v##_xtoken_top,  v##_xtoken_slopes, \
-                                                 v##_xtoken_pair,   v##_xtoken_write };
+#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                                \
+    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
+    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                          \
+    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                  \
+    LEAF double v##_xtoken_entropy(xdi_simd_array x, int64_t n, xdi_xtoken_power p) {                    \
+        const v scale = v##_set(p.scale), epsilon = v##_set((float)XD_XTOKEN_EPSILON);                   \
+        v sum = v##_set(0.0f);                                                                           \
+        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
+            const v q = v##_mul(v##_exp2(v##_read(x, i, n, -INFINITY), &p.power), scale);                \
+            sum = v##_fma(q, v##_log2(v##_add(q, epsilon)), sum);                                        \
+        }                                                                                                \
+        return -XDI_TILE_LN2 * v##_total(sum);                                                           \
+    }                                                                                                    \
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
+                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
+                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
+                                                 v##_xtoken_pair,   v##_xtoken_write, v##_xtoken_entropy };
 
 /* ---- 16 by 16 ---- */
 

@@ -52,6 +52,8 @@ typedef struct xdi_xtoken_loops {
     /* e^beta (beta - alpha), or the reverse: the sum, and in slope the derivative by alpha. */
     double (*pair)(const float *alpha, const float *beta, int64_t n, bool reverse, float *slope);
     void (*write)(const xdi_xtoken_writer *w, int64_t n);
+    /* - sum of p ln(p + XD_XTOKEN_EPSILON) */
+    double (*entropy)(xdi_simd_array x, int64_t n, xdi_xtoken_power p);
 } xdi_xtoken_loops;
 
 static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
@@ -60,6 +62,9 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
     array.bf16 = false;
     return array;
 }
+
+/* xtoken_simd.c: scale exp(z / temperature - lse); false where f32 does not fit. */
+XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
 /* Those of the context's level. */
 XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch);

@@ -9,7 +9,7 @@ enum { XDI_XTOKEN_ROWS = 64, XDI_XTOKEN_PAIRS = 512 };
 /* ---- rows ---- */
 
 /* scale exp(z / temperature - lse); false where f32 does not fit. */
-static bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
+XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
     const double factor = XDI_TILE_LOG2E / temperature, log2_all = lse * temperature * (double)(float)factor;
     if (!xdi_fast_fits(lse * temperature, factor)) return false;
     p->power = xdi_tile_power_of(factor, rint(log2_all));
@@ -524,6 +524,42 @@ static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_
     return XD_OK;
 }
 
+/* ---- single positions ---- */
+
+/* False where f32 does not fit. */
+static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const int64_t label = a->labels ? a->labels[row] : -1;
+    xdi_row_sum sum;
+    xdi_xtoken_power p;
+    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &a->logits, row, a->columns, XDI_TILE_LOG2E, &sum))
+        return false;
+    const double log_sum = log(sum.sum);
+    if (!xdi_fast_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
+    out[XD_XTOKEN_LARGEST] = sum.max;
+    out[XD_XTOKEN_LOG_SUM] = log_sum;
+    out[XD_XTOKEN_ENTROPY] = 0.0;
+    out[XD_XTOKEN_LABEL] =
+        label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+    for (int64_t v = 0; v < a->columns && a->entropy; v += XDI_TILE)
+        out[XD_XTOKEN_ENTROPY] +=
+            loops->entropy(xdi_fast_array(&a->logits, row, v), xdi_fast_tile_at(v, a->columns), p);
+    return true;
+}
+
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (!xdi_fast_xtoken_takes(a)) return plain.moments(launch, a);
+    for (int64_t i = 0; i < a->count; i++) {
+        xd_xtoken_args one = *a;
+        one.rows = a->rows + i;
+        one.count = 1;
+        one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
+        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XDI_TRY(plain.moments(launch, &one));
+    }
+    return XD_OK;
+}
+
 /* The entries that vectors do better. */
 XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
     kernels->project = xdi_fast_xtoken_project;
@@ -535,4 +571,5 @@ XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
     kernels->pair = xdi_fast_xtoken_pair;
     kernels->tail = xdi_fast_xtoken_tail;
     kernels->total = xdi_fast_xtoken_total;
+    kernels->moments = xdi_fast_xtoken_moments;
 }

@@ -145,9 +145,12 @@ static xd_compat_reduction reduction_of(const golden_case *c) {
 
 static void jsd_probabilities(golden_case *c, rows_case *k, double beta) {
     double loss = 0.0;
-    if (!golden_ok(c, xd_compat_jsd_of_probabilities(golden_ctx(c), k->desc.student, k->desc.teacher, beta,
-                                                     k->desc.denominator_value, k->desc.gradient, &loss)))
-        return;
+    golden_loans *l = golden_case_loans(c);
+    const xd_rows student = golden_rows_in(l, k->desc.student), teacher = golden_rows_in(l, k->desc.teacher);
+    const xd_rows gradient = golden_rows_out(l, k->desc.gradient);
+    const xd_result result = xd_compat_jsd_of_probabilities(golden_ctx(c), student, teacher, beta,
+                                                            k->desc.denominator_value, gradient, &loss);
+    if (!golden_ok(c, golden_back(l, result))) return;
     golden_close(c, "out.loss", &loss, 1);
     golden_gradient(c, "grad.student_logits", golden_widen(c, k->gradient, XD_DTYPE_F32, k->rows * k->width),
                     k->rows * k->width);
@@ -217,7 +220,7 @@ static void mft_run(golden_case *c) {
     d.loss.denominator_value = none ? 1.0 : xd_compat_modelopt_denominator(reduction_of(c), k.rows, k.width);
     d.threshold = golden_number(c, "cfg.threshold", 0.2);
     d.terms = golden_rows(terms, k.rows, k.width);
-    if (golden_ok(c, xd_mft_loss(golden_ctx(c), &d, &values))) {
+    if (golden_ok(c, golden_mft_loss(golden_case_loans(c), &d, &values))) {
         if (none)
             golden_close(c, "out.loss", golden_widen(c, terms, XD_DTYPE_F32, count), count);
         else
@@ -240,7 +243,7 @@ static void cosine_run(golden_case *c) {
     rows_teacher(c, &k);
     k.desc.soft_weight = golden_number(c, "cfg.beta", 1.0);
     k.desc.denominator_value = 1.0;
-    if (golden_ok(c, xd_cosine_loss(golden_ctx(c), &k.desc, &values))) {
+    if (golden_ok(c, golden_cosine_loss(golden_case_loans(c), &k.desc, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);
         golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width),
                         k.rows * k.width);
@@ -262,17 +265,18 @@ static void estimator_run(golden_case *c) {
     xd_kl_estimate_desc d;
     double sum = 0.0;
     memset(&d, 0, sizeof d);
-    d.logprobs = golden_f32(c, &logprobs);
-    d.reference = golden_f32(c, &other);
+    golden_loans *l = golden_case_loans(c);
+    d.logprobs = (const float *)golden_in(l, golden_f32(c, &logprobs), bytes - sizeof(float));
+    d.reference = (const float *)golden_in(l, golden_f32(c, &other), bytes - sizeof(float));
     d.count = logprobs.count;
     d.kind = XD_KL_K3;
     if (golden_is(c, "cfg.kl_type", "k1")) d.kind = XD_KL_K1;
     if (golden_is(c, "cfg.kl_type", "k2")) d.kind = XD_KL_K2;
     d.input_clamp = golden_number(c, "cfg.input_clamp", (double)INFINITY);
     d.output_clamp = golden_number(c, "cfg.output_clamp", 0.0);
-    d.values = values;
-    d.gradient = gradient;
-    if (!golden_ok(c, xd_kl_estimate(golden_ctx(c), &d, &sum))) return;
+    d.values = (float *)golden_out(l, values, bytes);
+    d.gradient = (float *)golden_out(l, gradient, bytes);
+    if (!golden_ok(c, golden_back(l, xd_kl_estimate(golden_ctx(c), &d, &sum)))) return;
     golden_close(c, "out.loss", &sum, 1);
     golden_close(c, "out.per_token", golden_widen(c, values, XD_DTYPE_F32, d.count), d.count);
     golden_gradient(c, "grad.logprobs", golden_widen(c, gradient, XD_DTYPE_F32, d.count), d.count);

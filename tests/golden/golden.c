@@ -79,23 +79,14 @@ static const struct {
     { "shard", NULL, "of the host: tables of positions and shards" },
     { "xtoken-parts", "sequence layouts", "of the host: tables of positions and shards" },
     { "xtoken-parts", "valid chunks", "of the host: tables of positions and shards" },
-    { "ema", "ema decay table", "of the host: one number a step or a token" },
-    { "classic", "KL estimator", "of the host: one number a step or a token" },
-    { "classic", "universal logit distillation", "no device form: universal logit distillation" },
-    { "classic", "minimal fine-tuning", "no device form: minimal fine-tuning" },
-    { "classic", "cosine", "no device form: cosine similarity" },
-    { "classic", "JSD of probabilities", "no device form: JSD of probabilities" },
+    { "ema", "ema decay table", "of the host: one number a step" },
 };
 
-/* What has no INVARIANT form: none at all (everywhere), or none on a device. */
+/* What has no INVARIANT form on a device. */
 static const struct {
-    const char *area, *kind;
-    bool everywhere;
-    const char *reason;
+    const char *area, *kind, *reason;
 } golden_not_invariant[] = {
-    { "classic", "cosine", true, "no INVARIANT form: cosine similarity, minimal fine-tuning" },
-    { "classic", "minimal fine-tuning", true, "no INVARIANT form: cosine similarity, minimal fine-tuning" },
-    { "classic", "fused linear JSD", false, "no INVARIANT form: the gradient of hidden states on a GPU" },
+    { "classic", "fused linear JSD", "no INVARIANT form: the gradient of hidden states on a GPU" },
 };
 
 xd_ctx *golden_ctx(const golden_case *c) {
@@ -355,10 +346,10 @@ static const char *golden_reason_for_host(const char *area, const char *kind) {
     return NULL;
 }
 
-static const char *golden_reason_for_mode(const char *area, const char *kind, bool on_device) {
+static const char *golden_reason_for_mode(const char *area, const char *kind) {
     for (size_t i = 0; i < sizeof golden_not_invariant / sizeof *golden_not_invariant; i++)
         if (strcmp(golden_not_invariant[i].area, area) == 0 &&
-            strcmp(golden_not_invariant[i].kind, kind) == 0 && (golden_not_invariant[i].everywhere || on_device))
+            strcmp(golden_not_invariant[i].kind, kind) == 0)
             return golden_not_invariant[i].reason;
     return NULL;
 }
@@ -366,8 +357,8 @@ static const char *golden_reason_for_mode(const char *area, const char *kind, bo
 static void golden_run_kind(golden_case *c, const char *area, const golden_kind *kind) {
     const bool on_device = golden_on_device(c->ctx);
     const char *reason = on_device ? golden_reason_for_host(area, kind->name) : NULL;
-    if (!reason && xd_ctx_settings(c->ctx)->reduction == XD_REDUCTION_INVARIANT)
-        reason = golden_reason_for_mode(area, kind->name, on_device);
+    if (on_device && !reason && xd_ctx_settings(c->ctx)->reduction == XD_REDUCTION_INVARIANT)
+        reason = golden_reason_for_mode(area, kind->name);
     const long before = golden_launches();
     if (reason) {
         golden_skip(c, reason);

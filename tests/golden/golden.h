@@ -89,6 +89,8 @@ const void *golden_fetch(golden_case *c, const void *there, size_t bytes);
 /* Calls of the library with the host's arrays in their descs; a finding of a device is an error, as on the
  * CPU. */
 xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
+xd_result golden_cosine_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
+xd_result golden_mft_loss(golden_loans *l, const xd_mft_desc *desc, xd_loss_values *out);
 xd_result golden_head_loss(golden_loans *l, const xd_head_loss_desc *desc, xd_loss_values *out);
 xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_values *out);
 xd_result golden_denominator(golden_loans *l, const xd_positions *positions, xd_denominator *out);

@@ -109,7 +109,11 @@ static void uld_row(batch *b, int64_t row) {
     d.scale = golden_number(c, "cfg.uld_distillation_weight", 1.0) / (double)b->rows;
     d.gradient = d.student.logits;
     d.gradient.data = b->gradient + row * b->student.length * b->student.width;
-    if (golden_ok(c, xd_uld_loss(golden_ctx(c), &d, &values))) {
+    golden_loans *l = golden_case_loans(c);
+    d.student.logits = golden_rows_in(l, d.student.logits);
+    d.teacher.logits = golden_rows_in(l, d.teacher.logits);
+    d.gradient = golden_rows_out(l, d.gradient);
+    if (golden_ok(c, golden_back(l, xd_uld_loss(golden_ctx(c), &d, &values)))) {
         b->sum += values.loss;
         if (values.chunks > 0) b->last_matched = values.matched, b->last_unmatched = values.unmatched;
     }

@@ -1,0 +1,473 @@
+/* Universal logit distillation: kernel/uld_cpu.c is the reference. Exponentials are f32, and everything that
+ * is made of them is double. Sums go over blocks that leave their parts in the scratch, where one block adds
+ * them in order. */
+
+enum { XDI_CUDA_ULD_DIGITS = 256, XDI_CUDA_ULD_PASSES = 4 };
+
+/* scale times the probabilities of a row. */
+struct xdi_cuda_uld_power {
+    float max, factor;
+    double scale;
+
+    __device__ xdi_cuda_uld_power(const xd_uld_rows &side, int64_t row, double times) {
+        const double *part = side.parts + row * XD_SOFTMAX_PARTS;
+        max = (float)part[XD_SOFTMAX_MAX];
+        factor = (float)(XDI_CUDA_LOG2E / side.temperature);
+        scale = times / part[XD_SOFTMAX_SUM];
+    }
+    __device__ double operator()(float logit) const {
+        return __dmul_rn(scale, (double)xdi_cuda_exp_of(__fsub_rn(logit, max), factor));
+    }
+};
+
+static int64_t xdi_cuda_uld_segments(int64_t count) {
+    return (count + XD_ULD_SEGMENT - 1) / XD_ULD_SEGMENT;
+}
+
+/* ---- merge: one thread a chunk ---- */
+
+static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, int which,
+                                                      xd_uld_chunk *chunk) {
+    double factor = 1.0;
+    for (int64_t row = chunk->begin[which]; row < chunk->end[which]; row++) {
+        const double max = side.parts[row * XD_SOFTMAX_PARTS + XD_SOFTMAX_MAX];
+        if (!isfinite(max)) {
+            chunk->finite = false;
+            return;
+        }
+        if (row == chunk->base[which]) continue;
+        const double p =
+            xdi_cuda_uld_power(side, row, 1.0)(xdi_cuda_element(side.logits, row, side.ids[row]));
+        side.scores[row] = p;
+        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+    }
+    chunk->factor[which] = factor;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_merge_kernel(const __grid_constant__ xd_uld_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.count) return;
+    a.chunks[i].finite = true;
+    for (int which = 0; which < XD_ULD_SIDES; which++)
+        xdi_cuda_uld_merge_side(a.side[which], which, &a.chunks[i]);
+}
+
+static xd_result xdi_cuda_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->count), xdi_cuda_uld_merge_kernel, *a);
+}
+
+/* ---- sort: a radix sort of four digits; for each, how many of each segment of a list have which digit,
+ * where these go, and going there. Reads a list twice a digit and writes it once. ---- */
+
+/* One pass over the lists of a side: from a's logits, or from what the pass before has left. */
+struct xdi_cuda_uld_pass {
+    xd_uld_rows side;
+    const xd_uld_chunk *chunks;
+    int which, shift;
+    bool first;
+    const uint64_t *from; /* [lists, count] */
+    uint64_t *to;
+    unsigned *counts; /* [lists, XDI_CUDA_ULD_DIGITS, segments], then where they go */
+    int64_t segments;
+
+    __device__ uint64_t record(int64_t list, int64_t j) const {
+        if (!first) return from[list * side.count + j];
+        const int64_t id = side.list ? (int64_t)side.list[j] : j;
+        const uint32_t key =
+            ~xdi_cuda_select_key(xdi_cuda_element(side.logits, chunks[list].base[which], id));
+        return (uint64_t)key << 32 | (uint64_t)id;
+    }
+    __device__ int digit(uint64_t record) const {
+        return (int)(record >> shift & (XDI_CUDA_ULD_DIGITS - 1));
+    }
+    __device__ unsigned *cell(int64_t list, int64_t digit, int64_t segment) const {
+        return counts + (list * XDI_CUDA_ULD_DIGITS + digit) * segments + segment;
+    }
+    __device__ int64_t end(int64_t segment) const {
+        const int64_t next = (segment + 1) * XD_ULD_SEGMENT;
+        return next < side.count ? next : side.count;
+    }
+};
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_uld_count_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
+    XD_SHARED(unsigned, counts, [XDI_CUDA_ULD_DIGITS]);
+    const int64_t list = (int64_t)blockIdx.x / p.segments, segment = (int64_t)blockIdx.x % p.segments;
+    if (!p.chunks[list].finite) return; /* the whole block */
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    for (int64_t j = segment * XD_ULD_SEGMENT + (int64_t)threadIdx.x; j < p.end(segment);
+         j += XDI_CUDA_TEAM_BLOCK)
+        atomicAdd(&counts[p.digit(p.record(list, j))], 1u);
+    __syncthreads();
+    *p.cell(list, (int64_t)threadIdx.x, segment) = counts[threadIdx.x];
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_uld_offset_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
+    const int64_t list = (int64_t)blockIdx.x;
+    uint64_t mine = 0, total;
+    if (!p.chunks[list].finite) return; /* the whole block */
+    unsigned *cells = p.cell(list, (int64_t)threadIdx.x, 0);
+    for (int64_t segment = 0; segment < p.segments; segment++) mine += cells[segment];
+    unsigned at = (unsigned)xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
+    for (int64_t segment = 0; segment < p.segments; segment++) {
+        const unsigned here = cells[segment];
+        cells[segment] = at;
+        at += here;
+    }
+}
+
+/* A warp takes neighbouring records, 32 at a time, so that records of one digit keep their order. */
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_uld_scatter_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
+    enum { WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP, EACH = XD_ULD_SEGMENT / WARPS };
+    static_assert((int)XDI_CUDA_TEAM_BLOCK == (int)XDI_CUDA_ULD_DIGITS, "a thread for each digit");
+    XD_SHARED(unsigned, next, [WARPS * XDI_CUDA_ULD_DIGITS]);
+    const int64_t list = (int64_t)blockIdx.x / p.segments, segment = (int64_t)blockIdx.x % p.segments;
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP, warp = (int)threadIdx.x / XDI_CUDA_WARP;
+    const int64_t begin = segment * XD_ULD_SEGMENT + (int64_t)warp * EACH + lane, end = p.end(segment);
+    unsigned *mine = next + warp * XDI_CUDA_ULD_DIGITS;
+    if (!p.chunks[list].finite) return; /* the whole block */
+    for (int w = 0; w < WARPS; w++) next[w * XDI_CUDA_ULD_DIGITS + (int)threadIdx.x] = 0;
+    __syncthreads();
+    for (int k = 0; k < EACH && begin + k < end; k += XDI_CUDA_WARP)
+        atomicAdd(&mine[p.digit(p.record(list, begin + k))], 1u);
+    __syncthreads();
+    unsigned at = *p.cell(list, (int64_t)threadIdx.x, segment);
+    for (int w = 0; w < WARPS; w++) {
+        unsigned *cell = &next[w * XDI_CUDA_ULD_DIGITS + (int)threadIdx.x];
+        const unsigned here = *cell;
+        *cell = at;
+        at += here;
+    }
+    __syncthreads();
+    for (int k = 0; k < EACH; k += XDI_CUDA_WARP) {
+        const bool has = begin + k < end;
+        const uint64_t record = has ? p.record(list, begin + k) : 0;
+        const int digit = has ? p.digit(record) : (int)XDI_CUDA_ULD_DIGITS;
+        const unsigned equals = __match_any_sync(0xffffffffu, (unsigned)digit);
+        const unsigned before = (unsigned)__popc(equals & ((1u << lane) - 1u));
+        const unsigned to = has ? mine[digit] : 0;
+        __syncwarp();
+        if (has && before == 0) mine[digit] = to + (unsigned)__popc(equals);
+        __syncwarp();
+        if (has) p.to[list * p.side.count + to + before] = record;
+    }
+}
+
+static xd_result xdi_cuda_uld_sort_side(const xd_launch *launch, const xd_uld_args *a, int which) {
+    const xd_uld_rows *side = &a->side[which];
+    xdi_cuda_uld_pass p;
+    if (side->count == 0) return XD_OK;
+    p.side = *side;
+    p.chunks = a->chunks;
+    p.which = which;
+    p.counts = reinterpret_cast<unsigned *>(a->scratch);
+    p.segments = xdi_cuda_uld_segments(side->count);
+    p.from = NULL;
+    for (int pass = 0; pass < XDI_CUDA_ULD_PASSES; pass++) {
+        p.shift = 32 + 8 * pass;
+        p.first = pass == 0;
+        p.to = pass % 2 == 0 ? side->spare : side->sorted;
+        const xdi_cuda_grid grid = xdi_cuda_grid_of(a->count * p.segments, XDI_CUDA_TEAM_BLOCK);
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_count_kernel, p));
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK),
+                                xdi_cuda_uld_offset_kernel, p));
+        XDI_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_uld_scatter_kernel, p));
+        p.from = p.to;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    for (int which = 0; which < XD_ULD_SIDES; which++) XDI_TRY(xdi_cuda_uld_sort_side(launch, a, which));
+    return XD_OK;
+}
+
+/* ---- compare: a block for each segment of the ranks and of the matched pairs of a chunk ---- */
+
+enum { XDI_CUDA_ULD_UNMATCHED, XDI_CUDA_ULD_MATCHED, XDI_CUDA_ULD_MEAN, XDI_CUDA_ULD_TOTALS };
+typedef xdi_cuda_sums<XDI_CUDA_ULD_TOTALS, false> xdi_cuda_uld_sums;
+
+/* xdi_cpu_jsd_entry */
+static __device__ inline double xdi_cuda_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double difference = log(q) - log(p);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = q * difference;
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = -p * difference;
+        *slope = 1.0 - difference;
+    } else {
+        xdi_cuda_loss_log_ratios(difference, beta, &student, &teacher);
+        value = beta * q * teacher + (1.0 - beta) * p * student;
+        *slope = (1.0 - beta) * student;
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+static __device__ inline float xdi_cuda_uld_logit(uint64_t record) {
+    const uint32_t key = (uint32_t)(record >> 32);
+    return __uint_as_float(key & 0x80000000u ? key : key ^ 0x7fffffffu);
+}
+
+/* What a block needs to know of its chunk. */
+struct xdi_cuda_uld_pair {
+    const xd_uld_args &a;
+    int64_t index;
+    xdi_cuda_uld_power student, teacher;
+    float *slope;
+
+    __device__ xdi_cuda_uld_pair(const xd_uld_args &args, int64_t i)
+        : a(args), index(i), student(args.side[XD_ULD_STUDENT], args.chunks[i].base[XD_ULD_STUDENT],
+                                     args.chunks[i].factor[XD_ULD_STUDENT]),
+          teacher(args.side[XD_ULD_TEACHER], args.chunks[i].base[XD_ULD_TEACHER],
+                  args.chunks[i].factor[XD_ULD_TEACHER]),
+          slope(args.slope ? args.slope + i * args.side[XD_ULD_STUDENT].columns : NULL) {}
+
+    __device__ void rank(int64_t r, xdi_cuda_uld_sums *sums) const {
+        const int64_t n = a.side[XD_ULD_STUDENT].count, m = a.side[XD_ULD_TEACHER].count;
+        const uint64_t x = r < n ? a.side[XD_ULD_STUDENT].sorted[index * n + r] : 0;
+        const uint64_t y = r < m ? a.side[XD_ULD_TEACHER].sorted[index * m + r] : 0;
+        const double u = r < n ? student(xdi_cuda_uld_logit(x)) : 0.0;
+        const double v = r < m ? teacher(xdi_cuda_uld_logit(y)) : 0.0;
+        const bool compared = n > 0 && m > 0;
+        const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
+        if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
+        if (r >= n || !slope) return;
+        slope[(uint32_t)x] = (float)d;
+        sums->add_wide(XDI_CUDA_ULD_MEAN, d * u);
+    }
+    __device__ void matched(int64_t i, xdi_cuda_uld_sums *sums) const {
+        const xd_uld_chunk &chunk = a.chunks[index];
+        const int64_t s = a.matched[XD_ULD_STUDENT][i], t = a.matched[XD_ULD_TEACHER][i];
+        const double u =
+            student(xdi_cuda_element(a.side[XD_ULD_STUDENT].logits, chunk.base[XD_ULD_STUDENT], s));
+        const double v =
+            teacher(xdi_cuda_element(a.side[XD_ULD_TEACHER].logits, chunk.base[XD_ULD_TEACHER], t));
+        double d;
+        sums->add_wide(XDI_CUDA_ULD_MATCHED, xdi_cuda_jsd_entry(u, v, a.beta, &d));
+        if (!slope) return;
+        slope[s] = (float)(a.matched_weight * d);
+        sums->add_wide(XDI_CUDA_ULD_MEAN, a.matched_weight * d * u);
+    }
+};
+
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_uld_compare_kernel(const __grid_constant__ xd_uld_args a,
+                                                                        int64_t ranks, int64_t segments,
+                                                                        int64_t parts) {
+    const int64_t chunk = (int64_t)blockIdx.x / parts, part = (int64_t)blockIdx.x % parts;
+    const bool sorted = part < segments;
+    const int64_t begin = (sorted ? part : part - segments) * XD_ULD_SEGMENT + (int64_t)threadIdx.x;
+    const int64_t all = sorted ? ranks : a.matched_count, room = begin + XD_ULD_SEGMENT;
+    if (!a.chunks[chunk].finite) return; /* the whole block */
+    const xdi_cuda_uld_pair pair(a, chunk);
+    xdi_cuda_uld_sums mine;
+    for (int64_t i = begin; i < room && i < all; i += XDI_CUDA_TEAM_BLOCK) {
+        if (sorted)
+            pair.rank(i, &mine);
+        else
+            pair.matched(i, &mine);
+    }
+    const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_uld_sums::totals *>(a.scratch)[blockIdx.x] = totals;
+}
+
+/* One block a chunk. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_constant__ xd_uld_args a,
+                                                                 int64_t parts) {
+    const xdi_cuda_uld_sums::totals *from =
+        reinterpret_cast<const xdi_cuda_uld_sums::totals *>(a.scratch) + (int64_t)blockIdx.x * parts;
+    xd_uld_chunk *chunk = &a.chunks[blockIdx.x];
+    xdi_cuda_uld_sums mine;
+    if (!chunk->finite) return; /* the whole block */
+    for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
+        mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
+    const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    const double factor = chunk->factor[XD_ULD_STUDENT];
+    if (threadIdx.x != 0) return;
+    chunk->unmatched = totals.sum[XDI_CUDA_ULD_UNMATCHED];
+    chunk->matched = totals.sum[XDI_CUDA_ULD_MATCHED];
+    chunk->mean = factor > 0.0 ? totals.sum[XDI_CUDA_ULD_MEAN] / factor : 0.0;
+}
+
+static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    const int64_t n = a->side[XD_ULD_STUDENT].count, m = a->side[XD_ULD_TEACHER].count, ranks = n > m ? n : m;
+    const int64_t segments = xdi_cuda_uld_segments(ranks);
+    const int64_t parts = segments + xdi_cuda_uld_segments(a->matched_count);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * parts, XDI_CUDA_TEAM_BLOCK),
+                            xdi_cuda_uld_compare_kernel, *a, ranks, segments, parts));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_total_kernel,
+                           *a, parts);
+}
+
+/* ---- gradient: one thread for eight columns ---- */
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_uld_gradient_kernel(const __grid_constant__ xd_uld_args a, int64_t parts) {
+    const xd_uld_rows &side = a.side[XD_ULD_STUDENT];
+    const int64_t row = a.row + (int64_t)blockIdx.x / parts, i = (int64_t)a.owner[row] - a.first;
+    const int64_t c =
+        ((int64_t)blockIdx.x % parts * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
+    xdi_cuda_eight out = {};
+    if (c >= a.gradient.cols) return;
+    if (a.owner[row] >= 0) {
+        const xd_uld_chunk &chunk = a.chunks[i];
+        if (!chunk.finite) return;
+        const bool base = row == chunk.base[XD_ULD_STUDENT];
+        const double mean = base ? chunk.mean : side.scores[row], factor = chunk.factor[XD_ULD_STUDENT];
+        const double along = base ? factor : mean > XD_ULD_FLOOR ? factor * chunk.mean / mean : 0.0;
+        const xdi_cuda_uld_power p(side, row, a.share * along / side.temperature);
+        const float *slope = a.slope + i * side.columns;
+        const xdi_cuda_eight x = xdi_cuda_read_any(side.logits, row, c, side.columns);
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT; k++) {
+            if (c + k >= side.columns) continue;
+            const double d = base ? (double)slope[c + k] : c + k == side.ids[row] ? 1.0 : 0.0;
+            out.at[k] = (float)(p(x.at[k]) * (d - mean));
+        }
+    }
+    xdi_cuda_write_any(a.gradient, row, c, a.gradient.cols, out);
+}
+
+static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
+    enum { COLUMNS = XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
+    const int64_t parts = (a->gradient.cols + COLUMNS - 1) / COLUMNS;
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    if (a->rows == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->rows * parts, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_uld_gradient_kernel, *a, parts);
+}
+
+/* ---- jsd and estimate: as many blocks as there is room for sums, then one over these ---- */
+
+struct xdi_cuda_uld_sum_join {
+    __device__ xd_uld_sum operator()(xd_uld_sum a, const xd_uld_sum &b) const {
+        a.value = __dadd_rn(a.value, b.value);
+        if (a.bad < 0 || (b.bad >= 0 && b.bad < a.bad)) a.bad = b.bad;
+        return a;
+    }
+};
+
+static __device__ inline void xdi_cuda_uld_put(xd_uld_sum *out, xd_uld_sum mine) {
+    const xd_uld_sum none = { 0.0, -1 };
+    mine = xdi_cuda_block_reduce(mine, none, xdi_cuda_uld_sum_join());
+    if (threadIdx.x == 0) *out = mine;
+}
+
+static int64_t xdi_cuda_uld_blocks(int64_t count) {
+    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    return blocks < 1 ? 1 : blocks < XD_ULD_SUMS - 1 ? blocks : (int64_t)(XD_ULD_SUMS - 1);
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_sum_kernel(xd_uld_sum *out, int64_t blocks) {
+    static_assert((int)XD_ULD_SUMS - 1 <= (int)XDI_CUDA_TEAM_BLOCK, "a thread for each sum");
+    xd_uld_sum mine = { 0.0, -1 };
+    if ((int64_t)threadIdx.x < blocks) mine = out[1 + threadIdx.x];
+    xdi_cuda_uld_put(out, mine);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_constant__ xd_jsd_args a) {
+    xd_uld_sum mine = { 0.0, -1 };
+    for (int64_t i = xdi_cuda_flat_index(); i < a.student.rows * a.student.cols;
+         i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
+        const int64_t r = i / a.student.cols, c = i % a.student.cols;
+        double slope;
+        mine.value += xdi_cuda_jsd_entry((double)xdi_cuda_element(a.student, r, c),
+                                         (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
+        if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
+    }
+    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
+}
+
+static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
+    const int64_t blocks = xdi_cuda_uld_blocks(a->student.rows * a->student.cols);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
+                           blocks);
+}
+
+static __device__ inline double xdi_cuda_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
+}
+
+static __device__ inline double xdi_cuda_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* xdi_cpu_estimate_one */
+static __device__ inline void xdi_cuda_estimate_one(const xd_estimate_args &a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = (double)a.reference[i] - (double)a.logprobs[i];
+    const double rho = fmax(-a.input_clamp, fmin(a.input_clamp, free_rho));
+    const double weight = a.weight ? (double)a.weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xdi_cuda_estimate_value(a.kind, rho);
+    double slope = rho == free_rho ? xdi_cuda_estimate_slope(a.kind, rho) : 0.0;
+    if (a.output_clamp != 0.0 && fabs(value) > a.output_clamp) {
+        value = value > 0.0 ? a.output_clamp : -a.output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value += weight * value;
+    if (a.values) a.values[i] = (float)value;
+    if (a.gradient) a.gradient[i] = (float)(weight * slope);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
+    xd_uld_sum mine = { 0.0, -1 };
+    for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_estimate_one(a, i, &mine);
+    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
+}
+
+static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
+    const int64_t blocks = xdi_cuda_uld_blocks(a->count);
+    xdi_cuda_scope scope(launch);
+    XDI_TRY(scope.result);
+    XDI_TRY(
+        XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
+                           blocks);
+}
+
+static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_merge_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_count_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_offset_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_scatter_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
+    XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
+}
+
+static xd_uld_kernels xdi_cuda_uld_table() {
+    xd_uld_kernels kernels;
+    kernels.merge = xdi_cuda_uld_merge;
+    kernels.sort = xdi_cuda_uld_sort;
+    kernels.compare = xdi_cuda_uld_compare;
+    kernels.gradient = xdi_cuda_uld_gradient;
+    kernels.jsd = xdi_cuda_jsd;
+    kernels.estimate = xdi_cuda_estimate;
+    return kernels;
+}

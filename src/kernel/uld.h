@@ -1,0 +1,111 @@
+#ifndef XDI_KERNEL_ULD_H
+#define XDI_KERNEL_ULD_H
+
+#include "kernel/softmax.h"
+#include "kernel/table.h"
+
+/* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
+ * log-probabilities of tokens. All pointers are memory of the device. */
+
+/* The floor of probabilities of merged tokens, and of those of the generalised JSD. */
+#define XD_ULD_FLOOR 1e-8
+
+/* Elements of a sorted list, or pairs of ids, that a block of a device takes at a time. */
+enum { XD_ULD_SEGMENT = 4096 };
+
+/* Bytes of scratch for lists of n elements and pairs together. */
+#define XD_ULD_SCRATCH(n) ((size_t)((n) / XD_ULD_SEGMENT + 2) * 1024)
+
+/* The two sides. */
+enum { XD_ULD_STUDENT, XD_ULD_TEACHER, XD_ULD_SIDES };
+
+/* A pair of groups of tokens. The distribution of a side is the base row's times the probabilities that the
+ * other rows give their tokens. */
+typedef struct xd_uld_chunk {
+    int64_t begin[XD_ULD_SIDES], end[XD_ULD_SIDES], base[XD_ULD_SIDES]; /* rows of the logits */
+    double factor[XD_ULD_SIDES]; /* out of merge: product of those probabilities, none below the floor */
+    double matched, unmatched; /* out of compare: JSD of the matched ids, sum of |a - b| of the sorted rest */
+    double mean;               /* out of compare: sum of p slope over the student's base row */
+    bool finite; /* out of merge: all rows are; the other entries leave the chunk alone if not */
+} xd_uld_chunk;
+
+/* One side of the chunks at work. */
+typedef struct xd_uld_rows {
+    xd_rows logits;
+    int64_t columns; /* of the vocabulary, the first ones */
+    double temperature;
+    const double *parts; /* [rows, XD_SOFTMAX_PARTS] as `stats` of the softmax entries leaves them */
+    const int64_t *ids;  /* [rows] the token that a row predicts */
+    double *scores;      /* [rows] out of merge: its probability; those of base rows are not written */
+    const int32_t *list; /* [count] the ids that are sorted, ascending; NULL: all, count = columns */
+    int64_t count;
+    uint64_t *sorted; /* [chunks, count] out of sort: keys of logits over ids, ascending. A larger logit has a
+                         smaller key, both zeros have the same, and equal logits are ranked by id. */
+    uint64_t *spare;  /* as long */
+} xd_uld_rows;
+
+/* Inputs and outputs of the entries; each reads and writes what its comment names. */
+typedef struct xd_uld_args {
+    xd_uld_rows side[XD_ULD_SIDES];
+    xd_uld_chunk *chunks; /* those at work */
+    int64_t count;
+    const int32_t *matched[XD_ULD_SIDES]; /* [matched_count] ids of pairs */
+    int64_t matched_count;
+    double matched_weight, unmatched_weight, beta;
+    float *slope; /* [chunks, columns of the student] d value / d merged probability; NULL -> no gradient */
+    xd_rows gradient;
+    int64_t row, rows;      /* of the gradient: those to be written */
+    const int32_t *owner;   /* [all rows] number of a row's chunk among all; -1: none */
+    int32_t first;          /* number of chunks[0] among all */
+    double share;           /* what the gradient is multiplied by */
+    unsigned char *scratch; /* [chunks, XD_ULD_SCRATCH(of the longest)]; for a device */
+} xd_uld_args;
+
+/* A sum, and the first element that had no finite term; -1: none. */
+typedef struct xd_uld_sum {
+    double value;
+    int64_t bad;
+} xd_uld_sum;
+
+/* Sums in memory that an entry wants: the first is its result, the others scratch. */
+enum { XD_ULD_SUMS = 257 };
+
+/* Rows that are probabilities, and their generalised JSD. */
+typedef struct xd_jsd_args {
+    xd_rows student, teacher, gradient; /* alike; gradient.data may be NULL, or student's memory */
+    double beta, denominator;           /* the gradient is divided by it, the sum is not */
+    xd_uld_sum *out;                    /* [XD_ULD_SUMS] */
+} xd_jsd_args;
+
+/* Estimates of KL(student || reference), as in distill/estimator.h. */
+typedef struct xd_estimate_args {
+    const float *logprobs, *reference, *weight; /* [count]; weight NULL -> 1 */
+    int64_t count;
+    int kind; /* 0, 1, 2: k1, k2, k3 */
+    double input_clamp, output_clamp;
+    float *values, *gradient; /* [count] or NULL */
+    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
+} xd_estimate_args;
+
+/* Entries of the kernel table. Sums do not depend on how chunks are put together into calls. */
+typedef struct xd_uld_kernels {
+    /* parts -> factor, finite and scores */
+    xd_result (*merge)(const xd_launch *launch, const xd_uld_args *args);
+    /* logits of the base rows -> sorted, of both sides */
+    xd_result (*sort)(const xd_launch *launch, const xd_uld_args *args);
+    /* sorted and the matched ids -> matched, unmatched, mean and slope. An empty list is not compared with the
+     * other: unmatched is then 0. */
+    xd_result (*compare)(const xd_launch *launch, const xd_uld_args *args);
+    /* slope -> rows of the gradient, all columns; 0 in rows without a chunk */
+    xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
+    /* the sum over all entries, those below the floor raised to it, and its derivative by the student's */
+    xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
+    /* the sum of weight times estimate, its derivative by logprobs, and the first token of a weight other than
+     * 0 whose estimate is not finite */
+    xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
+} xd_uld_kernels;
+
+/* The plain CPU implementation, the specification of the others. */
+XD_API xd_uld_kernels xd_uld_kernels_cpu(void);
+
+#endif

@@ -39,7 +39,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
-test: ## build and run every tests/test_*.c: a minute, needs cc and make only
+test: ## build and run every tests/test_*.c: minutes, -j helps; needs cc and make only
 	@failed=; $(MAKE) -k --no-print-directory build-tests || failed=1; \
 	BUILD_FAILED=$$failed sh tests/build/run.sh $(test_dir) $(tests)
 

@@ -683,7 +683,9 @@ def roofline(row, target, far, blocks):
     floors = [row.floors(units) for _, units, _ in around]
     tops = [max(floor, key=floor.get) for floor in floors]
     scores = [floor[top] / seconds for floor, top, (seconds, _, _) in zip(floors, tops, around)]
-    asked = [far if state == "far" else target[1] for _, _, state in around]
+    states = [state for _, _, state in around]
+    asked = [far if state == "far" else target[1] for state in states]
+    of_state = {state: [score for score, other in zip(scores, states) if other == state] for state in sorted(set(states))}
     floor = statistics.median(max(f.values()) for f in floors)
     names = {"bytes": "in place", "reads": "read", "sfu": "exp", "flop": "bf16 dot", "latency": "target"}
     bound = max(set(tops), key=tops.count)
@@ -693,7 +695,8 @@ def roofline(row, target, far, blocks):
             "ceiling_name": names[bound], "ceiling_value": amount / floor if floor else 0.0,
             "score": round(statistics.median(scores), 4), "target": statistics.median(asked),
             "met": round(statistics.median(score / share for score, share in zip(scores, asked)), 4),
-            "far": round(sum(state == "far" for _, _, state in around) / len(around), 3)}
+            "far": round(states.count("far") / len(states), 3),
+            "by_state": {state: round(statistics.median(seen), 4) for state, seen in of_state.items()}}
     card = (row.products if target[3] == PRODUCTS else row.bytes) / target[3] / target[2]
     return roof, floor / roof["target"] * 1e3, card * 1e3
 

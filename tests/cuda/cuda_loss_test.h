@@ -29,7 +29,8 @@ template <typename T> static T *place(void *base, size_t offset) {
 struct Pair {
     Gpu gpu;
     xd_ctx *cpu = nullptr;
-    explicit Pair(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false) : gpu(reduction, cluster) {
+    explicit Pair(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false)
+        : gpu(reduction, cluster) {
         xd_ctx_desc desc = {};
         desc.reduction = reduction;
         desc.cpu = XD_CPU_PLAIN;
@@ -103,9 +104,64 @@ static inline std::vector<unsigned char> logits(xd_dtype dtype, const Shape &s, 
     return out;
 }
 
+/* The same findings on both sides. */
+static inline void check_status(const xd_status *a, const xd_status *b) {
+    CHECK_EQ_INT(a->label_out_of_range, b->label_out_of_range);
+    CHECK_EQ_INT(a->not_finite, b->not_finite);
+    CHECK_EQ_INT(a->overflow, b->overflow);
+    CHECK_EQ_INT(a->nothing_counted, b->nothing_counted);
+    CHECK_EQ_INT(a->first_row, b->first_row);
+    CHECK(a->first_value == b->first_value || (isnan(a->first_value) && isnan(b->first_value)));
+}
+
 static inline xd_rows rows_at(void *base, size_t offset, xd_dtype dtype, const Shape &s) {
     xd_rows r = { (unsigned char *)base + offset, dtype, s.rows, s.cols, s.stride() };
     return r;
 }
+
+/* ---- ranks that share a vocabulary ---- */
+
+enum { TP_ROWS = 4, TP_COLS = 45 };
+
+/* Rank r of a world has columns cuts[r] to cuts[r + 1], on a GPU of its own or on the CPU. */
+struct TpLogits {
+    bool on_device;
+    std::vector<int64_t> cuts;
+    std::vector<float> student, teacher;
+
+    TpLogits(const std::vector<int64_t> &parts, bool device) : on_device(device), cuts(parts) {
+        Random random(21);
+        for (int i = 0; i < TP_ROWS * TP_COLS; i++) {
+            student.push_back(5.0f * random.unit());
+            teacher.push_back(5.0f * random.unit());
+        }
+    }
+    void run(xd_reduction reduction, xd_result (*rank)(xd_comm *world, void *argument),
+             void *argument) const {
+        xd_ctx_desc desc = {};
+        desc.reduction = reduction;
+        desc.cpu = XD_CPU_PLAIN;
+        CHECK(xd_run_threads((int)cuts.size() - 1, &desc, rank, argument, nullptr) == XD_OK);
+    }
+    int64_t columns(int rank) const {
+        return cuts[(size_t)rank + 1] - cuts[(size_t)rank];
+    }
+
+    /* A rank's columns, and one element more: a shard without columns has an address, too. */
+    std::vector<float> shard(const std::vector<float> &whole, int rank) const {
+        std::vector<float> out;
+        for (int64_t r = 0; r < TP_ROWS; r++)
+            for (int64_t c = 0; c < columns(rank); c++)
+                out.push_back(whole[(size_t)(r * TP_COLS + cuts[(size_t)rank] + c)]);
+        out.resize(out.size() + 1);
+        return out;
+    }
+    /* Puts a rank's columns into the whole. */
+    void put(int rank, const std::vector<float> &shard, std::vector<float> *whole) const {
+        for (int64_t i = 0; i < TP_ROWS * columns(rank); i++)
+            (*whole)[(size_t)(i / columns(rank) * TP_COLS + cuts[(size_t)rank] + i % columns(rank))] =
+                shard[(size_t)i];
+    }
+};
 
 #endif

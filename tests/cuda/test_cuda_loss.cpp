@@ -100,14 +100,8 @@ static void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) {
     const xd_loss_values *vb = (const xd_loss_values *)(const void *)(b + values);
     check_near(&va->loss, &vb->loss, 3, 3e-6);
     CHECK_EQ_INT(va->counted, vb->counted);
-    const xd_status *sa = (const xd_status *)(const void *)(a + status),
-                    *sb = (const xd_status *)(const void *)(b + status);
-    CHECK_EQ_INT(sa->label_out_of_range, sb->label_out_of_range);
-    CHECK_EQ_INT(sa->not_finite, sb->not_finite);
-    CHECK_EQ_INT(sa->overflow, sb->overflow);
-    CHECK_EQ_INT(sa->nothing_counted, sb->nothing_counted);
-    CHECK_EQ_INT(sa->first_row, sb->first_row);
-    CHECK(sa->first_value == sb->first_value || (isnan(sa->first_value) && isnan(sb->first_value)));
+    check_status((const xd_status *)(const void *)(a + status),
+                 (const xd_status *)(const void *)(b + status));
 }
 
 XD_TEST(losses_of_every_width_are_those_of_the_cpu) {
@@ -191,11 +185,13 @@ static bool has_clusters() {
 XD_TEST(rows_that_stay_in_a_cluster_have_the_losses_of_the_cpu) {
     if (!has_clusters()) SKIP("needs compute capability 9.0");
     Pair pair(XD_REDUCTION_DETERMINISTIC, true);
-    for (int i = 0; i < 48; i++) { /* every divergence, with and without a label; findings in half of the cases */
+    for (int i = 0; i < 48;
+         i++) { /* every divergence, with and without a label; findings in half of the cases */
         static const int64_t widths[] = { 2051, 2056, 2600, 4096 };
         const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16, y = i & 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
         const int64_t cols = widths[i / 4 % 4];
-        LossCase c = { { i % 8 < 4 ? 9 : 3, cols, cols % 8 ? 5 : i % 3 * 8, 0, x, y, i % 5 ? x : XD_DTYPE_F32 },
+        LossCase c = { { i % 8 < 4 ? 9 : 3, cols, cols % 8 ? 5 : i % 3 * 8, 0, x, y,
+                         i % 5 ? x : XD_DTYPE_F32 },
                        (xd_divergence)(i / 2 % 4),
                        i % 3 ? 1.7 : 1.0,
                        i % 6 == 5 ? 0.0 : 0.4,
@@ -231,7 +227,8 @@ XD_TEST(every_size_of_a_cluster_has_the_losses_of_the_cpu) {
 XD_TEST(rows_that_a_cluster_cannot_take_are_worked_on_as_without_it) {
     Pair plain(XD_REDUCTION_DETERMINISTIC, true), invariant(XD_REDUCTION_INVARIANT, true);
     for (int i = 0; i < 4; i++) {
-        const LossCase c = { { 3, 2100 + i % 2, i / 2 * 4, i % 2, XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_BF16 },
+        const LossCase c = { { 3, 2100 + i % 2, i / 2 * 4, i % 2, XD_DTYPE_BF16, XD_DTYPE_F32,
+                               XD_DTYPE_BF16 },
                              XD_KL_FORWARD,
                              1.3,
                              0.3,
@@ -455,17 +452,13 @@ XD_TEST(splits_of_the_vocabulary_change_no_bit_in_invariant_mode_and_little_othe
 
 /* ---- ranks that share a vocabulary ---- */
 
-enum { TP_ROWS = 4, TP_COLS = 45 };
-
-/* A world of ranks with a shard each; what rank 0 found of the whole, and
- * everyone's columns of the gradients: of xd_loss, and of xd_topk_kl_loss at
- * the student's own ids, of which a shard may hold fewer than k. */
-struct TpWorld {
-    bool on_device;
-    xd_divergence divergence;
-    std::vector<int64_t> cuts;
-    std::vector<float> student, teacher, gradient, topk_gradient;
-    xd_loss_values values, topk_values;
+/* What rank 0 found of the whole, and everyone's columns of the gradients: of xd_loss, and of xd_topk_kl_loss at the
+ * student's own ids, of which a shard may hold fewer than k. */
+struct TpWorld : TpLogits {
+    using TpLogits::TpLogits;
+    xd_divergence divergence = XD_KL_FORWARD;
+    std::vector<float> gradient = std::vector<float>(TP_ROWS * TP_COLS), topk_gradient = gradient;
+    xd_loss_values values = {}, topk_values = {};
 };
 
 template <typename T> static Device copy_if(bool on_device, const std::vector<T> &from) {
@@ -474,27 +467,12 @@ template <typename T> static Device copy_if(bool on_device, const std::vector<T>
 
 static xd_result tp_rank(xd_comm *world, void *argument) {
     TpWorld *w = (TpWorld *)argument;
-    xd_ctx *ctx = xd_comm_ctx(world);
-    xd_cuda *cuda = nullptr;
+    const RankGpu gpu(world, nullptr, w->on_device);
+    xd_ctx *ctx = gpu.ctx;
     xd_vocab *vocab = nullptr;
-    cudaStream_t stream = nullptr;
-    if (w->on_device) {
-        CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-        xd_ctx_set_stream(ctx, stream);
-        CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
-    }
-    const size_t me = (size_t)xd_comm_rank(world);
-    CHECK(xd_vocab_create(ctx, world, w->cuts[me], w->cuts[me + 1], TP_COLS, &vocab) == XD_OK);
-    const xd_vocab_info info = xd_vocab_describe(vocab);
-    const int64_t columns = info.end - info.begin;
-    std::vector<float> x, y;
-    for (int64_t i = 0; i < TP_ROWS * TP_COLS; i++) {
-        if (i % TP_COLS < info.begin || i % TP_COLS >= info.end) continue;
-        x.push_back(w->student[(size_t)i]);
-        y.push_back(w->teacher[(size_t)i]);
-    }
-    x.resize(x.size() + 1); /* a shard without columns has an address, too */
-    y.resize(y.size() + 1);
+    const int64_t columns = w->columns(gpu.rank), begin = w->cuts[(size_t)gpu.rank];
+    CHECK(xd_vocab_create(ctx, world, begin, begin + columns, TP_COLS, &vocab) == XD_OK);
+    std::vector<float> x = w->shard(w->student, gpu.rank), y = w->shard(w->teacher, gpu.rank);
     {
         std::vector<float> topk(x);
         const Device dt = copy_if(w->on_device, topk);
@@ -527,7 +505,7 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         xd_loss_values *out = w->on_device ? dv.at<xd_loss_values>() : &values;
         CHECK(xd_loss(ctx, &d, out) == XD_OK);
         if (w->on_device) CHECK(xd_read(ctx, &values, out, sizeof values) == XD_OK);
-        if (me == 0) w->values = values;
+        if (gpu.rank == 0) w->values = values;
         CHECK(xd_topk_kl_loss(ctx, &t, out) == XD_OK);
         if (w->on_device) {
             CHECK(xd_read(ctx, &values, out, sizeof values) == XD_OK);
@@ -535,33 +513,20 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
             CHECK(xd_read(ctx, x.data(), dx.at<void>(), x.size() * sizeof(float)) == XD_OK);
             CHECK(xd_read(ctx, topk.data(), dt.at<void>(), x.size() * sizeof(float)) == XD_OK);
         }
-        if (me == 0) w->topk_values = values;
-        for (int64_t i = 0; i < TP_ROWS * columns; i++) {
-            const size_t to = (size_t)(i / columns * TP_COLS + info.begin + i % columns);
-            w->gradient[to] = x[(size_t)i];
-            w->topk_gradient[to] = topk[(size_t)i];
-        }
+        if (gpu.rank == 0) w->topk_values = values;
+        w->put(gpu.rank, x, &w->gradient);
+        w->put(gpu.rank, topk, &w->topk_gradient);
         CHECK(xd_barrier(world) == XD_OK); /* nobody frees what a peer may read */
     }
     xd_vocab_destroy(vocab);
-    xd_cuda_destroy(cuda);
-    if (stream) cudaStreamDestroy(stream);
     return XD_OK;
 }
 
 static TpWorld tp_run(const std::vector<int64_t> &cuts, bool on_device, xd_divergence divergence,
                       xd_reduction reduction) {
-    Random random(21);
-    xd_ctx_desc desc = {};
-    const std::vector<float> none(TP_ROWS * TP_COLS);
-    TpWorld w = { on_device, divergence, cuts, {}, {}, none, none, {}, {} };
-    for (int i = 0; i < TP_ROWS * TP_COLS; i++) {
-        w.student.push_back(5.0f * random.unit());
-        w.teacher.push_back(5.0f * random.unit());
-    }
-    desc.reduction = reduction;
-    desc.cpu = XD_CPU_PLAIN;
-    CHECK(xd_run_threads((int)cuts.size() - 1, &desc, tp_rank, &w, nullptr) == XD_OK);
+    TpWorld w(cuts, on_device);
+    w.divergence = divergence;
+    w.run(reduction, tp_rank, &w);
     return w;
 }
 

@@ -38,15 +38,6 @@ static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char
         xd_store_f64(student->data(), s.student, 3 * s.stride() + i, c.cosine ? 0.0 : -HUGE_VAL);
 }
 
-static void check_status(const xd_status *a, const xd_status *b) {
-    CHECK_EQ_INT(a->label_out_of_range, b->label_out_of_range);
-    CHECK_EQ_INT(a->not_finite, b->not_finite);
-    CHECK_EQ_INT(a->overflow, b->overflow);
-    CHECK_EQ_INT(a->nothing_counted, b->nothing_counted);
-    CHECK_EQ_INT(a->first_row, b->first_row);
-    CHECK(a->first_value == b->first_value || (isnan(a->first_value) && isnan(b->first_value)));
-}
-
 static void compare(Pair *pair, const MftCase &c, bool same_bits, uint64_t seed) {
     Random random(seed);
     const Shape &s = c.shape;
@@ -166,32 +157,22 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
 
 /* ---- ranks that share a vocabulary ---- */
 
-enum { ROWS = 4, COLS = 45 };
-
-/* A world of ranks with a shard each; what rank 0 found of the whole, and everyone's columns. */
-struct World {
-    bool on_device, cosine;
-    std::vector<int64_t> cuts;
-    std::vector<float> student, teacher, gradient, terms;
-    xd_loss_values values;
+/* What rank 0 found of the whole, and everyone's columns. */
+struct World : TpLogits {
+    using TpLogits::TpLogits;
+    bool cosine = false;
+    std::vector<float> gradient = std::vector<float>(TP_ROWS * TP_COLS), terms = gradient;
+    xd_loss_values values = {};
 };
 
 static xd_result world_rank(xd_comm *world, void *argument) {
     World *w = (World *)argument;
     const RankGpu gpu(world, nullptr, w->on_device);
-    const int64_t begin = w->cuts[(size_t)gpu.rank], end = w->cuts[(size_t)gpu.rank + 1],
-                  columns = end - begin;
+    const int64_t columns = w->columns(gpu.rank), begin = w->cuts[(size_t)gpu.rank];
     const std::vector<int64_t> labels = { 3, 44, XD_IGNORE_INDEX, 20 };
-    std::vector<float> x, y;
+    std::vector<float> x = w->shard(w->student, gpu.rank), y = w->shard(w->teacher, gpu.rank);
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create(gpu.ctx, world, begin, end, COLS, &vocab) == XD_OK);
-    for (int64_t i = 0; i < ROWS * COLS; i++) {
-        if (i % COLS < begin || i % COLS >= end) continue;
-        x.push_back(w->student[(size_t)i]);
-        y.push_back(w->teacher[(size_t)i]);
-    }
-    x.resize(x.size() + 1); /* a shard without columns has an address, too */
-    y.resize(y.size() + 1);
+    CHECK(xd_vocab_create(gpu.ctx, world, begin, begin + columns, TP_COLS, &vocab) == XD_OK);
     std::vector<float> terms(x.size());
     {
         const xd_device_ops memory = xd_ctx_kernels(gpu.ctx).memory;
@@ -208,9 +189,9 @@ static xd_result world_rank(xd_comm *world, void *argument) {
             CHECK(memory.copy(&launch, at[i], from[i], sizes[i], XD_COPY_TO_DEVICE) == XD_OK);
         }
         xd_mft_desc d = {};
-        d.loss.student = d.loss.gradient = { at[0], XD_DTYPE_F32, ROWS, columns, 0 };
-        d.loss.teacher = { at[1], XD_DTYPE_F32, ROWS, columns, 0 };
-        d.terms = { at[2], XD_DTYPE_F32, ROWS, columns, 0 };
+        d.loss.student = d.loss.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
+        d.loss.teacher = { at[1], XD_DTYPE_F32, TP_ROWS, columns, 0 };
+        d.terms = { at[2], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.loss.labels = (const int64_t *)at[3];
         d.loss.status = (xd_status *)at[4];
         d.loss.vocab = vocab;
@@ -225,41 +206,31 @@ static xd_result world_rank(xd_comm *world, void *argument) {
         if (gpu.rank == 0) w->values = values;
         for (int i = 0; i < 6; i++) memory.release(gpu.ctx, at[i]);
     }
-    for (int64_t i = 0; i < ROWS * columns; i++) {
-        const size_t to = (size_t)(i / columns * COLS + begin + i % columns);
-        w->gradient[to] = x[(size_t)i];
-        w->terms[to] = terms[(size_t)i];
-    }
+    w->put(gpu.rank, x, &w->gradient);
+    w->put(gpu.rank, terms, &w->terms);
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
 
 static World world_run(const std::vector<int64_t> &cuts, bool on_device, bool cosine,
                        xd_reduction reduction) {
-    Random random(21);
-    xd_ctx_desc desc = {};
-    const std::vector<float> none(ROWS * COLS);
-    World w = { on_device, cosine, cuts, {}, {}, none, none, {} };
-    for (int i = 0; i < ROWS * COLS; i++) {
-        w.student.push_back(5.0f * random.unit());
-        w.teacher.push_back(5.0f * random.unit());
-    }
-    desc.reduction = reduction;
-    desc.cpu = XD_CPU_PLAIN;
-    CHECK(xd_run_threads((int)cuts.size() - 1, &desc, world_rank, &w, nullptr) == XD_OK);
+    World w(cuts, on_device);
+    w.cosine = cosine;
+    w.run(reduction, world_rank, &w);
     return w;
 }
 
 static void world_compare(const World &a, const World &b) {
     check_near(&a.values.loss, &b.values.loss, 3, 3e-6);
-    check_near(a.gradient.data(), b.gradient.data(), ROWS * COLS, 3e-6);
-    check_near(a.terms.data(), b.terms.data(), ROWS * COLS, 4e-6);
+    check_near(a.gradient.data(), b.gradient.data(), TP_ROWS * TP_COLS, 3e-6);
+    check_near(a.terms.data(), b.terms.data(), TP_ROWS * TP_COLS, 4e-6);
 }
 
 XD_TEST(ranks_that_share_a_vocabulary_find_what_one_cpu_finds) {
-    static const std::vector<int64_t> whole = { 0, COLS }, cuts[] = {
-        { 0, 15, 30, COLS }, { 0, 7, COLS - 1, COLS }, { 0, 0, 31, COLS }, { 0, 9, 18, 27, COLS }
-    };
+    static const std::vector<int64_t> whole = { 0, TP_COLS }, cuts[] = { { 0, 15, 30, TP_COLS },
+                                                                         { 0, 7, TP_COLS - 1, TP_COLS },
+                                                                         { 0, 0, 31, TP_COLS },
+                                                                         { 0, 9, 18, 27, TP_COLS } };
     for (int mode = 0; mode < 2; mode++)
         for (int kind = 0; kind < 2; kind++) {
             const xd_reduction reduction = mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC;

@@ -3203,11 +3203,15 @@ XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_
 
 /* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
  * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
- * student, teacher  [T, V] f32 or bf16, on one rank beta              0 is the forward and 1 the reverse KL,
- * exactly; otherwise the JSD of section 0 denominator       what the sum is divided by; not 0 gradient
- * d loss / d student; data NULL -> none; may be student's memory  The rows are memory of the context's
- * device, *loss is the host's: the call waits for it. Local; memory: 4 KB; double inside; the same bits on
- * every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
+ *
+ *   student, teacher  [T, V] f32 or bf16, on one rank
+ *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
+ *   denominator       what the sum is divided by; not 0
+ *   gradient          d loss / d student; data NULL -> none; may be student's memory
+ *   loss              of the host
+ *
+ * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
+ * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
 
@@ -4869,11 +4873,11 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
 
 /* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
 #if !defined(XD_PRIVATE)
-#    if defined(__GNUC__)
-#        define XD_PRIVATE static __attribute__((unused))
-#    else
-#        define XD_PRIVATE static
-#    endif
+#if defined(__GNUC__)
+#define XD_PRIVATE static __attribute__((unused))
+#else
+#define XD_PRIVATE static
+#endif
 #endif
 
 /* file.c: the POSIX entries where the caller gave none. */
@@ -6713,7 +6717,8 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 /* topk_cpu.c: its entries of the plain table; loss_cpu.c fills the others. */
 XD_PRIVATE void xdi_topk_kernels_fill(xd_loss_kernels *kernels);
 
-/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c, mft_simd.c: the entries that vectors do better, over those of the plain table. */
+/* loss_simd.c, topk_simd.c, rows_simd.c, xtoken_simd.c, mft_simd.c: the entries that vectors do better, over those of
+ * the plain table. */
 XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_topk_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
@@ -8726,7 +8731,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
  * attributes INLINE and LEAF. */
 
 #define XDI_TILES_SUMS(v, INLINE, LEAF)                                                                 \
-    /* Largest element and whether there is a NaN, which the maxima leave out. */                       \
+    /* The largest element; NaN when there is one, which maxima leave out. */                           \
     INLINE float v##_max_slowly(xdi_simd_array x, int64_t n) {                                          \
         v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                                \
         for (int64_t i = 0; i < n; i += v##_lanes) {                                                    \
@@ -39578,4 +39583,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4910b250e18315a28a4f3da6b9cff71f5fc2478ec0884de37674b85d6b494c45 */
+/* xdistill sha256 25b895110b79bb815273be9eaaded133d8d5089de68fde90fc7a524c113c34a1 */

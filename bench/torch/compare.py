@@ -523,7 +523,7 @@ def clock(function, calls=1, threads=0, restore=None, pause=True):
     together, cpu, wall = calls // turns, 0.0, 0.0
     for _ in range(turns):
         if restore: restore()
-        if pause: time.sleep(PAUSE)
+        if pause and not ON_GPU: time.sleep(PAUSE)
         if ON_GPU:
             wall += clock_events(function, together)
             continue
@@ -547,9 +547,10 @@ def clock_events(function, calls):
 
 
 def calls_for(function, restore):
-    """Calls that fill some milliseconds: what runs hot must find its data where the call before left them."""
+    """Calls that fill some milliseconds: what runs hot must find its data where the call before left them. Few where each
+    has a pause of its own."""
     seen = statistics.median(clock(function, restore=restore)[0] for _ in range(3))
-    return max(1, int(0.02 / max(1e-6, seen)))
+    return max(1, min(8 if restore else 1 << 20, int(0.02 / max(1e-6, seen))))
 
 
 def warm_up(function, restore):

@@ -7,11 +7,15 @@
 
 /* Generalised JSD between rows that already hold probabilities (TRL GOLD): entries below 1e-8 are raised to
  * it, nothing is renormalised, so rows that do not sum to 1 give no divergence and the value may be negative.
- * student, teacher  [T, V] f32 or bf16, on one rank beta              0 is the forward and 1 the reverse KL,
- * exactly; otherwise the JSD of section 0 denominator       what the sum is divided by; not 0 gradient
- * d loss / d student; data NULL -> none; may be student's memory  The rows are memory of the context's
- * device, *loss is the host's: the call waits for it. Local; memory: 4 KB; double inside; the same bits on
- * every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
+ *
+ *   student, teacher  [T, V] f32 or bf16, on one rank
+ *   beta              0 is the forward and 1 the reverse KL, exactly; otherwise the JSD of section 0
+ *   denominator       what the sum is divided by; not 0
+ *   gradient          d loss / d student; data NULL -> none; may be student's memory
+ *   loss              of the host
+ *
+ * The rows are memory of the context's device; the call waits for the loss. Local; memory: 4 KB; double inside; the
+ * same bits on every run. Errors: SHAPE, DTYPE, ARGUMENT, MEMORY. */
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss);
 

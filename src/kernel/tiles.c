@@ -16,7 +16,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
  * attributes INLINE and LEAF. */
 
 #define XDI_TILES_SUMS(v, INLINE, LEAF)                                                                 \
-    /* Largest element and whether there is a NaN, which the maxima leave out. */                       \
+    /* The largest element; NaN when there is one, which maxima leave out. */                           \
     INLINE float v##_max_slowly(xdi_simd_array x, int64_t n) {                                          \
         v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                                \
         for (int64_t i = 0; i < n; i += v##_lanes) {                                                    \

@@ -287,11 +287,21 @@ XDI_MATMUL_256 static int64_t xdi_matmul_pack_turned(const xdi_matmul_lines *x, 
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
+/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor fetches ahead for a masked
+ * load, so whole vectors have no mask. */
+XDI_MATMUL_512 static inline __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
+    return lanes == 0xffffu ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x);
+}
+
+XDI_MATMUL_512 static inline __m512 xdi_matmul_load(const float *x, __mmask16 lanes) {
+    return lanes == 0xffffu ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(lanes, x);
+}
+
 /* Sixteen numbers from `data` on as bf16, in the low halves of the lanes; only those of the mask are read. */
 XDI_MATMUL_512 static inline __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at,
                                                        __mmask16 lanes) {
-    if (narrow) return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, (const uint16_t *)data + at));
-    const __m512 x = _mm512_maskz_loadu_ps(lanes, (const float *)data + at);
+    if (narrow) return _mm512_cvtepu16_epi32(xdi_matmul_load_half((const uint16_t *)data + at, lanes));
+    const __m512 x = xdi_matmul_load((const float *)data + at, lanes);
     const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
     const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
     const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));

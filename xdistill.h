@@ -4191,7 +4191,9 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * weights and the choice of columns are constants in it.
  *
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens on one
+ * rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are every
+ * rank's, so neighbouring positions are best kept together. Besides the workspace, row
  * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
  * and sequences.
@@ -4207,8 +4209,8 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
  * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
  * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero
- * and status says so. */
+ * finding it shows, the same everywhere, is that of the first rank of comm that has one: a row there, or b * C + c of a
+ * chunk. Nothing counted at all: everything is zero and status says so. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 /* >>distill/xtoken_route */
@@ -27002,7 +27004,13 @@ XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
 
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
 
-/* One teacher during a call. */
+/* Rows of the student, or of a teacher, by the places of their chunks. */
+typedef struct xdi_xtoken_side {
+    int64_t *begin; /* [B C + 1] where the rows of a place begin, C places a sequence */
+    int64_t *rows;  /* [rows] those whose chunk has a place */
+} xdi_xtoken_side;
+
+/* One teacher during a call. Its chunks have places, sequence by sequence: see xdi_xtoken_share. */
 typedef struct xdi_xtoken_term {
     const xd_xtoken_teacher *teacher;
     int64_t held;       /* teacher positions of a sequence on this rank */
@@ -27010,11 +27018,14 @@ typedef struct xdi_xtoken_term {
     int64_t k;          /* columns in J */
     int64_t tile;
     int64_t *student_sizes, *teacher_sizes; /* [B, C] */
-    double denominator;                     /* D */
-    double weight;                          /* omega */
-    double length;                          /* ln V_i / ln min V, or 1 */
-    bool active;                            /* takes part in KD */
-    int64_t cell;                           /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
+    int64_t *order, *place;                 /* [B, C] the chunk of a place, and the place of a chunk or -1 */
+    int64_t *shared, *listed;               /* [B] places of chunks that several ranks hold, and all */
+    xdi_xtoken_side student_rows, teacher_rows;
+    double denominator; /* D */
+    double weight;      /* omega */
+    double length;      /* ln V_i / ln min V, or 1 */
+    bool active;        /* takes part in KD */
+    int64_t cell;       /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
 } xdi_xtoken_term;
 
 /* A teacher's cells of x->sums. */
@@ -27067,8 +27078,7 @@ typedef struct xdi_staged_cached {
 
 /* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
 typedef struct xdi_xtoken_lists {
-    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's of chunks looked at, and their places
-     * in the tile */
+    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's, and their places in the tile */
     int64_t *first, *rows, *places;
     int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
     int64_t *ids;  /* [B, 2k] J where it is given, and its places in the rows; SAME: [k] where J is all ids */
@@ -27127,7 +27137,8 @@ typedef struct xdi_xtoken {
     int64_t *ids;                   /* [most k] J */
     uint8_t *mask;                  /* [most teacher rows] who has a say in J */
     double *student, *teacher;      /* cells of a tile */
-    int64_t *rows, *places;  /* [most of held, the teacher's and ranks] rows at work, and their chunks */
+    int64_t *rows,
+        *places; /* [most of held, the teacher's and ranks] rows at work, and their chunks' places in the tile */
     xd_xtoken_chunk *chunks; /* [most tile] */
     float *scratch;          /* for the kernels */
     xd_xtoken_matrix matrix; /* PROJECTED: the projection in J ... */
@@ -27146,7 +27157,7 @@ typedef struct xdi_xtoken {
     bool on_device;
     bool fixed; /* INVARIANT: cells are xd_fixed */
     bool write; /* this pass writes the gradient */
-    bool owner; /* this rank speaks for what all ranks of sequence_comm know */
+    bool owner; /* this rank tells what all ranks of sequence_comm know */
 } xdi_xtoken;
 
 /* xtoken_check.c: the desc with every default filled in, V_t and the size of J of a teacher, and the
@@ -27154,7 +27165,7 @@ typedef struct xdi_xtoken {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
+XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* ---- xtoken.c ---- */
@@ -27172,6 +27183,33 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* ---- xtoken_share.c ---- */
+
+/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which all of
+ * them work on, then this rank's own; another's have none. Their sizes are known. Collective over sequence_comm. */
+XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
+XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* Places [first, first + count) of sequence b; sums over rows are joined over comm: NULL where they are complete. */
+typedef struct xdi_xtoken_tile {
+    int64_t b, first, count;
+    xd_comm *comm;
+} xdi_xtoken_tile;
+
+/* At most so many tiles of `tile` chunks a sequence; how many there are, of chunks of several ranks and of all, the former
+ * first; and one of them. */
+XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile);
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                              int64_t index);
+
+/* A side's rows of the tile and their places in it; returns how many. */
+XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
+                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places);
 
 /* w_c, and what one unit of d(c) adds to the whole loss. */
 XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
@@ -27222,11 +27260,14 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int6
 /* J of sequence b in x->ids, of ids [0, size): the places of its columns in the teacher's rows. */
 XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                               const xdi_xtoken_lists *l, int64_t size, int64_t b);
-/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
- * of the tiles begins. */
-XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+/* A side's rows of one tile after the other: rows, their places in the tile, and where each of the tiles begins. */
+XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
                                        int64_t *places);
+
+/* The chunks of a tile, in the lists. */
+XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                                     const xdi_xtoken_tile *tile);
 
 /* xtoken_device_gold.c: all chunks of a teacher. */
 XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
@@ -27788,7 +27829,7 @@ static int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
     return n < 1 || n > room ? 1 : room / n;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
+XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
     const int64_t fits = xdi_xtoken_fits((int64_t)1 << 18, k);
     const int64_t tile = d->tile > 0 ? d->tile : fits > 32 ? 32 : fits;
     if (t->kind == XD_XTOKEN_GOLD) return 1;
@@ -28178,7 +28219,7 @@ static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
 
 static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
     const xd_xtoken_desc *d = &x->d;
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, t, k);
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile_size(d, t, k);
     const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
     if (xdi_xtoken_reads_logits(t)) s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
@@ -28204,7 +28245,27 @@ static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
-/* What the host works with: rows, and terms with the sizes of their chunks. */
+/* A term with its lists of chunks, and of the rows that have one. */
+static xdi_xtoken_term xdi_xtoken_layout_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
+                                                xd_arena *arena, bool *fits) {
+    const int64_t b = d->sequences, count = b * t->chunks;
+    xdi_xtoken_term term;
+    memset(&term, 0, sizeof term);
+    if (t->kind == XD_XTOKEN_SAME) return term;
+    term.student_sizes = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.teacher_sizes = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.order = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.place = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.shared = (int64_t *)xdi_arena_array(arena, b, sizeof(int64_t), fits);
+    term.listed = (int64_t *)xdi_arena_array(arena, b, sizeof(int64_t), fits);
+    term.student_rows.begin = (int64_t *)xdi_arena_array(arena, count + 1, sizeof(int64_t), fits);
+    term.student_rows.rows = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
+    term.teacher_rows.begin = (int64_t *)xdi_arena_array(arena, count + 1, sizeof(int64_t), fits);
+    term.teacher_rows.rows = (int64_t *)xdi_arena_array(arena, t->logits.rows, sizeof(int64_t), fits);
+    return term;
+}
+
+/* What the host works with: rows, and terms with their chunks. */
 static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const int64_t rows = d->student.rows, teachers = d->teacher_count;
@@ -28216,14 +28277,9 @@ static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     x->sums = (double *)xdi_arena_array(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
                                         sizeof(xd_fixed), fits);
     xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_arena_array(arena, teachers, sizeof *terms, fits);
-    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
     for (int i = 0; i < d->teacher_count; i++) {
-        const int64_t chunks =
-            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
-        int64_t *sizes = (int64_t *)xdi_arena_array(arena, 2 * chunks, sizeof(int64_t), fits);
-        if (!terms || !sizes) continue;
-        terms[i].student_sizes = sizes;
-        terms[i].teacher_sizes = sizes + chunks;
+        const xdi_xtoken_term term = xdi_xtoken_layout_chunks(d, &d->teachers[i], arena, fits);
+        if (terms) terms[i] = term;
     }
     x->terms = terms;
 }
@@ -28300,7 +28356,7 @@ static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
     term->held = t->logits.rows / x->d.sequences;
     term->vocabulary = xdi_xtoken_vocabulary(t);
     term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = xdi_xtoken_tile(&x->d, t, term->k);
+    term->tile = xdi_xtoken_tile_size(&x->d, t, term->k);
     term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     term->weight = t->weight == 0.0 ? 1.0 : t->weight;
 }
@@ -28421,7 +28477,7 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 
 /* ---- denominators and scores ---- */
 
-/* Chunks of every teacher, over sequence_comm; the ids were checked. */
+/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
 static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
@@ -28430,7 +28486,8 @@ static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
                                    x->d.sequence_comm };
     if (t->kind == XD_XTOKEN_SAME) return XD_OK;
     XDI_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
-    return xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes);
+    XDI_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
+    return t->kind == XD_XTOKEN_LIKELIHOOD ? XD_OK : xdi_xtoken_share(x, term);
 }
 
 /* This rank's part of D in a cell: sample weights of counted chunks, or their number. */
@@ -28497,12 +28554,28 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     return XD_OK;
 }
 
+/* Where several ranks found something, all name what the first of them did. */
+static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
+    xd_comm *comm = x->d.comm;
+    const bool any = x->sums[XDI_XTOKEN_LABEL] != 0.0 || x->sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
+    const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
+    if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
+    int64_t first = mine ? xd_comm_rank(comm) : xd_comm_size(comm);
+    double named[2] = { (double)x->found.first_row, x->found.first_value };
+    XDI_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
+    XDI_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
+    x->found.first_row = (int64_t)named[0];
+    x->found.first_value = named[1];
+    return XD_OK;
+}
+
 /* The sums of a pass over all of comm. */
-static xd_result xdi_xtoken_finish(const xdi_xtoken *x) {
+static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    return xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.comm, NULL);
+    XDI_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                            x->d.comm, NULL));
+    return xdi_xtoken_agree_found(x);
 }
 
 static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, int index) {
@@ -28612,49 +28685,28 @@ XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtok
 #include <math.h>
 #include <string.h>
 
-/* Chunks first, first + stride, ... of sequence b: so many, which are the tile's places. */
-typedef struct xdi_projected_tile {
-    int64_t b, first, stride, places;
-} xdi_projected_tile;
-
-/* The student's (held of a sequence) or the teacher's rows of the tile whose chunks are looked at: in
- * x->rows and x->places, by place. Returns how many. */
-static int64_t xdi_projected_rows(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_projected_tile *tile,
-                                  const int64_t *chunks, int64_t held) {
-    int64_t count = 0;
-    for (int64_t i = tile->b * held; i < (tile->b + 1) * held; i++) {
-        const int64_t c = chunks[i], place = (c - tile->first) / tile->stride;
-        if (c < tile->first || place >= tile->places || c != tile->first + place * tile->stride) continue;
-        if (!xdi_xtoken_looks(x, term, tile->b, c)) continue;
-        x->rows[count] = i;
-        x->places[count++] = place;
-    }
-    return count;
-}
-
-static int64_t xdi_projected_student_rows(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_projected_tile *tile) {
-    return xdi_projected_rows(x, term, tile, term->teacher->student_chunks, x->held);
+static int64_t xdi_projected_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          const xdi_xtoken_tile *tile) {
+    return xdi_xtoken_tile_rows(term, &term->student_rows, tile, x->rows, x->places);
 }
 
 /* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
-static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                    const xdi_projected_tile *tile) {
-    const int64_t count = tile->places * term->k;
+static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+    const int64_t count = tile->count * term->k;
     xdi_xtoken_zero(x, x->student, count);
     xdi_xtoken_zero(x, x->teacher, count);
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
-    a.place_count = tile->places;
+    a.place_count = tile->count;
     a.matrix = x->matrix;
     a.k = term->k;
     a.cells = x->student;
     XDI_TRY(x->kernels.project(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term,
-                                xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
-    a.place_count = tile->places;
+                                xdi_xtoken_tile_rows(term, &term->teacher_rows, tile, x->rows, x->places));
+    a.place_count = tile->count;
     XDI_TRY(x->kernels.target(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
-    return xdi_xtoken_join(x, x->teacher, count, x->d.sequence_comm, NULL);
+    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
+    return xdi_xtoken_join(x, x->teacher, count, tile->comm, NULL);
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -28673,7 +28725,7 @@ XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *te
                                         const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = isfinite(chunk->value) != 0;
-    if (!chunk->compared || !x->owner) return;
+    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
@@ -28695,12 +28747,12 @@ static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool several) {
 
 /* dz = p (h - delta) / tau, h = M dy, delta = sum p h. A chunk itself knows delta of its only position. */
 static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xdi_projected_tile *tile) {
+                                        const xdi_xtoken_tile *tile) {
     double *delta = x->row_sums;
     int64_t next = 0;
     xd_xtoken_args a =
         xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
-    a.place_count = tile->places;
+    a.place_count = tile->count;
     a.matrix = x->matrix;
     a.k = term->k;
     a.student = x->student;
@@ -28718,13 +28770,12 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
     return x->kernels.gradient(&x->launch, &a);
 }
 
-static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                   const xdi_projected_tile *tile) {
+static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+    const int64_t *order = term->order + tile->b * term->teacher->chunks + tile->first;
     XDI_TRY(xdi_projected_sums(x, term, tile));
-    for (int64_t i = 0; i < tile->places; i++)
-        x->chunks[i] = xdi_projected_chunk(x, term, tile->b, tile->first + i * tile->stride);
+    for (int64_t i = 0; i < tile->count; i++) x->chunks[i] = xdi_projected_chunk(x, term, tile->b, order[i]);
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.place_count = tile->places;
+    a.place_count = tile->count;
     a.k = term->k;
     a.student = x->student;
     a.teacher = x->teacher;
@@ -28732,8 +28783,8 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.normalise = !x->d.compat;
     a.reverse = x->d.reverse;
     XDI_TRY(x->kernels.divergence(&x->launch, &a));
-    for (int64_t i = 0; i < tile->places; i++)
-        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, tile->first + i * tile->stride);
+    for (int64_t i = 0; i < tile->count; i++)
+        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, order[i]);
     return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
 }
 
@@ -28760,24 +28811,11 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-/* Neighbours are a tile where one rank holds the sequence. Where several do, a tile is spread over all of it,
- * so that every rank has a share of each: a tile ends with an exchange. */
-static xdi_projected_tile xdi_projected_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                                int64_t index, int64_t tiles) {
-    const int64_t chunks = term->teacher->chunks;
-    const bool spread = x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1;
-    xdi_projected_tile tile = { b, spread ? index : index * term->tile, spread ? tiles : 1, 0 };
-    tile.places = (chunks - tile.first + tile.stride - 1) / tile.stride;
-    if (tile.places > term->tile) tile.places = term->tile;
-    return tile;
-}
-
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const int64_t tiles = (term->teacher->chunks + term->tile - 1) / term->tile;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
-        for (int64_t i = 0; i < tiles; i++) {
-            const xdi_projected_tile tile = xdi_projected_tile_at(x, term, b, i, tiles);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             XDI_TRY(xdi_projected_run(x, term, &tile));
         }
     }
@@ -28794,10 +28832,6 @@ XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) 
  * host waits for that, and before it, where there are labels, for the statistics of rows. */
 
 /* ---- memory ---- */
-
-static int64_t xdi_staged_tiles(int64_t chunks, int64_t tile) {
-    return (chunks + tile - 1) / tile; /* of a sequence */
-}
 
 /* What comes back of a teacher: chunks, or positions; LIKELIHOOD is the host's. */
 static int64_t xdi_staged_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t) {
@@ -28828,8 +28862,9 @@ static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teache
 static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t tile = xdi_xtoken_tile(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
-    const int64_t tiles = d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_staged_tiles(t->chunks, tile));
+    const int64_t tile = xdi_xtoken_tile_size(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
+    const int64_t tiles =
+        d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_xtoken_most_tiles(t->chunks, tile));
     xdi_xtoken_lists l;
     memset(&l, 0, sizeof l);
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
@@ -29046,38 +29081,37 @@ XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xto
 
 /* ---- lists ---- */
 
-XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
                                        int64_t *places) {
-    const int64_t each = xdi_staged_tiles(term->teacher->chunks, term->tile), tiles = x->d.sequences * each;
-    memset(first, 0, (size_t)(tiles + 1) * sizeof *first);
-    for (int64_t i = 0; i < x->d.sequences * held; i++)
-        if (chunks[i] >= 0 && xdi_xtoken_looks(x, term, i / held, chunks[i]))
-            first[i / held * each + chunks[i] / term->tile + 1]++;
-    for (int64_t i = 0; i < tiles; i++) first[i + 1] += first[i];
-    for (int64_t i = 0; i < x->d.sequences * held; i++) {
-        if (chunks[i] < 0 || !xdi_xtoken_looks(x, term, i / held, chunks[i])) continue;
-        const int64_t at = first[i / held * each + chunks[i] / term->tile]++; /* begins move to ends ... */
-        rows[at] = i;
-        places[at] = chunks[i] % term->tile;
-    }
-    for (int64_t i = tiles; i > 0; i--) first[i] = first[i - 1]; /* ... and back */
+    int64_t index = 0;
     first[0] = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t at = first[index];
+            first[index + 1] = at + xdi_xtoken_tile_rows(term, side, &tile, rows + at, places + at);
+        }
+}
+
+XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                                     const xdi_xtoken_tile *tile) {
+    return l->chunks + tile->b * term->teacher->chunks + tile->first;
 }
 
 static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t *ids = t->column_ids;
-    xdi_xtoken_device_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
-    xdi_xtoken_device_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
+    xdi_xtoken_device_rows(x, term, &term->student_rows, l->first, l->rows, l->places);
+    xdi_xtoken_device_rows(x, term, &term->teacher_rows, l->teacher_first, l->teacher_rows,
                            l->teacher_places);
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < term->k && ids; j++) {
             l->ids[2 * b * term->k + j] = ids[b * term->k + j];
             l->ids[(2 * b + 1) * term->k + j] = j;
         }
-        for (int64_t c = 0; c < t->chunks; c++)
-            l->chunks[b * t->chunks + c] = xdi_projected_chunk(x, term, b, c);
+        for (int64_t at = b * t->chunks; at < b * t->chunks + term->listed[b]; at++)
+            l->chunks[at] = xdi_projected_chunk(x, term, b, term->order[at]);
         if (t->kind == XD_XTOKEN_PROJECTED) xdi_xtoken_voters(x, term, b, l->mask + b * term->held);
     }
     if (t->kind == XD_XTOKEN_GOLD) {
@@ -29092,7 +29126,7 @@ static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, x
 /* The lists of a teacher; the rows that it looks at are marked. */
 static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
     const xd_xtoken_teacher *t = term->teacher;
-    int64_t tiles = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
+    int64_t tiles = 0;
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
         XDI_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
         for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
@@ -29100,12 +29134,13 @@ static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
     }
     if (t->kind == XD_XTOKEN_SAME) {
         xdi_xtoken_device_same_fill(x, term, l);
-        tiles = x->d.sequences;
     } else if (t->kind == XD_XTOKEN_CACHED) {
         xdi_xtoken_device_cached_fill(x, term, l);
     } else {
         xdi_staged_fill_chunks(x, term, l);
     }
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        tiles += t->kind == XD_XTOKEN_SAME ? 1 : xdi_xtoken_tiles(term, b);
     for (int64_t i = 0; i < l->first[tiles]; i++) x->written[l->rows[i]] = 1;
     return XD_OK;
 }
@@ -29171,20 +29206,22 @@ static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, 
 typedef struct xdi_staged_tile {
     xd_xtoken_args student, teacher;
     double *row_cells;
+    xd_comm *comm;
 } xdi_staged_tile;
 
-/* Tile `index` of all, `first` its first chunk of sequence b. */
+/* Tile `index` of all. */
 static xdi_staged_tile xdi_staged_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_lists *l, int64_t b, int64_t first,
+                                          const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
                                           int64_t index) {
-    const int64_t left = term->teacher->chunks - first, places = left < term->tile ? left : term->tile;
+    const int64_t places = tile->count;
     const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
     xdi_staged_tile w;
+    w.comm = tile->comm;
     w.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
     w.student.place_count = places;
     w.student.matrix = x->matrix;
     w.student.k = term->k;
-    w.student.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + b * term->teacher->chunks + first);
+    w.student.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, xdi_xtoken_device_chunks(term, l, tile));
     w.student.cells = x->student;
     w.student.normalise = !x->d.compat;
     w.student.reverse = x->d.reverse;
@@ -29209,7 +29246,7 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
     XDI_TRY(x->kernels.project(&x->launch, &w->student));
     XDI_TRY(x->kernels.target(&x->launch, &w->teacher));
     XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
-    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, w->student.cells, 2 * count));
+    XDI_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
     w->student.student = x->fixed ? x->device.settled : w->student.cells;
     w->student.teacher = w->student.student + count;
     if (!x->fixed) return XD_OK;
@@ -29235,8 +29272,9 @@ static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, con
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XDI_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
-        for (int64_t first = 0; first < term->teacher->chunks; first += term->tile, index++) {
-            xdi_staged_tile w = xdi_staged_tile_of(x, term, l, b, first, index);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            xdi_staged_tile w = xdi_staged_tile_of(x, term, l, &tile, index);
             w.student.ids = ids;
             w.teacher.ids = in_rows;
             XDI_TRY(xdi_staged_sums(x, &w));
@@ -29263,11 +29301,13 @@ static xd_result xdi_staged_take_home(xdi_xtoken *x) {
                 xdi_same_add_chunk(x, term, &l->chunks[c], l->rows[c]);
             continue;
         }
-        for (int64_t c = 0; c < xdi_staged_chunks(&x->d, t); c++) {
+        for (int64_t at = 0; at < xdi_staged_chunks(&x->d, t); at++) {
+            const int64_t b = at / t->chunks;
+            if (at % t->chunks >= term->listed[b]) continue;
             if (t->kind == XD_XTOKEN_GOLD)
-                xdi_gold_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
+                xdi_gold_add_chunk(x, term, &l->chunks[at], b, term->order[at]);
             else
-                xdi_projected_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
+                xdi_projected_add_chunk(x, term, &l->chunks[at], b, term->order[at]);
         }
     }
     return XD_OK;
@@ -29325,26 +29365,31 @@ XD_PRIVATE xd_result xdi_xtoken_device_pass(xdi_xtoken *x) {
 /* One chunk: its rows on both sides, and where its sums are. */
 typedef struct xdi_staged_gold {
     xd_xtoken_args student, teacher;
+    xd_xtoken_chunk *chunk; /* in the lists */
+    xd_comm *comm;          /* of its rows; NULL: they are all here */
     const double *means, *others;
     double *sums; /* cells [2]: the KL of the pairs, and the sum of its derivatives */
     int64_t tail;
 } xdi_staged_gold;
 
+/* Tile `index` of all. */
 static xdi_staged_gold xdi_staged_gold_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_lists *l, int64_t index) {
+                                          const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
+                                          int64_t index) {
     const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
-    const xd_xtoken_chunk *chunk = &l->chunks[index];
     xdi_staged_gold g;
+    g.chunk = xdi_xtoken_device_chunks(term, l, tile);
+    g.comm = tile->comm;
     g.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
     g.student.cells = x->student;
-    g.student.scale = 1.0 / chunk->student;
+    g.student.scale = 1.0 / g.chunk->student;
     g.teacher = xdi_xtoken_device_args(x, l->teacher_rows + teacher_at, l->teacher_places + teacher_at,
                                        l->teacher_first[index + 1] - teacher_at);
     g.teacher.logits = term->teacher->logits;
     g.teacher.columns = term->vocabulary;
     g.teacher.lse = NULL;
     g.teacher.cells = x->student + wide * x->columns;
-    g.teacher.scale = 1.0 / chunk->teacher;
+    g.teacher.scale = 1.0 / g.chunk->teacher;
     g.sums = g.teacher.cells + wide * term->vocabulary;
     g.means = x->fixed ? x->device.settled : g.student.cells;
     g.others = g.means + x->columns;
@@ -29357,7 +29402,7 @@ static xd_result xdi_staged_gold_means(const xdi_xtoken *x, const xdi_staged_gol
     xd_xtoken_args a = g->student;
     XDI_TRY(x->kernels.log_probs(&x->launch, &g->student));
     XDI_TRY(x->kernels.log_probs(&x->launch, &g->teacher));
-    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, g->student.cells, count));
+    XDI_TRY(xdi_xtoken_reduce(x, g->comm, g->student.cells, count));
     if (!x->fixed) return XD_OK;
     a.count = count;
     a.out = x->device.settled;
@@ -29390,36 +29435,46 @@ static xd_result xdi_staged_gold_tails(const xdi_xtoken *x, const xdi_xtoken_ter
 }
 
 /* The chunk's results, and its gradient. */
-static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_xtoken_lists *l,
-                                        const xdi_staged_gold *g, int64_t index) {
-    const xd_xtoken_chunk *chunk = &l->chunks[index];
+static xd_result xdi_staged_gold_finish(const xdi_xtoken *x, const xdi_staged_gold *g) {
     xd_xtoken_args a = g->student;
     a.cells = g->sums + (x->fixed ? 2 : 1);
     a.u = x->u;
-    a.scale = chunk->factor / x->d.temperature;
+    a.scale = g->chunk->factor / x->d.temperature;
     XDI_TRY(x->kernels.total(&x->launch, &a));
     XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, g->sums, 2));
     a.cells = g->sums;
     a.delta = x->device.merged;
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, chunk);
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, g->chunk);
     a.out = x->device.delta;
     XDI_TRY(x->kernels.close(&x->launch, &a));
     a.delta = a.out;
     return x->write ? x->kernels.gradient(&x->launch, &a) : XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                            const xdi_xtoken_lists *l) {
-    for (int64_t index = 0; index < x->d.sequences * term->teacher->chunks; index++) {
-        if (!l->chunks[index].compared) continue;
-        const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, index);
-        XDI_TRY(xdi_staged_gold_means(x, &g));
-        XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
-        if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
-        XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
-        XDI_TRY(xdi_staged_gold_finish(x, l, &g, index));
+/* Those of several ranks, or this rank's own, of all sequences. */
+static xd_result xdi_staged_gold_tiles(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                       bool together) {
+    int64_t before = 0; /* tiles of the sequences before */
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
+        for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const xdi_staged_gold g = xdi_staged_gold_of(x, term, l, &tile, before + i);
+            XDI_TRY(xdi_staged_gold_means(x, &g));
+            XDI_TRY(xdi_staged_gold_pairs(x, term, l, &g));
+            if (g.tail > 0) XDI_TRY(xdi_staged_gold_tails(x, term, l, &g));
+            XDI_TRY(xdi_gold_merge(x, g.tail, x->device.merged));
+            XDI_TRY(xdi_staged_gold_finish(x, &g));
+        }
+        before += all;
     }
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_lists *l) {
+    XDI_TRY(xdi_staged_gold_tiles(x, term, l, true));
+    return xdi_staged_gold_tiles(x, term, l, false);
 }
 
 /* >>distill/xtoken_device_same.c */
@@ -29499,18 +29554,20 @@ XD_PRIVATE xd_result xdi_xtoken_device_same(xdi_xtoken *x, const xdi_xtoken_term
  * one copy, and its passes run without the host, a tile in some ten launches. */
 
 static int64_t xdi_staged_list_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->d.sequences * ((term->teacher->chunks + term->tile - 1) / term->tile);
+    int64_t tiles = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++) tiles += xdi_xtoken_tiles(term, b);
+    return tiles;
 }
 
 /* ---- memory ---- */
 
-/* Entries that the chunks looked at can have at most. */
+/* Entries that the chunks with a place can have at most. */
 static int64_t xdi_staged_cached_room(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xdi_xcached_places *p) {
     const int64_t chunks = term->teacher->chunks;
     int64_t room = 0;
     for (int64_t i = 0; i < x->d.sequences * chunks; i++)
-        if (xdi_xtoken_looks(x, term, i / chunks, i % chunks)) room += xdi_xcached_bound(term, p, i);
+        if (term->place[i] >= 0) room += xdi_xcached_bound(term, p, i);
     return room;
 }
 
@@ -29552,18 +29609,18 @@ XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_l
 
 /* ---- lists ---- */
 
-/* J and a of all chunks that are looked at, tile after tile. */
+/* J and a of all chunks with a place, tile after tile. */
 static void xdi_staged_cached_read(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                    xdi_staged_cached *h) {
-    const int64_t chunks = term->teacher->chunks;
     int64_t at = 0, index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t first = b * term->teacher->chunks, *order = term->order + first + tile.first;
             int64_t *offset = h->offset + index * h->width;
             h->begin[index] = at;
-            for (int64_t c = first; c < chunks && c - first < term->tile; c++) {
-                if (xdi_xtoken_looks(x, term, b, c))
-                    at += xdi_xcached_target(x, term, p, b * chunks + c, h->ids + at, h->target + at);
+            for (int64_t place = 0; place < tile.count; place++) {
+                at += xdi_xcached_target(x, term, p, first + order[place], h->ids + at, h->target + at);
                 *++offset = at - h->begin[index]; /* the first of them is 0 */
             }
         }
@@ -29610,14 +29667,15 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtok
 
 XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
                                               xdi_xtoken_lists *l) {
-    const int64_t chunks = term->teacher->chunks;
     int64_t index = 0;
-    xdi_xtoken_device_sort(x, term, term->teacher->student_chunks, x->held, l->first, l->rows, l->places);
+    xdi_xtoken_device_rows(x, term, &term->student_rows, l->first, l->rows, l->places);
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t first = b * term->teacher->chunks + tile.first;
             const int64_t *offset = l->cached.offset + index * l->cached.width;
-            for (int64_t c = first; c < chunks && c - first < term->tile; c++, offset++)
-                l->chunks[b * chunks + c] = xdi_xcached_chunk(x, term, b, c, offset[0] != offset[1]);
+            for (int64_t at = first; at < first + tile.count; at++, offset++)
+                l->chunks[at] = xdi_xcached_chunk(x, term, b, term->order[at], offset[0] != offset[1]);
         }
 }
 
@@ -29628,20 +29686,20 @@ static const void *xdi_staged_cached_there(const xdi_staged_cached *h, const voi
     return h->there + ((const unsigned char *)list - h->here);
 }
 
-/* Tile `index` of all, whose chunks are slots [slot, slot + places) of [B, C]. */
+/* Tile `index` of all. */
 static xd_xtoken_args xdi_staged_cached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             const xdi_xtoken_lists *l, int64_t index, int64_t slot,
-                                             int64_t places) {
+                                             const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
+                                             int64_t index) {
     const xdi_staged_cached *h = &l->cached;
     const int64_t at = l->first[index];
     xd_xtoken_args a = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
-    a.place_count = places;
+    a.place_count = tile->count;
     a.offset = (const int64_t *)xdi_staged_cached_there(h, h->offset + index * h->width);
     a.list = (const int32_t *)xdi_staged_cached_there(h, h->ids + h->begin[index]);
     a.k = h->begin[index + 1] - h->begin[index];
     a.student = h->q;
     a.teacher = (double *)xdi_staged_cached_there(h, h->target + h->begin[index]);
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + slot);
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, xdi_xtoken_device_chunks(term, l, tile));
     a.vocabulary = term->vocabulary;
     a.reverse = x->d.reverse;
     if (!term->teacher->projection) return a;
@@ -29652,14 +29710,15 @@ static xd_xtoken_args xdi_staged_cached_args(const xdi_xtoken *x, const xdi_xtok
 }
 
 /* Sums of the tile over all ranks, as doubles. */
-static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_cached *h, xd_xtoken_args *a) {
+static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_cached *h, xd_comm *comm,
+                                        xd_xtoken_args *a) {
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args s = *a;
     s.cells = h->q;
     XDI_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
     XDI_TRY(x->kernels.list_project(&x->launch, &s));
     XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
-    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, s.cells, a->k));
+    XDI_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
     if (!x->fixed) return XD_OK;
     s.count = a->k;
     s.out = a->student = h->settled;
@@ -29692,19 +29751,145 @@ static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoke
 
 XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
                                               const xdi_xtoken_lists *l) {
-    const int64_t chunks = term->teacher->chunks;
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
-            const int64_t left = chunks - first, places = left < term->tile ? left : term->tile;
-            xd_xtoken_args a = xdi_staged_cached_args(x, term, l, index, b * chunks + first, places);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            xd_xtoken_args a = xdi_staged_cached_args(x, term, l, &tile, index);
             if (a.k > 0) {
-                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, &a));
+                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
                 XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
             }
             if (x->write) XDI_TRY(xdi_staged_cached_gradient(x, term, l, &a));
         }
     return XD_OK;
+}
+
+/* >>distill/xtoken_share.c */
+
+#include <string.h>
+
+/* Which chunks of a teacher a rank works on, and in what order. A chunk whose tokens all lie on one rank of the sequence is
+ * that rank's alone, and nothing of it is exchanged. The others (where positions lie in order, one at each cut between two
+ * ranks) are worked on by all ranks together, before any of them turns to its own: so nobody waits for another's. */
+
+/* What becomes of a chunk, in term->place until its place is known. */
+enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
+
+static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
+    for (int64_t row = 0; row < rows; row++)
+        if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
+}
+
+/* Whose each chunk is, in term->place: that takes the number of ranks that have tokens of it. */
+static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const int64_t count = x->d.sequences * t->chunks;
+    int64_t *ranks = term->order;
+    memset(term->place, 0, (size_t)count * sizeof *term->place);
+    xdi_share_mark(term, t->student_chunks, x->d.sequences * x->held, x->held);
+    xdi_share_mark(term, t->teacher_chunks, x->d.sequences * term->held, term->held);
+    memcpy(ranks, term->place, (size_t)count * sizeof *ranks);
+    if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
+        XDI_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
+    for (int64_t i = 0; i < count; i++) {
+        const bool mine = term->place[i] == 1,
+                   looks = xdi_xtoken_looks(x, term, i / t->chunks, i % t->chunks);
+        term->place[i] = XDI_SHARE_NONE;
+        if (looks && ranks[i] > 1) term->place[i] = XDI_SHARE_ALL;
+        if (looks && ranks[i] == 1 && mine) term->place[i] = XDI_SHARE_OWN;
+    }
+    return XD_OK;
+}
+
+/* Gives the chunks of one kind their places from `next` on; returns the next one. */
+static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
+    int64_t *order = term->order + b * term->teacher->chunks,
+            *place = term->place + b * term->teacher->chunks;
+    for (int64_t c = 0; c < term->teacher->chunks; c++) {
+        if (place[c] != kind) continue;
+        order[next] = c;
+        place[c] = next++;
+    }
+    return next;
+}
+
+/* Sorts a side's rows by the place of their chunk; rows of one chunk stay in order. */
+static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, const int64_t *ids, int64_t held,
+                           const xdi_xtoken_side *side) {
+    const int64_t chunks = term->teacher->chunks, count = x->d.sequences * chunks;
+    int64_t *begin = side->begin;
+    memset(begin, 0, (size_t)(count + 1) * sizeof *begin);
+    for (int64_t turn = 0; turn < 2; turn++) {
+        for (int64_t row = 0; row < x->d.sequences * held; row++) {
+            const int64_t first = row / held * chunks,
+                          place = ids[row] < 0 ? -1 : term->place[first + ids[row]];
+            if (place < 0) continue;
+            if (turn == 0)
+                begin[first + place + 1]++;
+            else
+                side->rows[begin[first + place]++] = row; /* begins move to ends ... */
+        }
+        for (int64_t i = 0; i < count && turn == 0; i++) begin[i + 1] += begin[i];
+    }
+    for (int64_t i = count; i > 0; i--) begin[i] = begin[i - 1]; /* ... and back */
+    begin[0] = 0;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    XDI_TRY(xdi_share_sort(x, term));
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        term->shared[b] = xdi_share_place(term, b, XDI_SHARE_ALL, 0);
+        term->listed[b] = xdi_share_place(term, b, XDI_SHARE_OWN, term->shared[b]);
+    }
+    xdi_share_rows(x, term, term->teacher->student_chunks, x->held, &term->student_rows);
+    xdi_share_rows(x, term, term->teacher->teacher_chunks, term->held, &term->teacher_rows);
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
+    const int64_t place = term->place[b * term->teacher->chunks + c];
+    return place >= 0 && (place >= term->shared[b] || x->owner);
+}
+
+/* ---- tiles ---- */
+
+static int64_t xdi_share_tiles(int64_t chunks, int64_t tile) {
+    return (chunks + tile - 1) / tile;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile) {
+    return xdi_share_tiles(chunks, tile) + 1; /* a tile is not of both kinds */
+}
+
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b) {
+    return xdi_share_tiles(term->shared[b], term->tile);
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b) {
+    return xdi_xtoken_shared_tiles(term, b) + xdi_share_tiles(term->listed[b] - term->shared[b], term->tile);
+}
+
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                              int64_t index) {
+    const int64_t together = xdi_xtoken_shared_tiles(term, b), own = index - together;
+    const int64_t end = own < 0 ? term->shared[b] : term->listed[b];
+    xdi_xtoken_tile t = { b, own < 0 ? index * term->tile : term->shared[b] + own * term->tile, 0,
+                          own < 0 ? x->d.sequence_comm : NULL };
+    t.count = end - t.first < term->tile ? end - t.first : term->tile;
+    return t;
+}
+
+XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
+                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places) {
+    const int64_t *begin = side->begin + tile->b * term->teacher->chunks + tile->first;
+    int64_t count = 0;
+    for (int64_t place = 0; place < tile->count; place++)
+        for (int64_t i = begin[place]; i < begin[place + 1]; i++) {
+            rows[count] = side->rows[i];
+            places[count++] = place;
+        }
+    return count;
 }
 
 /* >>distill/xtoken_gold.c */
@@ -29714,36 +29899,33 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_te
 
 /* ---- one chunk ---- */
 
-/* Chunk c of sequence b. */
+/* Chunk c of the tile's sequence, which is all of the tile. */
 typedef struct xdi_gold_chunk {
-    int64_t b, c;
+    xdi_xtoken_tile tile;
+    int64_t c;
+    int64_t at;   /* of [B, C] */
     int64_t tail; /* how long the tails are */
     double kl, l1;
     bool agree;
 } xdi_gold_chunk;
 
-/* The rows of the chunk, in x->rows; returns how many. */
-static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks,
-                             int64_t held) {
-    int64_t count = 0;
-    for (int64_t i = chunk->b * held; i < (chunk->b + 1) * held; i++)
-        if (chunks[i] == chunk->c) x->rows[count++] = i;
-    return count;
+static int64_t xdi_gold_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_gold_chunk *chunk) {
+    return xdi_xtoken_tile_rows(term, &term->student_rows, &chunk->tile, x->rows, x->places);
 }
 
 /* alpha of this shard's ids in x->student, beta of all the teacher's in x->teacher. */
 static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t at = chunk->b * t->chunks + chunk->c;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_rows(x, chunk, t->student_chunks, x->held));
+    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_student_rows(x, term, chunk));
     a.cells = x->student;
-    a.scale = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
+    a.scale = 1.0 / ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(x, term, xdi_gold_rows(x, chunk, t->teacher_chunks, term->held));
-    a.scale = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
+    a = xdi_xtoken_teacher_args(
+        x, term, xdi_xtoken_tile_rows(term, &term->teacher_rows, &chunk->tile, x->rows, x->places));
+    a.scale = 1.0 / ((double)term->teacher_sizes[chunk->at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, x->d.sequence_comm, NULL));
-    return xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL);
+    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
+    return xdi_xtoken_join(x, x->teacher, term->vocabulary, chunk->tile.comm, NULL);
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
@@ -29803,7 +29985,7 @@ XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out)
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
 static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
                                    double factor) {
-    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
+    const int64_t count = xdi_gold_student_rows(x, term, chunk);
     xd_xtoken_args a = xdi_xtoken_student_args(x, count);
     double *sum = x->row_sums; /* one cell */
     xdi_xtoken_zero(x, sum, 1);
@@ -29822,7 +30004,7 @@ XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, c
                                    int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
     const bool good = isfinite(value) != 0;
-    if (!chunk->compared || !x->owner) return;
+    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
@@ -29831,19 +30013,19 @@ XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, c
 }
 
 static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    const int64_t at = chunk->b * term->teacher->chunks + chunk->c;
-    const double weight = xdi_xtoken_weight(x, term, chunk->b, chunk->c), value = chunk->kl + chunk->l1;
+    const int64_t b = chunk->tile.b;
+    const double weight = xdi_xtoken_weight(x, term, b, chunk->c), value = chunk->kl + chunk->l1;
     xd_xtoken_chunk sums;
     memset(&sums, 0, sizeof sums);
     sums.compared = true;
     sums.value = chunk->kl;
     sums.delta = chunk->l1;
     sums.agree = chunk->agree;
-    xdi_gold_add_chunk(x, term, &sums, chunk->b, chunk->c);
+    xdi_gold_add_chunk(x, term, &sums, b, chunk->c);
     if (!x->write || !isfinite(value)) return XD_OK;
     return xdi_gold_gradient(x, term, chunk,
                              weight * xdi_xtoken_factor(x, term) /
-                                 ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON));
+                                 ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON));
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
@@ -29868,17 +30050,26 @@ XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *
     return rest < d->tail ? rest : d->tail;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t c = 0; c < term->teacher->chunks; c++) {
+/* Those of several ranks, or this rank's own, of all sequences. */
+static xd_result xdi_gold_tiles(xdi_xtoken *x, xdi_xtoken_term *term, bool together) {
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
+        for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
             xdi_gold_chunk chunk;
             memset(&chunk, 0, sizeof chunk);
-            chunk.b = b;
-            chunk.c = c;
+            chunk.tile = xdi_xtoken_tile_at(x, term, b, i);
+            chunk.c = term->order[b * term->teacher->chunks + chunk.tile.first];
+            chunk.at = b * term->teacher->chunks + chunk.c;
             chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-            if (xdi_xtoken_looks(x, term, b, c)) XDI_TRY(xdi_gold_run(x, term, &chunk));
+            XDI_TRY(xdi_gold_run(x, term, &chunk));
         }
+    }
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
+    XDI_TRY(xdi_gold_tiles(x, term, true));
+    return xdi_gold_tiles(x, term, false);
 }
 
 /* >>distill/xtoken_same.c */
@@ -29997,14 +30188,14 @@ XD_PRIVATE xd_result xdi_xtoken_same(xdi_xtoken *x, xdi_xtoken_term *term) {
 /* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
 enum { XDI_XCACHED_ROOM = 16384 };
 
-/* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
+/* What the kind needs beside the workspace, and the tile at work. */
 typedef struct xdi_xcached {
     xdi_xcached_places in;
     int64_t room;   /* entries */
     double *slopes; /* [columns] zero between uses: scratch of the kernels */
-    int64_t b, first, end, row_count;
-    int64_t *rows; /* [held] student rows of the tile, and their chunks in it */
-    int64_t *chunk;
+    xdi_xtoken_tile tile;
+    int64_t row_count;
+    int64_t *rows, *places;  /* [held] student rows of the tile, and their chunks' places in it */
     xd_xtoken_chunk *chunks; /* [C] of the tile */
     double *deltas;          /* [held] cells */
     int64_t *offset;         /* [C + 1] where the entries of the tile's chunks begin */
@@ -30124,7 +30315,7 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
     xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
     h->slopes = (double *)xdi_arena_array(arena, x->columns, sizeof(double), &fits);
     h->rows = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
-    h->chunk = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
+    h->places = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
     h->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
     h->deltas = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), &fits);
     h->offset = (int64_t *)xdi_arena_array(arena, chunks + 1, sizeof(int64_t), &fits);
@@ -30191,20 +30382,22 @@ XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term
     return count;
 }
 
-/* As many chunks from h->end on as there is room for, with their targets. */
-static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+/* As many chunks from place `first` of sequence b on as there is room for, with their targets. */
+static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t b,
+                                  int64_t first) {
     const int64_t chunks = term->teacher->chunks, most = x->d.tile > 0 ? x->d.tile : chunks;
-    h->first = h->end;
+    const bool together = first < term->shared[b];
+    const int64_t end = together ? term->shared[b] : term->listed[b];
+    xdi_xtoken_tile tile = { b, first, 0, together ? x->d.sequence_comm : NULL };
     h->offset[0] = 0;
-    for (; h->end < chunks && h->end - h->first < most; h->end++) {
-        const int64_t slot = h->b * chunks + h->end, at = h->offset[h->end - h->first];
-        const bool looks = xdi_xtoken_looks(x, term, h->b, h->end);
-        if (looks && at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
-        h->offset[h->end - h->first + 1] = at;
-        if (looks)
-            h->offset[h->end - h->first + 1] +=
-                xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
+    for (; first + tile.count < end && tile.count < most; tile.count++) {
+        const int64_t slot = b * chunks + term->order[b * chunks + first + tile.count];
+        const int64_t at = h->offset[tile.count];
+        if (at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
+        h->offset[tile.count + 1] =
+            at + xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
     }
+    h->tile = tile;
 }
 
 /* What the kernels are told of the tile's rows. */
@@ -30213,8 +30406,8 @@ static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_ter
     const xd_projection *m = term->teacher->projection;
     xd_xtoken_args a = xdi_xtoken_student_args(x, h->row_count);
     a.rows = h->rows;
-    a.places = h->chunk;
-    a.place_count = h->end - h->first;
+    a.places = h->places;
+    a.place_count = h->tile.count;
     a.offset = h->offset;
     a.list = h->columns;
     a.k = h->offset[a.place_count];
@@ -30230,25 +30423,14 @@ static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_ter
     return a;
 }
 
-/* The rows whose chunk has entries in the tile. */
-static void xdi_xcached_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    h->row_count = 0;
-    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
-        const int64_t c = term->teacher->student_chunks[row];
-        if (c < h->first || c >= h->end || h->offset[c - h->first] == h->offset[c - h->first + 1]) continue;
-        h->chunk[h->row_count] = c - h->first;
-        h->rows[h->row_count++] = row;
-    }
-}
-
 static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    const int64_t count = h->offset[h->end - h->first];
+    const int64_t count = h->offset[h->tile.count];
     xdi_xtoken_zero(x, h->q, count);
-    xdi_xcached_rows(x, term, h);
+    h->row_count = xdi_xtoken_tile_rows(term, &term->student_rows, &h->tile, h->rows, h->places);
     xd_xtoken_args a = xdi_xcached_args(x, term, h);
     a.cells = h->q;
     XDI_TRY(x->kernels.list_project(&x->launch, &a));
-    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, x->d.sequence_comm);
+    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, h->tile.comm);
 }
 
 /* ---- chunks ---- */
@@ -30266,11 +30448,11 @@ XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtok
 
 static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
     const xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    const int64_t b = h->tile.b, *order = term->order + b * term->teacher->chunks + h->tile.first;
     for (int64_t i = 0; i < a.place_count; i++)
-        a.chunks[i] = xdi_xcached_chunk(x, term, h->b, h->first + i, h->offset[i] != h->offset[i + 1]);
+        a.chunks[i] = xdi_xcached_chunk(x, term, b, order[i], h->offset[i] != h->offset[i + 1]);
     XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
-    for (int64_t i = 0; i < a.place_count; i++)
-        xdi_projected_add_chunk(x, term, &a.chunks[i], h->b, h->first + i);
+    for (int64_t i = 0; i < a.place_count; i++) xdi_projected_add_chunk(x, term, &a.chunks[i], b, order[i]);
     return XD_OK;
 }
 
@@ -30288,10 +30470,10 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
     a.slope = x->u;
     a.count = 1;
     for (int64_t r = 0; r < h->row_count; r++) {
-        const double unit = h->chunks[h->chunk[r]].largest;
+        const double unit = h->chunks[h->places[r]].largest;
         if (unit == 0.0) continue;
         a.rows = h->rows + r;
-        a.places = h->chunk + r;
+        a.places = h->places + r;
         XDI_TRY(x->kernels.list_slopes(&x->launch, &a));
         XDI_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
     }
@@ -30300,10 +30482,9 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
 
 static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     XDI_TRY(xdi_xcached_find_places(x, term, &h->in));
-    for (h->b = 0; h->b < x->d.sequences; h->b++)
-        for (h->end = 0; h->end < term->teacher->chunks;) {
-            xdi_xcached_next_tile(x, term, h);
-            if (h->offset[h->end - h->first] == 0) continue; /* no chunk of it is looked at, on any rank */
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t first = 0; first < term->listed[b]; first += h->tile.count) {
+            xdi_xcached_next_tile(x, term, h, b, first);
             XDI_TRY(xdi_xcached_sums(x, term, h));
             XDI_TRY(xdi_xcached_divergence(x, term, h));
             if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));
@@ -39614,4 +39795,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 66be88261aff487d9afe3123f79cdaedbcfc6174979c2dc01d0d6c903f4de743 */
+/* xdistill sha256 639efcc7cd33e110ccc4607a61a5f44ea740c3a0aa8ec57e815ed8b6cae89b52 */

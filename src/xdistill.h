@@ -209,6 +209,7 @@
 #include "distill/xtoken_device_gold.c"
 #include "distill/xtoken_device_same.c"
 #include "distill/xtoken_device_cached.c"
+#include "distill/xtoken_share.c"
 #include "distill/xtoken_gold.c"
 #include "distill/xtoken_same.c"
 #include "distill/xtoken_cached.c"

@@ -59,6 +59,30 @@ XD_TEST(ranks_fail_alike_when_one_has_a_bad_input) {
     close_problem(&p);
 }
 
+/* A chunk that one rank alone works on has no finite loss: every rank names the same row and value. */
+XD_TEST(ranks_name_the_same_row_that_is_not_finite) {
+    for (int kind = 0; kind < 2; kind++) {
+        problem p;
+        xd_error error;
+        mesh_job *job = (mesh_job *)calloc(1, sizeof *job);
+        open_problem(&p, (xd_xtoken_kind)kind);
+        p.student[4 * STUDENT_SIZE] = NAN; /* chunk 4, all of it on the second rank of the sequence */
+        p.row_weight[4] = 0.0f;
+        job->p = &p;
+        job->dp = 1;
+        job->cp = job->tp = 2;
+        job->in_order = job->fails = true;
+        CHECK(xd_run_threads(4, NULL, mesh_body, job, &error) == XD_OK);
+        for (int r = 0; r < 4; r++) {
+            CHECK_EQ_INT(job->results[r], XD_ERROR_DATA);
+            CHECK_EQ_STR(job->messages[r], job->messages[0]);
+        }
+        CHECK(strstr(job->messages[0], "first: row 4, value nan") != NULL);
+        free(job);
+        close_problem(&p);
+    }
+}
+
 /* ---- INVARIANT mode ---- */
 
 XD_TEST(in_invariant_mode_every_mesh_has_the_bits_of_one_rank) {

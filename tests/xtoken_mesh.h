@@ -7,15 +7,18 @@
 typedef struct mesh_job {
     problem *p;
     int dp, cp, tp;
-    int spoilt; /* this rank gets a wrong chunk id; 0 -> none */
+    bool in_order; /* ranks of a sequence hold neighbouring positions, so that most chunks lie on one */
+    int spoilt;    /* this rank gets a wrong chunk id; 0 -> none */
+    bool fails;    /* the loss is an error, and the ranks go on to tell it */
     xd_result results[16];
+    char messages[16][sizeof(((xd_error *)NULL)->message)];
     double gradient[STUDENT_ROWS * STUDENT_SIZE];
     xd_xtoken_values values[16];
     xd_xtoken_teacher_values teacher_values[16][3];
 } mesh_job;
 
 /* What one rank holds: sequences of its data rank, every cp-th student position, a piece of the teacher's,
- * the last piece first. */
+ * the last piece first; or, in order, the same piece of both. */
 typedef struct mesh_rank {
     int64_t student_row[STUDENT_ROWS], teacher_row[TEACHER_ROWS], students, teachers;
     int64_t begin, end, first_sequence, sequences;
@@ -28,12 +31,13 @@ typedef struct mesh_rank {
 } mesh_rank;
 
 static inline void mesh_cut(const mesh_job *job, int d, int c, mesh_rank *m) {
-    const int piece = job->cp - 1 - c;
+    const int piece = job->in_order ? c : job->cp - 1 - c, step = job->in_order ? 1 : job->cp;
+    const int64_t begin = job->in_order ? STUDENT_LENGTH * c / job->cp : c;
+    const int64_t end = job->in_order ? STUDENT_LENGTH * (c + 1) / job->cp : STUDENT_LENGTH;
     m->sequences = SEQUENCES / job->dp;
     m->first_sequence = d * m->sequences;
     for (int64_t b = m->first_sequence; b < m->first_sequence + m->sequences; b++) {
-        for (int64_t i = c; i < STUDENT_LENGTH; i += job->cp)
-            m->student_row[m->students++] = b * STUDENT_LENGTH + i;
+        for (int64_t i = begin; i < end; i += step) m->student_row[m->students++] = b * STUDENT_LENGTH + i;
         for (int64_t i = TEACHER_LENGTH * piece / job->cp; i < TEACHER_LENGTH * (piece + 1) / job->cp; i++)
             m->teacher_row[m->teachers++] = b * TEACHER_LENGTH + i;
     }
@@ -114,7 +118,9 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     desc.teacher_values = job->teacher_values[rank];
     if (result == XD_OK) result = XTOKEN_LOSS(xd_comm_ctx(world), &desc, &job->values[rank]);
     job->results[rank] = result;
-    if (job->spoilt > 0) result = xd_barrier(world); /* an error would end the others' calls early */
+    strcpy(job->messages[rank], xd_last_error(xd_comm_ctx(world))->message);
+    if (job->spoilt > 0 || job->fails)
+        result = xd_barrier(world); /* an error would end the others' calls early */
     for (int64_t i = 0; i < m->students; i++)
         for (int64_t v = m->begin; v < m->end; v++)
             job->gradient[m->student_row[i] * STUDENT_SIZE + v] =
@@ -129,7 +135,7 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
 }
 
 static inline void check_mesh(problem *p, const call *one, const xd_xtoken_values *whole, int dp, int cp,
-                              int tp) {
+                              int tp, bool in_order) {
     mesh_job *job = (mesh_job *)calloc(1, sizeof *job);
     xd_error error;
     double most = 0.0;
@@ -138,6 +144,7 @@ static inline void check_mesh(problem *p, const call *one, const xd_xtoken_value
     job->dp = dp;
     job->cp = cp;
     job->tp = tp;
+    job->in_order = in_order;
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.reduction = xd_ctx_settings(p->ctx)->reduction;
@@ -164,10 +171,13 @@ static inline void check_mesh(problem *p, const call *one, const xd_xtoken_value
 static inline void check_meshes(problem *p) {
     static const int meshes[6][3] = { { 1, 1, 2 }, { 1, 1, 3 }, { 1, 2, 1 },
                                       { 1, 3, 2 }, { 2, 1, 1 }, { 2, 2, 3 } };
+    static const int in_order[3][3] = { { 1, 2, 1 }, { 1, 3, 2 }, { 2, 2, 3 } };
     call one;
     open_call(p, &one);
     const xd_xtoken_values whole = run_call(p, &one);
-    for (int i = 0; i < 6; i++) check_mesh(p, &one, &whole, meshes[i][0], meshes[i][1], meshes[i][2]);
+    for (int i = 0; i < 6; i++) check_mesh(p, &one, &whole, meshes[i][0], meshes[i][1], meshes[i][2], false);
+    for (int i = 0; i < 3; i++)
+        check_mesh(p, &one, &whole, in_order[i][0], in_order[i][1], in_order[i][2], true);
     xd_vocab_destroy(one.vocab);
 }
 

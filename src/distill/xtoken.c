@@ -182,7 +182,7 @@ static int64_t xdi_xtoken_entries(const xdi_xtoken *x, const xd_projection *m) {
 
 static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher *t, xdi_xtoken_sizes *s) {
     const xd_xtoken_desc *d = &x->d;
-    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile(d, t, k);
+    const int64_t k = xdi_xtoken_columns(d, t, x->vocab.size), tile = xdi_xtoken_tile_size(d, t, k);
     const int64_t columns = x->columns, size = xdi_xtoken_vocabulary(t);
     if (xdi_xtoken_reads_logits(t)) s->teachers = xdi_xtoken_most(s->teachers, t->logits.rows);
     if (t->kind == XD_XTOKEN_CACHED || t->kind == XD_XTOKEN_LIKELIHOOD) return; /* they take their own */
@@ -208,7 +208,27 @@ static void xdi_xtoken_size_teacher(const xdi_xtoken *x, const xd_xtoken_teacher
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH(k));
 }
 
-/* What the host works with: rows, and terms with the sizes of their chunks. */
+/* A term with its lists of chunks, and of the rows that have one. */
+static xdi_xtoken_term xdi_xtoken_layout_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t,
+                                                xd_arena *arena, bool *fits) {
+    const int64_t b = d->sequences, count = b * t->chunks;
+    xdi_xtoken_term term;
+    memset(&term, 0, sizeof term);
+    if (t->kind == XD_XTOKEN_SAME) return term;
+    term.student_sizes = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.teacher_sizes = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.order = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.place = (int64_t *)xdi_arena_array(arena, count, sizeof(int64_t), fits);
+    term.shared = (int64_t *)xdi_arena_array(arena, b, sizeof(int64_t), fits);
+    term.listed = (int64_t *)xdi_arena_array(arena, b, sizeof(int64_t), fits);
+    term.student_rows.begin = (int64_t *)xdi_arena_array(arena, count + 1, sizeof(int64_t), fits);
+    term.student_rows.rows = (int64_t *)xdi_arena_array(arena, d->student.rows, sizeof(int64_t), fits);
+    term.teacher_rows.begin = (int64_t *)xdi_arena_array(arena, count + 1, sizeof(int64_t), fits);
+    term.teacher_rows.rows = (int64_t *)xdi_arena_array(arena, t->logits.rows, sizeof(int64_t), fits);
+    return term;
+}
+
+/* What the host works with: rows, and terms with their chunks. */
 static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const int64_t rows = d->student.rows, teachers = d->teacher_count;
@@ -220,14 +240,9 @@ static void xdi_xtoken_layout_host(xdi_xtoken *x, xd_arena *arena, bool *fits) {
     x->sums = (double *)xdi_arena_array(arena, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * teachers,
                                         sizeof(xd_fixed), fits);
     xdi_xtoken_term *terms = (xdi_xtoken_term *)xdi_arena_array(arena, teachers, sizeof *terms, fits);
-    if (terms) memset(terms, 0, (size_t)teachers * sizeof *terms);
     for (int i = 0; i < d->teacher_count; i++) {
-        const int64_t chunks =
-            d->teachers[i].kind == XD_XTOKEN_SAME ? 0 : d->sequences * d->teachers[i].chunks;
-        int64_t *sizes = (int64_t *)xdi_arena_array(arena, 2 * chunks, sizeof(int64_t), fits);
-        if (!terms || !sizes) continue;
-        terms[i].student_sizes = sizes;
-        terms[i].teacher_sizes = sizes + chunks;
+        const xdi_xtoken_term term = xdi_xtoken_layout_chunks(d, &d->teachers[i], arena, fits);
+        if (terms) terms[i] = term;
     }
     x->terms = terms;
 }
@@ -304,7 +319,7 @@ static void xdi_xtoken_open_term(xdi_xtoken *x, int index) {
     term->held = t->logits.rows / x->d.sequences;
     term->vocabulary = xdi_xtoken_vocabulary(t);
     term->k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term->tile = xdi_xtoken_tile(&x->d, t, term->k);
+    term->tile = xdi_xtoken_tile_size(&x->d, t, term->k);
     term->cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
     term->weight = t->weight == 0.0 ? 1.0 : t->weight;
 }
@@ -425,7 +440,7 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 
 /* ---- denominators and scores ---- */
 
-/* Chunks of every teacher, over sequence_comm; the ids were checked. */
+/* Chunks of every teacher and who works on them, over sequence_comm; the ids were checked. */
 static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
@@ -434,7 +449,8 @@ static xd_result xdi_xtoken_count_chunks(xdi_xtoken *x, xdi_xtoken_term *term) {
                                    x->d.sequence_comm };
     if (t->kind == XD_XTOKEN_SAME) return XD_OK;
     XDI_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
-    return xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes);
+    XDI_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
+    return t->kind == XD_XTOKEN_LIKELIHOOD ? XD_OK : xdi_xtoken_share(x, term);
 }
 
 /* This rank's part of D in a cell: sample weights of counted chunks, or their number. */
@@ -501,12 +517,28 @@ static xd_result xdi_xtoken_pass(xdi_xtoken *x, bool write) {
     return XD_OK;
 }
 
+/* Where several ranks found something, all name what the first of them did. */
+static xd_result xdi_xtoken_agree_found(xdi_xtoken *x) {
+    xd_comm *comm = x->d.comm;
+    const bool any = x->sums[XDI_XTOKEN_LABEL] != 0.0 || x->sums[XDI_XTOKEN_NOT_FINITE] != 0.0;
+    const bool mine = x->found.label_out_of_range > 0 || x->found.not_finite > 0;
+    if (!any || !comm || xd_comm_size(comm) == 1) return XD_OK;
+    int64_t first = mine ? xd_comm_rank(comm) : xd_comm_size(comm);
+    double named[2] = { (double)x->found.first_row, x->found.first_value };
+    XDI_TRY(xd_all_reduce(comm, &first, &first, 1, XD_DTYPE_I64, XD_MIN));
+    XDI_TRY(xd_broadcast(comm, named, 2, XD_DTYPE_F64, (int)first));
+    x->found.first_row = (int64_t)named[0];
+    x->found.first_value = named[1];
+    return XD_OK;
+}
+
 /* The sums of a pass over all of comm. */
-static xd_result xdi_xtoken_finish(const xdi_xtoken *x) {
+static xd_result xdi_xtoken_finish(xdi_xtoken *x) {
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_LABEL, (double)x->found.label_out_of_range);
     xdi_xtoken_add(x, x->sums, XDI_XTOKEN_NOT_FINITE, (double)x->found.not_finite);
-    return xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
-                           x->d.comm, NULL);
+    XDI_TRY(xdi_xtoken_join(x, x->sums, XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * x->d.teacher_count,
+                            x->d.comm, NULL));
+    return xdi_xtoken_agree_found(x);
 }
 
 static xd_xtoken_teacher_values xdi_xtoken_teacher_result(const xdi_xtoken *x, int index) {

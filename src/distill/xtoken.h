@@ -186,7 +186,9 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * weights and the choice of columns are constants in it.
  *
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). Besides the workspace, row
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens on one
+ * rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are every
+ * rank's, so neighbouring positions are best kept together. Besides the workspace, row
  * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
  * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
  * and sequences.
@@ -202,8 +204,8 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * Errors, the same on every rank, outputs untouched: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for scores of
  * logits that a teacher does not have. Data errors: a label outside the vocabulary, and chunks or positions whose
  * loss is not finite: they count with loss and gradient zero, and status counts them, over all of comm; the first
- * finding it shows is this rank's own: a row, or b * C + c of a chunk. Nothing counted at all: everything is zero
- * and status says so. */
+ * finding it shows, the same everywhere, is that of the first rank of comm that has one: a row there, or b * C + c of a
+ * chunk. Nothing counted at all: everything is zero and status says so. */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #endif

@@ -4,14 +4,14 @@
 /* Entries of a tile: ids of all its chunks together, as long as no single chunk has more. */
 enum { XDI_XCACHED_ROOM = 16384 };
 
-/* What the kind needs beside the workspace, and the tile at work: chunks [first, end) of sequence b. */
+/* What the kind needs beside the workspace, and the tile at work. */
 typedef struct xdi_xcached {
     xdi_xcached_places in;
     int64_t room;   /* entries */
     double *slopes; /* [columns] zero between uses: scratch of the kernels */
-    int64_t b, first, end, row_count;
-    int64_t *rows; /* [held] student rows of the tile, and their chunks in it */
-    int64_t *chunk;
+    xdi_xtoken_tile tile;
+    int64_t row_count;
+    int64_t *rows, *places;  /* [held] student rows of the tile, and their chunks' places in it */
     xd_xtoken_chunk *chunks; /* [C] of the tile */
     double *deltas;          /* [held] cells */
     int64_t *offset;         /* [C + 1] where the entries of the tile's chunks begin */
@@ -131,7 +131,7 @@ static bool xdi_xcached_layout(const xdi_xtoken *x, const xdi_xtoken_term *term,
     xdi_xcached_layout_places(x, term, &h->in, arena, &fits);
     h->slopes = (double *)xdi_arena_array(arena, x->columns, sizeof(double), &fits);
     h->rows = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
-    h->chunk = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
+    h->places = (int64_t *)xdi_arena_array(arena, x->held, sizeof(int64_t), &fits);
     h->chunks = (xd_xtoken_chunk *)xdi_arena_array(arena, chunks, sizeof(xd_xtoken_chunk), &fits);
     h->deltas = (double *)xdi_arena_array(arena, x->held, sizeof(xd_fixed), &fits);
     h->offset = (int64_t *)xdi_arena_array(arena, chunks + 1, sizeof(int64_t), &fits);
@@ -198,20 +198,22 @@ XD_PRIVATE int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term
     return count;
 }
 
-/* As many chunks from h->end on as there is room for, with their targets. */
-static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
+/* As many chunks from place `first` of sequence b on as there is room for, with their targets. */
+static void xdi_xcached_next_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h, int64_t b,
+                                  int64_t first) {
     const int64_t chunks = term->teacher->chunks, most = x->d.tile > 0 ? x->d.tile : chunks;
-    h->first = h->end;
+    const bool together = first < term->shared[b];
+    const int64_t end = together ? term->shared[b] : term->listed[b];
+    xdi_xtoken_tile tile = { b, first, 0, together ? x->d.sequence_comm : NULL };
     h->offset[0] = 0;
-    for (; h->end < chunks && h->end - h->first < most; h->end++) {
-        const int64_t slot = h->b * chunks + h->end, at = h->offset[h->end - h->first];
-        const bool looks = xdi_xtoken_looks(x, term, h->b, h->end);
-        if (looks && at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
-        h->offset[h->end - h->first + 1] = at;
-        if (looks)
-            h->offset[h->end - h->first + 1] +=
-                xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
+    for (; first + tile.count < end && tile.count < most; tile.count++) {
+        const int64_t slot = b * chunks + term->order[b * chunks + first + tile.count];
+        const int64_t at = h->offset[tile.count];
+        if (at + xdi_xcached_bound(term, &h->in, slot) > h->room) break;
+        h->offset[tile.count + 1] =
+            at + xdi_xcached_target(x, term, &h->in, slot, h->columns + at, h->target + at);
     }
+    h->tile = tile;
 }
 
 /* What the kernels are told of the tile's rows. */
@@ -220,8 +222,8 @@ static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_ter
     const xd_projection *m = term->teacher->projection;
     xd_xtoken_args a = xdi_xtoken_student_args(x, h->row_count);
     a.rows = h->rows;
-    a.places = h->chunk;
-    a.place_count = h->end - h->first;
+    a.places = h->places;
+    a.place_count = h->tile.count;
     a.offset = h->offset;
     a.list = h->columns;
     a.k = h->offset[a.place_count];
@@ -237,25 +239,14 @@ static xd_xtoken_args xdi_xcached_args(const xdi_xtoken *x, const xdi_xtoken_ter
     return a;
 }
 
-/* The rows whose chunk has entries in the tile. */
-static void xdi_xcached_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    h->row_count = 0;
-    for (int64_t row = h->b * x->held; row < (h->b + 1) * x->held; row++) {
-        const int64_t c = term->teacher->student_chunks[row];
-        if (c < h->first || c >= h->end || h->offset[c - h->first] == h->offset[c - h->first + 1]) continue;
-        h->chunk[h->row_count] = c - h->first;
-        h->rows[h->row_count++] = row;
-    }
-}
-
 static xd_result xdi_xcached_sums(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
-    const int64_t count = h->offset[h->end - h->first];
+    const int64_t count = h->offset[h->tile.count];
     xdi_xtoken_zero(x, h->q, count);
-    xdi_xcached_rows(x, term, h);
+    h->row_count = xdi_xtoken_tile_rows(term, &term->student_rows, &h->tile, h->rows, h->places);
     xd_xtoken_args a = xdi_xcached_args(x, term, h);
     a.cells = h->q;
     XDI_TRY(x->kernels.list_project(&x->launch, &a));
-    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, x->d.sequence_comm);
+    return xdi_xtoken_join(x, h->q, count, x->vocab.tp, h->tile.comm);
 }
 
 /* ---- chunks ---- */
@@ -273,11 +264,11 @@ XD_PRIVATE xd_xtoken_chunk xdi_xcached_chunk(const xdi_xtoken *x, const xdi_xtok
 
 static xd_result xdi_xcached_divergence(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xcached *h) {
     const xd_xtoken_args a = xdi_xcached_args(x, term, h);
+    const int64_t b = h->tile.b, *order = term->order + b * term->teacher->chunks + h->tile.first;
     for (int64_t i = 0; i < a.place_count; i++)
-        a.chunks[i] = xdi_xcached_chunk(x, term, h->b, h->first + i, h->offset[i] != h->offset[i + 1]);
+        a.chunks[i] = xdi_xcached_chunk(x, term, b, order[i], h->offset[i] != h->offset[i + 1]);
     XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
-    for (int64_t i = 0; i < a.place_count; i++)
-        xdi_projected_add_chunk(x, term, &a.chunks[i], h->b, h->first + i);
+    for (int64_t i = 0; i < a.place_count; i++) xdi_projected_add_chunk(x, term, &a.chunks[i], b, order[i]);
     return XD_OK;
 }
 
@@ -295,10 +286,10 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
     a.slope = x->u;
     a.count = 1;
     for (int64_t r = 0; r < h->row_count; r++) {
-        const double unit = h->chunks[h->chunk[r]].largest;
+        const double unit = h->chunks[h->places[r]].largest;
         if (unit == 0.0) continue;
         a.rows = h->rows + r;
-        a.places = h->chunk + r;
+        a.places = h->places + r;
         XDI_TRY(x->kernels.list_slopes(&x->launch, &a));
         XDI_TRY(xdi_xtoken_write(x, h->rows[r], x->u, h->deltas[r] * unit / x->d.temperature));
     }
@@ -307,10 +298,9 @@ static xd_result xdi_xcached_gradient(xdi_xtoken *x, const xdi_xtoken_term *term
 
 static xd_result xdi_xcached_run(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h) {
     XDI_TRY(xdi_xcached_find_places(x, term, &h->in));
-    for (h->b = 0; h->b < x->d.sequences; h->b++)
-        for (h->end = 0; h->end < term->teacher->chunks;) {
-            xdi_xcached_next_tile(x, term, h);
-            if (h->offset[h->end - h->first] == 0) continue; /* no chunk of it is looked at, on any rank */
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t first = 0; first < term->listed[b]; first += h->tile.count) {
+            xdi_xcached_next_tile(x, term, h, b, first);
             XDI_TRY(xdi_xcached_sums(x, term, h));
             XDI_TRY(xdi_xcached_divergence(x, term, h));
             if (x->write) XDI_TRY(xdi_xcached_gradient(x, term, h));

@@ -40,7 +40,7 @@ static int64_t xdi_xtoken_fits(int64_t room, int64_t n) {
     return n < 1 || n > room ? 1 : room / n;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
+XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k) {
     const int64_t fits = xdi_xtoken_fits((int64_t)1 << 18, k);
     const int64_t tile = d->tile > 0 ? d->tile : fits > 32 ? 32 : fits;
     if (t->kind == XD_XTOKEN_GOLD) return 1;

@@ -7,10 +7,6 @@
 
 /* ---- memory ---- */
 
-static int64_t xdi_staged_tiles(int64_t chunks, int64_t tile) {
-    return (chunks + tile - 1) / tile; /* of a sequence */
-}
-
 /* What comes back of a teacher: chunks, or positions; LIKELIHOOD is the host's. */
 static int64_t xdi_staged_chunks(const xd_xtoken_desc *d, const xd_xtoken_teacher *t) {
     if (t->kind == XD_XTOKEN_LIKELIHOOD) return 0;
@@ -40,8 +36,9 @@ static void xdi_staged_teacher_lists(const xdi_xtoken *x, const xd_xtoken_teache
 static void xdi_staged_lists(xdi_xtoken *x, int index, xd_arena *arena, bool *fits) {
     const xd_xtoken_desc *d = &x->d;
     const xd_xtoken_teacher *t = &d->teachers[index];
-    const int64_t tile = xdi_xtoken_tile(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
-    const int64_t tiles = d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_staged_tiles(t->chunks, tile));
+    const int64_t tile = xdi_xtoken_tile_size(d, t, xdi_xtoken_columns(d, t, x->vocab.size));
+    const int64_t tiles =
+        d->sequences * (t->kind == XD_XTOKEN_SAME ? 1 : xdi_xtoken_most_tiles(t->chunks, tile));
     xdi_xtoken_lists l;
     memset(&l, 0, sizeof l);
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
@@ -258,38 +255,37 @@ XD_PRIVATE xd_result xdi_xtoken_device_moments(const xdi_xtoken *x, const xd_xto
 
 /* ---- lists ---- */
 
-XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
                                        int64_t *places) {
-    const int64_t each = xdi_staged_tiles(term->teacher->chunks, term->tile), tiles = x->d.sequences * each;
-    memset(first, 0, (size_t)(tiles + 1) * sizeof *first);
-    for (int64_t i = 0; i < x->d.sequences * held; i++)
-        if (chunks[i] >= 0 && xdi_xtoken_looks(x, term, i / held, chunks[i]))
-            first[i / held * each + chunks[i] / term->tile + 1]++;
-    for (int64_t i = 0; i < tiles; i++) first[i + 1] += first[i];
-    for (int64_t i = 0; i < x->d.sequences * held; i++) {
-        if (chunks[i] < 0 || !xdi_xtoken_looks(x, term, i / held, chunks[i])) continue;
-        const int64_t at = first[i / held * each + chunks[i] / term->tile]++; /* begins move to ends ... */
-        rows[at] = i;
-        places[at] = chunks[i] % term->tile;
-    }
-    for (int64_t i = tiles; i > 0; i--) first[i] = first[i - 1]; /* ... and back */
+    int64_t index = 0;
     first[0] = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t at = first[index];
+            first[index + 1] = at + xdi_xtoken_tile_rows(term, side, &tile, rows + at, places + at);
+        }
+}
+
+XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                                     const xdi_xtoken_tile *tile) {
+    return l->chunks + tile->b * term->teacher->chunks + tile->first;
 }
 
 static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t *ids = t->column_ids;
-    xdi_xtoken_device_sort(x, term, t->student_chunks, x->held, l->first, l->rows, l->places);
-    xdi_xtoken_device_sort(x, term, t->teacher_chunks, term->held, l->teacher_first, l->teacher_rows,
+    xdi_xtoken_device_rows(x, term, &term->student_rows, l->first, l->rows, l->places);
+    xdi_xtoken_device_rows(x, term, &term->teacher_rows, l->teacher_first, l->teacher_rows,
                            l->teacher_places);
     for (int64_t b = 0; b < x->d.sequences; b++) {
         for (int64_t j = 0; j < term->k && ids; j++) {
             l->ids[2 * b * term->k + j] = ids[b * term->k + j];
             l->ids[(2 * b + 1) * term->k + j] = j;
         }
-        for (int64_t c = 0; c < t->chunks; c++)
-            l->chunks[b * t->chunks + c] = xdi_projected_chunk(x, term, b, c);
+        for (int64_t at = b * t->chunks; at < b * t->chunks + term->listed[b]; at++)
+            l->chunks[at] = xdi_projected_chunk(x, term, b, term->order[at]);
         if (t->kind == XD_XTOKEN_PROJECTED) xdi_xtoken_voters(x, term, b, l->mask + b * term->held);
     }
     if (t->kind == XD_XTOKEN_GOLD) {
@@ -304,7 +300,7 @@ static void xdi_staged_fill_chunks(xdi_xtoken *x, const xdi_xtoken_term *term, x
 /* The lists of a teacher; the rows that it looks at are marked. */
 static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_lists *l) {
     const xd_xtoken_teacher *t = term->teacher;
-    int64_t tiles = x->d.sequences * xdi_staged_tiles(t->chunks, term->tile);
+    int64_t tiles = 0;
     if (t->kind == XD_XTOKEN_LIKELIHOOD) {
         XDI_TRY(xdi_likelihood_settle(x, term, &l->likelihood));
         for (int64_t i = 0; i < l->likelihood.count; i++) x->written[l->likelihood.rows[i]] = 1;
@@ -312,12 +308,13 @@ static xd_result xdi_staged_fill(xdi_xtoken *x, const xdi_xtoken_term *term, xdi
     }
     if (t->kind == XD_XTOKEN_SAME) {
         xdi_xtoken_device_same_fill(x, term, l);
-        tiles = x->d.sequences;
     } else if (t->kind == XD_XTOKEN_CACHED) {
         xdi_xtoken_device_cached_fill(x, term, l);
     } else {
         xdi_staged_fill_chunks(x, term, l);
     }
+    for (int64_t b = 0; b < x->d.sequences; b++)
+        tiles += t->kind == XD_XTOKEN_SAME ? 1 : xdi_xtoken_tiles(term, b);
     for (int64_t i = 0; i < l->first[tiles]; i++) x->written[l->rows[i]] = 1;
     return XD_OK;
 }
@@ -383,20 +380,22 @@ static xd_result xdi_staged_columns(xdi_xtoken *x, const xdi_xtoken_term *term, 
 typedef struct xdi_staged_tile {
     xd_xtoken_args student, teacher;
     double *row_cells;
+    xd_comm *comm;
 } xdi_staged_tile;
 
-/* Tile `index` of all, `first` its first chunk of sequence b. */
+/* Tile `index` of all. */
 static xdi_staged_tile xdi_staged_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_xtoken_lists *l, int64_t b, int64_t first,
+                                          const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
                                           int64_t index) {
-    const int64_t left = term->teacher->chunks - first, places = left < term->tile ? left : term->tile;
+    const int64_t places = tile->count;
     const int64_t at = l->first[index], teacher_at = l->teacher_first[index], wide = x->fixed ? 2 : 1;
     xdi_staged_tile w;
+    w.comm = tile->comm;
     w.student = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
     w.student.place_count = places;
     w.student.matrix = x->matrix;
     w.student.k = term->k;
-    w.student.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + b * term->teacher->chunks + first);
+    w.student.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, xdi_xtoken_device_chunks(term, l, tile));
     w.student.cells = x->student;
     w.student.normalise = !x->d.compat;
     w.student.reverse = x->d.reverse;
@@ -421,7 +420,7 @@ static xd_result xdi_staged_sums(const xdi_xtoken *x, xdi_staged_tile *w) {
     XDI_TRY(x->kernels.project(&x->launch, &w->student));
     XDI_TRY(x->kernels.target(&x->launch, &w->teacher));
     XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, w->student.cells, count));
-    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, w->student.cells, 2 * count));
+    XDI_TRY(xdi_xtoken_reduce(x, w->comm, w->student.cells, 2 * count));
     w->student.student = x->fixed ? x->device.settled : w->student.cells;
     w->student.teacher = w->student.student + count;
     if (!x->fixed) return XD_OK;
@@ -447,8 +446,9 @@ static xd_result xdi_staged_term(xdi_xtoken *x, const xdi_xtoken_term *term, con
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XDI_TRY(xdi_staged_columns(x, term, l, b, &ids, &in_rows));
-        for (int64_t first = 0; first < term->teacher->chunks; first += term->tile, index++) {
-            xdi_staged_tile w = xdi_staged_tile_of(x, term, l, b, first, index);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            xdi_staged_tile w = xdi_staged_tile_of(x, term, l, &tile, index);
             w.student.ids = ids;
             w.teacher.ids = in_rows;
             XDI_TRY(xdi_staged_sums(x, &w));
@@ -475,11 +475,13 @@ static xd_result xdi_staged_take_home(xdi_xtoken *x) {
                 xdi_same_add_chunk(x, term, &l->chunks[c], l->rows[c]);
             continue;
         }
-        for (int64_t c = 0; c < xdi_staged_chunks(&x->d, t); c++) {
+        for (int64_t at = 0; at < xdi_staged_chunks(&x->d, t); at++) {
+            const int64_t b = at / t->chunks;
+            if (at % t->chunks >= term->listed[b]) continue;
             if (t->kind == XD_XTOKEN_GOLD)
-                xdi_gold_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
+                xdi_gold_add_chunk(x, term, &l->chunks[at], b, term->order[at]);
             else
-                xdi_projected_add_chunk(x, term, &l->chunks[c], c / t->chunks, c % t->chunks);
+                xdi_projected_add_chunk(x, term, &l->chunks[at], b, term->order[at]);
         }
     }
     return XD_OK;

@@ -4,18 +4,20 @@
  * one copy, and its passes run without the host, a tile in some ten launches. */
 
 static int64_t xdi_staged_list_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->d.sequences * ((term->teacher->chunks + term->tile - 1) / term->tile);
+    int64_t tiles = 0;
+    for (int64_t b = 0; b < x->d.sequences; b++) tiles += xdi_xtoken_tiles(term, b);
+    return tiles;
 }
 
 /* ---- memory ---- */
 
-/* Entries that the chunks looked at can have at most. */
+/* Entries that the chunks with a place can have at most. */
 static int64_t xdi_staged_cached_room(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                       const xdi_xcached_places *p) {
     const int64_t chunks = term->teacher->chunks;
     int64_t room = 0;
     for (int64_t i = 0; i < x->d.sequences * chunks; i++)
-        if (xdi_xtoken_looks(x, term, i / chunks, i % chunks)) room += xdi_xcached_bound(term, p, i);
+        if (term->place[i] >= 0) room += xdi_xcached_bound(term, p, i);
     return room;
 }
 
@@ -57,18 +59,18 @@ XD_PRIVATE void xdi_xtoken_device_cached_close(const xdi_xtoken *x, xdi_xtoken_l
 
 /* ---- lists ---- */
 
-/* J and a of all chunks that are looked at, tile after tile. */
+/* J and a of all chunks with a place, tile after tile. */
 static void xdi_staged_cached_read(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
                                    xdi_staged_cached *h) {
-    const int64_t chunks = term->teacher->chunks;
     int64_t at = 0, index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t first = b * term->teacher->chunks, *order = term->order + first + tile.first;
             int64_t *offset = h->offset + index * h->width;
             h->begin[index] = at;
-            for (int64_t c = first; c < chunks && c - first < term->tile; c++) {
-                if (xdi_xtoken_looks(x, term, b, c))
-                    at += xdi_xcached_target(x, term, p, b * chunks + c, h->ids + at, h->target + at);
+            for (int64_t place = 0; place < tile.count; place++) {
+                at += xdi_xcached_target(x, term, p, first + order[place], h->ids + at, h->target + at);
                 *++offset = at - h->begin[index]; /* the first of them is 0 */
             }
         }
@@ -115,14 +117,15 @@ XD_PRIVATE xd_result xdi_xtoken_device_cached_open(xdi_xtoken *x, const xdi_xtok
 
 XD_PRIVATE void xdi_xtoken_device_cached_fill(xdi_xtoken *x, const xdi_xtoken_term *term,
                                               xdi_xtoken_lists *l) {
-    const int64_t chunks = term->teacher->chunks;
     int64_t index = 0;
-    xdi_xtoken_device_sort(x, term, term->teacher->student_chunks, x->held, l->first, l->rows, l->places);
+    xdi_xtoken_device_rows(x, term, &term->student_rows, l->first, l->rows, l->places);
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const int64_t first = b * term->teacher->chunks + tile.first;
             const int64_t *offset = l->cached.offset + index * l->cached.width;
-            for (int64_t c = first; c < chunks && c - first < term->tile; c++, offset++)
-                l->chunks[b * chunks + c] = xdi_xcached_chunk(x, term, b, c, offset[0] != offset[1]);
+            for (int64_t at = first; at < first + tile.count; at++, offset++)
+                l->chunks[at] = xdi_xcached_chunk(x, term, b, term->order[at], offset[0] != offset[1]);
         }
 }
 
@@ -133,20 +136,20 @@ static const void *xdi_staged_cached_there(const xdi_staged_cached *h, const voi
     return h->there + ((const unsigned char *)list - h->here);
 }
 
-/* Tile `index` of all, whose chunks are slots [slot, slot + places) of [B, C]. */
+/* Tile `index` of all. */
 static xd_xtoken_args xdi_staged_cached_args(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                             const xdi_xtoken_lists *l, int64_t index, int64_t slot,
-                                             int64_t places) {
+                                             const xdi_xtoken_lists *l, const xdi_xtoken_tile *tile,
+                                             int64_t index) {
     const xdi_staged_cached *h = &l->cached;
     const int64_t at = l->first[index];
     xd_xtoken_args a = xdi_xtoken_device_args(x, l->rows + at, l->places + at, l->first[index + 1] - at);
-    a.place_count = places;
+    a.place_count = tile->count;
     a.offset = (const int64_t *)xdi_staged_cached_there(h, h->offset + index * h->width);
     a.list = (const int32_t *)xdi_staged_cached_there(h, h->ids + h->begin[index]);
     a.k = h->begin[index + 1] - h->begin[index];
     a.student = h->q;
     a.teacher = (double *)xdi_staged_cached_there(h, h->target + h->begin[index]);
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, l->chunks + slot);
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, xdi_xtoken_device_chunks(term, l, tile));
     a.vocabulary = term->vocabulary;
     a.reverse = x->d.reverse;
     if (!term->teacher->projection) return a;
@@ -157,14 +160,15 @@ static xd_xtoken_args xdi_staged_cached_args(const xdi_xtoken *x, const xdi_xtok
 }
 
 /* Sums of the tile over all ranks, as doubles. */
-static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_cached *h, xd_xtoken_args *a) {
+static xd_result xdi_staged_cached_sums(const xdi_xtoken *x, const xdi_staged_cached *h, xd_comm *comm,
+                                        xd_xtoken_args *a) {
     const size_t cell = x->fixed ? sizeof(xd_fixed) : sizeof(double);
     xd_xtoken_args s = *a;
     s.cells = h->q;
     XDI_TRY(x->device.kernels.memory.fill(&x->launch, s.cells, 0, (size_t)a->k * cell));
     XDI_TRY(x->kernels.list_project(&x->launch, &s));
     XDI_TRY(xdi_xtoken_reduce(x, x->vocab.tp, s.cells, a->k));
-    XDI_TRY(xdi_xtoken_reduce(x, x->d.sequence_comm, s.cells, a->k));
+    XDI_TRY(xdi_xtoken_reduce(x, comm, s.cells, a->k));
     if (!x->fixed) return XD_OK;
     s.count = a->k;
     s.out = a->student = h->settled;
@@ -197,14 +201,13 @@ static xd_result xdi_staged_cached_gradient(const xdi_xtoken *x, const xdi_xtoke
 
 XD_PRIVATE xd_result xdi_xtoken_device_cached(xdi_xtoken *x, const xdi_xtoken_term *term,
                                               const xdi_xtoken_lists *l) {
-    const int64_t chunks = term->teacher->chunks;
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t first = 0; first < chunks; first += term->tile, index++) {
-            const int64_t left = chunks - first, places = left < term->tile ? left : term->tile;
-            xd_xtoken_args a = xdi_staged_cached_args(x, term, l, index, b * chunks + first, places);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            xd_xtoken_args a = xdi_staged_cached_args(x, term, l, &tile, index);
             if (a.k > 0) {
-                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, &a));
+                XDI_TRY(xdi_staged_cached_sums(x, &l->cached, tile.comm, &a));
                 XDI_TRY(x->kernels.list_divergence(&x->launch, &a));
             }
             if (x->write) XDI_TRY(xdi_staged_cached_gradient(x, term, l, &a));

@@ -3,36 +3,33 @@
 
 /* ---- one chunk ---- */
 
-/* Chunk c of sequence b. */
+/* Chunk c of the tile's sequence, which is all of the tile. */
 typedef struct xdi_gold_chunk {
-    int64_t b, c;
+    xdi_xtoken_tile tile;
+    int64_t c;
+    int64_t at;   /* of [B, C] */
     int64_t tail; /* how long the tails are */
     double kl, l1;
     bool agree;
 } xdi_gold_chunk;
 
-/* The rows of the chunk, in x->rows; returns how many. */
-static int64_t xdi_gold_rows(xdi_xtoken *x, const xdi_gold_chunk *chunk, const int64_t *chunks,
-                             int64_t held) {
-    int64_t count = 0;
-    for (int64_t i = chunk->b * held; i < (chunk->b + 1) * held; i++)
-        if (chunks[i] == chunk->c) x->rows[count++] = i;
-    return count;
+static int64_t xdi_gold_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_gold_chunk *chunk) {
+    return xdi_xtoken_tile_rows(term, &term->student_rows, &chunk->tile, x->rows, x->places);
 }
 
 /* alpha of this shard's ids in x->student, beta of all the teacher's in x->teacher. */
 static xd_result xdi_gold_means(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    const xd_xtoken_teacher *t = term->teacher;
-    const int64_t at = chunk->b * t->chunks + chunk->c;
-    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_rows(x, chunk, t->student_chunks, x->held));
+    xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_gold_student_rows(x, term, chunk));
     a.cells = x->student;
-    a.scale = 1.0 / ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON);
+    a.scale = 1.0 / ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
-    a = xdi_xtoken_teacher_args(x, term, xdi_gold_rows(x, chunk, t->teacher_chunks, term->held));
-    a.scale = 1.0 / ((double)term->teacher_sizes[at] + XD_XTOKEN_EPSILON);
+    a = xdi_xtoken_teacher_args(
+        x, term, xdi_xtoken_tile_rows(term, &term->teacher_rows, &chunk->tile, x->rows, x->places));
+    a.scale = 1.0 / ((double)term->teacher_sizes[chunk->at] + XD_XTOKEN_EPSILON);
     XDI_TRY(x->kernels.log_probs(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, x->d.sequence_comm, NULL));
-    return xdi_xtoken_join(x, x->teacher, term->vocabulary, x->d.sequence_comm, NULL);
+    XDI_TRY(xdi_xtoken_join(x, x->student, x->columns, chunk->tile.comm, NULL));
+    return xdi_xtoken_join(x, x->teacher, term->vocabulary, chunk->tile.comm, NULL);
 }
 
 /* The KL of this shard's pairs in a cell, by u its derivative by alpha, and the likeliest. */
@@ -92,7 +89,7 @@ XD_PRIVATE xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k, double *out)
 /* dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
 static xd_result xdi_gold_gradient(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_gold_chunk *chunk,
                                    double factor) {
-    const int64_t count = xdi_gold_rows(x, chunk, term->teacher->student_chunks, x->held);
+    const int64_t count = xdi_gold_student_rows(x, term, chunk);
     xd_xtoken_args a = xdi_xtoken_student_args(x, count);
     double *sum = x->row_sums; /* one cell */
     xdi_xtoken_zero(x, sum, 1);
@@ -111,7 +108,7 @@ XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, c
                                    int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c), value = chunk->value + chunk->delta;
     const bool good = isfinite(value) != 0;
-    if (!chunk->compared || !x->owner) return;
+    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_COMPARED, 1.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
@@ -120,19 +117,19 @@ XD_PRIVATE void xdi_gold_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, c
 }
 
 static xd_result xdi_gold_finish(xdi_xtoken *x, xdi_xtoken_term *term, const xdi_gold_chunk *chunk) {
-    const int64_t at = chunk->b * term->teacher->chunks + chunk->c;
-    const double weight = xdi_xtoken_weight(x, term, chunk->b, chunk->c), value = chunk->kl + chunk->l1;
+    const int64_t b = chunk->tile.b;
+    const double weight = xdi_xtoken_weight(x, term, b, chunk->c), value = chunk->kl + chunk->l1;
     xd_xtoken_chunk sums;
     memset(&sums, 0, sizeof sums);
     sums.compared = true;
     sums.value = chunk->kl;
     sums.delta = chunk->l1;
     sums.agree = chunk->agree;
-    xdi_gold_add_chunk(x, term, &sums, chunk->b, chunk->c);
+    xdi_gold_add_chunk(x, term, &sums, b, chunk->c);
     if (!x->write || !isfinite(value)) return XD_OK;
     return xdi_gold_gradient(x, term, chunk,
                              weight * xdi_xtoken_factor(x, term) /
-                                 ((double)term->student_sizes[at] + XD_XTOKEN_EPSILON));
+                                 ((double)term->student_sizes[chunk->at] + XD_XTOKEN_EPSILON));
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term, xdi_gold_chunk *chunk) {
@@ -157,15 +154,24 @@ XD_PRIVATE int64_t xdi_xtoken_tail(const xd_xtoken_desc *d, const xd_exact_map *
     return rest < d->tail ? rest : d->tail;
 }
 
-XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
-    for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t c = 0; c < term->teacher->chunks; c++) {
+/* Those of several ranks, or this rank's own, of all sequences. */
+static xd_result xdi_gold_tiles(xdi_xtoken *x, xdi_xtoken_term *term, bool together) {
+    for (int64_t b = 0; b < x->d.sequences; b++) {
+        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
+        for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
             xdi_gold_chunk chunk;
             memset(&chunk, 0, sizeof chunk);
-            chunk.b = b;
-            chunk.c = c;
+            chunk.tile = xdi_xtoken_tile_at(x, term, b, i);
+            chunk.c = term->order[b * term->teacher->chunks + chunk.tile.first];
+            chunk.at = b * term->teacher->chunks + chunk.c;
             chunk.tail = xdi_xtoken_tail(&x->d, term->teacher->map);
-            if (xdi_xtoken_looks(x, term, b, c)) XDI_TRY(xdi_gold_run(x, term, &chunk));
+            XDI_TRY(xdi_gold_run(x, term, &chunk));
         }
+    }
     return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_gold(xdi_xtoken *x, xdi_xtoken_term *term) {
+    XDI_TRY(xdi_gold_tiles(x, term, true));
+    return xdi_gold_tiles(x, term, false);
 }

@@ -29,7 +29,13 @@ XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m);
 
 enum { XDI_XTOKEN_TILE_MAX = 65536 };
 
-/* One teacher during a call. */
+/* Rows of the student, or of a teacher, by the places of their chunks. */
+typedef struct xdi_xtoken_side {
+    int64_t *begin; /* [B C + 1] where the rows of a place begin, C places a sequence */
+    int64_t *rows;  /* [rows] those whose chunk has a place */
+} xdi_xtoken_side;
+
+/* One teacher during a call. Its chunks have places, sequence by sequence: see xdi_xtoken_share. */
 typedef struct xdi_xtoken_term {
     const xd_xtoken_teacher *teacher;
     int64_t held;       /* teacher positions of a sequence on this rank */
@@ -37,11 +43,14 @@ typedef struct xdi_xtoken_term {
     int64_t k;          /* columns in J */
     int64_t tile;
     int64_t *student_sizes, *teacher_sizes; /* [B, C] */
-    double denominator;                     /* D */
-    double weight;                          /* omega */
-    double length;                          /* ln V_i / ln min V, or 1 */
-    bool active;                            /* takes part in KD */
-    int64_t cell;                           /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
+    int64_t *order, *place;                 /* [B, C] the chunk of a place, and the place of a chunk or -1 */
+    int64_t *shared, *listed;               /* [B] places of chunks that several ranks hold, and all */
+    xdi_xtoken_side student_rows, teacher_rows;
+    double denominator; /* D */
+    double weight;      /* omega */
+    double length;      /* ln V_i / ln min V, or 1 */
+    bool active;        /* takes part in KD */
+    int64_t cell;       /* of its sums, in the order of XDI_XTOKEN_DIVERGENCE and on */
 } xdi_xtoken_term;
 
 /* A teacher's cells of x->sums. */
@@ -94,8 +103,7 @@ typedef struct xdi_staged_cached {
 
 /* What the kernels of a device are told of one teacher: lists that the host makes before the first of them. */
 typedef struct xdi_xtoken_lists {
-    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's of chunks looked at, and their places
-     * in the tile */
+    /* [tiles + 1] begins of a tile's rows (SAME: a sequence's); the student's, and their places in the tile */
     int64_t *first, *rows, *places;
     int64_t *teacher_first, *teacher_rows, *teacher_places; /* the same of the teacher */
     int64_t *ids;  /* [B, 2k] J where it is given, and its places in the rows; SAME: [k] where J is all ids */
@@ -154,7 +162,8 @@ typedef struct xdi_xtoken {
     int64_t *ids;                   /* [most k] J */
     uint8_t *mask;                  /* [most teacher rows] who has a say in J */
     double *student, *teacher;      /* cells of a tile */
-    int64_t *rows, *places;  /* [most of held, the teacher's and ranks] rows at work, and their chunks */
+    int64_t *rows,
+        *places; /* [most of held, the teacher's and ranks] rows at work, and their chunks' places in the tile */
     xd_xtoken_chunk *chunks; /* [most tile] */
     float *scratch;          /* for the kernels */
     xd_xtoken_matrix matrix; /* PROJECTED: the projection in J ... */
@@ -173,7 +182,7 @@ typedef struct xdi_xtoken {
     bool on_device;
     bool fixed; /* INVARIANT: cells are xd_fixed */
     bool write; /* this pass writes the gradient */
-    bool owner; /* this rank speaks for what all ranks of sequence_comm know */
+    bool owner; /* this rank tells what all ranks of sequence_comm know */
 } xdi_xtoken;
 
 /* xtoken_check.c: the desc with every default filled in, V_t and the size of J of a teacher, and the
@@ -181,7 +190,7 @@ typedef struct xdi_xtoken {
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_defaults(const xd_xtoken_desc *desc);
 XD_PRIVATE int64_t xdi_xtoken_vocabulary(const xd_xtoken_teacher *t);
 XD_PRIVATE int64_t xdi_xtoken_columns(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t size);
-XD_PRIVATE int64_t xdi_xtoken_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
+XD_PRIVATE int64_t xdi_xtoken_tile_size(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t k);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* ---- xtoken.c ---- */
@@ -199,6 +208,33 @@ XD_PRIVATE xd_result xdi_xtoken_reduce(const xdi_xtoken *x, xd_comm *comm, doubl
 /* Does the chunk count, and is it looked at (a chunk that is not counted may be compared)? */
 XD_PRIVATE bool xdi_xtoken_counts(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
 XD_PRIVATE bool xdi_xtoken_looks(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* ---- xtoken_share.c ---- */
+
+/* Gives the chunks that are looked at their places: first those with tokens on several ranks of sequence_comm, which all of
+ * them work on, then this rank's own; another's have none. Their sizes are known. Collective over sequence_comm. */
+XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term);
+
+/* Does this rank add what is known of the chunk to the sums? One of those that work on it does. */
+XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
+
+/* Places [first, first + count) of sequence b; sums over rows are joined over comm: NULL where they are complete. */
+typedef struct xdi_xtoken_tile {
+    int64_t b, first, count;
+    xd_comm *comm;
+} xdi_xtoken_tile;
+
+/* At most so many tiles of `tile` chunks a sequence; how many there are, of chunks of several ranks and of all, the former
+ * first; and one of them. */
+XD_PRIVATE int64_t xdi_xtoken_most_tiles(int64_t chunks, int64_t tile);
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+                                              int64_t index);
+
+/* A side's rows of the tile and their places in it; returns how many. */
+XD_PRIVATE int64_t xdi_xtoken_tile_rows(const xdi_xtoken_term *term, const xdi_xtoken_side *side,
+                                        const xdi_xtoken_tile *tile, int64_t *rows, int64_t *places);
 
 /* w_c, and what one unit of d(c) adds to the whole loss. */
 XD_PRIVATE double xdi_xtoken_weight(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c);
@@ -249,11 +285,14 @@ XD_PRIVATE xd_xtoken_args xdi_xtoken_device_args(const xdi_xtoken *x, const int6
 /* J of sequence b in x->ids, of ids [0, size): the places of its columns in the teacher's rows. */
 XD_PRIVATE xd_result xdi_xtoken_device_choose(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                               const xdi_xtoken_lists *l, int64_t size, int64_t b);
-/* Sorts rows whose chunks are looked at by tile, in their order: rows, their places in the tile, and where each
- * of the tiles begins. */
-XD_PRIVATE void xdi_xtoken_device_sort(const xdi_xtoken *x, const xdi_xtoken_term *term,
-                                       const int64_t *chunks, int64_t held, int64_t *first, int64_t *rows,
+/* A side's rows of one tile after the other: rows, their places in the tile, and where each of the tiles begins. */
+XD_PRIVATE void xdi_xtoken_device_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                       const xdi_xtoken_side *side, int64_t *first, int64_t *rows,
                                        int64_t *places);
+
+/* The chunks of a tile, in the lists. */
+XD_PRIVATE xd_xtoken_chunk *xdi_xtoken_device_chunks(const xdi_xtoken_term *term, const xdi_xtoken_lists *l,
+                                                     const xdi_xtoken_tile *tile);
 
 /* xtoken_device_gold.c: all chunks of a teacher. */
 XD_PRIVATE xd_result xdi_xtoken_device_gold(xdi_xtoken *x, const xdi_xtoken_term *term,

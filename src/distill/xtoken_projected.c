@@ -1,49 +1,28 @@
 #include <math.h>
 #include <string.h>
 
-/* Chunks first, first + stride, ... of sequence b: so many, which are the tile's places. */
-typedef struct xdi_projected_tile {
-    int64_t b, first, stride, places;
-} xdi_projected_tile;
-
-/* The student's (held of a sequence) or the teacher's rows of the tile whose chunks are looked at: in
- * x->rows and x->places, by place. Returns how many. */
-static int64_t xdi_projected_rows(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_projected_tile *tile,
-                                  const int64_t *chunks, int64_t held) {
-    int64_t count = 0;
-    for (int64_t i = tile->b * held; i < (tile->b + 1) * held; i++) {
-        const int64_t c = chunks[i], place = (c - tile->first) / tile->stride;
-        if (c < tile->first || place >= tile->places || c != tile->first + place * tile->stride) continue;
-        if (!xdi_xtoken_looks(x, term, tile->b, c)) continue;
-        x->rows[count] = i;
-        x->places[count++] = place;
-    }
-    return count;
-}
-
-static int64_t xdi_projected_student_rows(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                          const xdi_projected_tile *tile) {
-    return xdi_projected_rows(x, term, tile, term->teacher->student_chunks, x->held);
+static int64_t xdi_projected_student_rows(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                          const xdi_xtoken_tile *tile) {
+    return xdi_xtoken_tile_rows(term, &term->student_rows, tile, x->rows, x->places);
 }
 
 /* Sums of the tile over all ranks: [tile, k] of the student and of the teacher. */
-static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                    const xdi_projected_tile *tile) {
-    const int64_t count = tile->places * term->k;
+static xd_result xdi_projected_sums(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+    const int64_t count = tile->count * term->k;
     xdi_xtoken_zero(x, x->student, count);
     xdi_xtoken_zero(x, x->teacher, count);
     xd_xtoken_args a = xdi_xtoken_student_args(x, xdi_projected_student_rows(x, term, tile));
-    a.place_count = tile->places;
+    a.place_count = tile->count;
     a.matrix = x->matrix;
     a.k = term->k;
     a.cells = x->student;
     XDI_TRY(x->kernels.project(&x->launch, &a));
     a = xdi_xtoken_teacher_args(x, term,
-                                xdi_projected_rows(x, term, tile, term->teacher->teacher_chunks, term->held));
-    a.place_count = tile->places;
+                                xdi_xtoken_tile_rows(term, &term->teacher_rows, tile, x->rows, x->places));
+    a.place_count = tile->count;
     XDI_TRY(x->kernels.target(&x->launch, &a));
-    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, x->d.sequence_comm));
-    return xdi_xtoken_join(x, x->teacher, count, x->d.sequence_comm, NULL);
+    XDI_TRY(xdi_xtoken_join(x, x->student, count, x->vocab.tp, tile->comm));
+    return xdi_xtoken_join(x, x->teacher, count, tile->comm, NULL);
 }
 
 XD_PRIVATE xd_xtoken_chunk xdi_projected_chunk(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
@@ -62,7 +41,7 @@ XD_PRIVATE void xdi_projected_add_chunk(xdi_xtoken *x, const xdi_xtoken_term *te
                                         const xd_xtoken_chunk *chunk, int64_t b, int64_t c) {
     const double weight = xdi_xtoken_weight(x, term, b, c);
     const bool good = isfinite(chunk->value) != 0;
-    if (!chunk->compared || !x->owner) return;
+    if (!chunk->compared || !xdi_xtoken_tells(x, term, b, c)) return;
     if (!good && weight != 0.0) xdi_xtoken_found(x, b * term->teacher->chunks + c, chunk->value);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_DIVERGENCE, good ? weight * chunk->value : 0.0);
     xdi_xtoken_add(x, x->sums, term->cell + XDI_XTOKEN_AGREEING, good && chunk->agree ? 1.0 : 0.0);
@@ -84,12 +63,12 @@ static int64_t xdi_projected_keep(xdi_xtoken *x, int64_t count, bool several) {
 
 /* dz = p (h - delta) / tau, h = M dy, delta = sum p h. A chunk itself knows delta of its only position. */
 static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                        const xdi_projected_tile *tile) {
+                                        const xdi_xtoken_tile *tile) {
     double *delta = x->row_sums;
     int64_t next = 0;
     xd_xtoken_args a =
         xdi_xtoken_student_args(x, xdi_projected_keep(x, xdi_projected_student_rows(x, term, tile), true));
-    a.place_count = tile->places;
+    a.place_count = tile->count;
     a.matrix = x->matrix;
     a.k = term->k;
     a.student = x->student;
@@ -107,13 +86,12 @@ static xd_result xdi_projected_gradient(xdi_xtoken *x, const xdi_xtoken_term *te
     return x->kernels.gradient(&x->launch, &a);
 }
 
-static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
-                                   const xdi_projected_tile *tile) {
+static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+    const int64_t *order = term->order + tile->b * term->teacher->chunks + tile->first;
     XDI_TRY(xdi_projected_sums(x, term, tile));
-    for (int64_t i = 0; i < tile->places; i++)
-        x->chunks[i] = xdi_projected_chunk(x, term, tile->b, tile->first + i * tile->stride);
+    for (int64_t i = 0; i < tile->count; i++) x->chunks[i] = xdi_projected_chunk(x, term, tile->b, order[i]);
     xd_xtoken_args a = xdi_xtoken_student_args(x, 0);
-    a.place_count = tile->places;
+    a.place_count = tile->count;
     a.k = term->k;
     a.student = x->student;
     a.teacher = x->teacher;
@@ -121,8 +99,8 @@ static xd_result xdi_projected_run(xdi_xtoken *x, const xdi_xtoken_term *term,
     a.normalise = !x->d.compat;
     a.reverse = x->d.reverse;
     XDI_TRY(x->kernels.divergence(&x->launch, &a));
-    for (int64_t i = 0; i < tile->places; i++)
-        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, tile->first + i * tile->stride);
+    for (int64_t i = 0; i < tile->count; i++)
+        xdi_projected_add_chunk(x, term, &x->chunks[i], tile->b, order[i]);
     return x->write ? xdi_projected_gradient(x, term, tile) : XD_OK;
 }
 
@@ -149,24 +127,11 @@ static xd_result xdi_projected_choose(xdi_xtoken *x, const xdi_xtoken_term *term
     return XD_OK;
 }
 
-/* Neighbours are a tile where one rank holds the sequence. Where several do, a tile is spread over all of it,
- * so that every rank has a share of each: a tile ends with an exchange. */
-static xdi_projected_tile xdi_projected_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
-                                                int64_t index, int64_t tiles) {
-    const int64_t chunks = term->teacher->chunks;
-    const bool spread = x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1;
-    xdi_projected_tile tile = { b, spread ? index : index * term->tile, spread ? tiles : 1, 0 };
-    tile.places = (chunks - tile.first + tile.stride - 1) / tile.stride;
-    if (tile.places > term->tile) tile.places = term->tile;
-    return tile;
-}
-
 XD_PRIVATE xd_result xdi_xtoken_projected(xdi_xtoken *x, xdi_xtoken_term *term) {
-    const int64_t tiles = (term->teacher->chunks + term->tile - 1) / term->tile;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XDI_TRY(xdi_projected_choose(x, term, b));
-        for (int64_t i = 0; i < tiles; i++) {
-            const xdi_projected_tile tile = xdi_projected_tile_at(x, term, b, i, tiles);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
             XDI_TRY(xdi_projected_run(x, term, &tile));
         }
     }

@@ -521,7 +521,8 @@ XD_TEST(ranks_without_positions_take_part) {
         p.kinds[0] = (xd_xtoken_kind)(way / 2);
         open_call(&p, &one);
         const xd_xtoken_values whole = run_call(&p, &one);
-        check_mesh(&p, &one, &whole, 1, 8, 1);
+        check_mesh(&p, &one, &whole, 1, 8, 1, false);
+        check_mesh(&p, &one, &whole, 1, 8, 1, true);
         xd_vocab_destroy(one.vocab);
         close_problem(&p);
     }

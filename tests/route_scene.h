@@ -199,12 +199,6 @@ static inline xd_route_desc desc_of(const scene *s, const xd_route_side *teacher
     return d;
 }
 
-#define TRY(call)                                   \
-    do {                                            \
-        const xd_result try_result = (call);        \
-        if (try_result != XD_OK) return try_result; \
-    } while (0)
-
 static inline xd_result play_step(scene *s, xd_route *route, const xd_route_side *teacher,
                                   const xd_route_side *student, int step) {
     const xd_route_info info = xd_route_describe(route);

@@ -45,7 +45,7 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     xd_vocab *vocab = NULL;
     xd_mft_desc d;
     xd_loss_values values;
-    XDI_TRY(xd_vocab_create(xd_comm_ctx(world), world, begin, end, VOCAB, &vocab));
+    TRY(xd_vocab_create(xd_comm_ctx(world), world, begin, end, VOCAB, &vocab));
     memset(&d, 0, sizeof d);
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
     d.loss.student = d.loss.teacher = d.loss.gradient = d.terms = x;
@@ -204,7 +204,8 @@ static pair *pair_new(xd_uld_merge merge) {
         p->matched[0][i] = 2 * i;
         p->matched[1][i] = 3 * i + 1;
     }
-    const xd_rows x = { p->student, XD_DTYPE_F32, TOKENS, VOCAB, 0 }, y = { p->teacher, XD_DTYPE_F32, TOKENS, OTHER, 0 };
+    const xd_rows x = { p->student, XD_DTYPE_F32, TOKENS, VOCAB, 0 },
+                  y = { p->teacher, XD_DTYPE_F32, TOKENS, OTHER, 0 };
     p->d.student.logits = p->d.gradient = x;
     p->d.student.vocabulary = VOCAB;
     p->d.student.ids = p->ids;

@@ -187,8 +187,9 @@ static xd_result message_rank(xd_comm *world, void *argument) {
     CHECK(xd_all_gather(world, a, b, counts, XD_DTYPE_F32) == XD_ERROR_MISMATCH);
     CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
                  "all_gather: rank 3 passed counts[2] = 2, rank 0 passed 1");
-    CHECK(xd_agree(world, rank == 1 ? XDI_FAIL(xd_comm_ctx(world), XD_ERROR_IO, "disk on fire") : XD_OK) ==
-          (rank == 1 ? XD_ERROR_IO : XD_ERROR_PEER));
+    CHECK(xd_agree(world, rank == 1 ? xd_fail(xd_comm_ctx(world), XD_ERROR_IO, __FILE__, __LINE__, __func__,
+                                              "disk on fire")
+                                    : XD_OK) == (rank == 1 ? XD_ERROR_IO : XD_ERROR_PEER));
     if (rank != 1)
         CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
                      "agree: rank 1 failed with ERROR_IO: disk on fire");
@@ -213,10 +214,11 @@ XD_TEST(a_late_rank_within_the_deadline_is_a_success) {
 
 static xd_result culprit_rank(xd_comm *world, void *argument) {
     xd_comm *half = NULL;
-    XDI_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
+    TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
     xd_result result = XD_OK;
     if (xd_comm_rank(world) == ODD)
-        result = XDI_FAIL(xd_comm_ctx(world), XD_ERROR_DATA, "the seventh label");
+        result =
+            xd_fail(xd_comm_ctx(world), XD_ERROR_DATA, __FILE__, __LINE__, __func__, "the seventh label");
     else
         while (result == XD_OK) result = xd_barrier(argument ? half : world); /* until the group breaks */
     if (xd_comm_rank(world) != ODD) {
@@ -256,12 +258,13 @@ static xd_result exchange(xd_comm *world, int kind, fault f) {
 }
 
 /* [fault][0: rank 1, 1: ODD] */
-static const xd_result pair_want[FAULTS][2] = {
-    { XD_ERROR_TIMEOUT, XD_OK },           { XD_ERROR_PEER, XD_OK },
-    { XD_ERROR_MISMATCH, XD_ERROR_MISMATCH }, { XD_ERROR_MISMATCH, XD_ERROR_MISMATCH },
-    { XD_ERROR_TIMEOUT, XD_ERROR_TIMEOUT }, { XD_ERROR_PEER, XD_ERROR_ARGUMENT },
-    { XD_ERROR_TIMEOUT, XD_ERROR_PEER }
-};
+static const xd_result pair_want[FAULTS][2] = { { XD_ERROR_TIMEOUT, XD_OK },
+                                                { XD_ERROR_PEER, XD_OK },
+                                                { XD_ERROR_MISMATCH, XD_ERROR_MISMATCH },
+                                                { XD_ERROR_MISMATCH, XD_ERROR_MISMATCH },
+                                                { XD_ERROR_TIMEOUT, XD_ERROR_TIMEOUT },
+                                                { XD_ERROR_PEER, XD_ERROR_ARGUMENT },
+                                                { XD_ERROR_TIMEOUT, XD_ERROR_PEER } };
 
 static xd_result pair_fault_rank(xd_comm *world, void *argument) {
     scene *s = (scene *)argument;
@@ -274,7 +277,8 @@ static xd_result pair_fault_rank(xd_comm *world, void *argument) {
         const xd_result got = exchange(world, s->kind, s->fault), want = pair_want[s->fault][odd];
         /* When neither comes, one names the other, which learns that it was too late itself. */
         CHECK(got == want || (s->fault == WRONG_OPERATION && got == XD_ERROR_PEER));
-        if (want == XD_ERROR_PEER || want == XD_ERROR_TIMEOUT) CHECK(xd_last_error(xd_comm_ctx(world))->culprit > 0);
+        if (want == XD_ERROR_PEER || want == XD_ERROR_TIMEOUT)
+            CHECK(xd_last_error(xd_comm_ctx(world))->culprit > 0);
         if (!odd && want != XD_ERROR_MISMATCH && s->fault != WRONG_OPERATION) check_culprit(world, ODD, ODD);
         __atomic_add_fetch(&s->finished, 1, __ATOMIC_RELEASE);
     }
@@ -338,7 +342,7 @@ static void ration_release(void *user, void *memory) {
 static xd_result memory_rank(xd_comm *world, void *argument) {
     (void)argument;
     xd_comm *half = NULL;
-    XDI_TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
+    TRY(xd_comm_split(world, xd_comm_rank(world) / 2, 0, &half));
     const xd_result result = xd_barrier(half);
     xd_comm_destroy(half);
     return result;

@@ -83,15 +83,17 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     xd_head_loss_desc d;
     xd_loss_values values;
     memset(&d, 0, sizeof d);
-    XDI_TRY(xd_vocab_create(ctx, world, begin, begin + columns, VOCAB, &vocab));
+    TRY(xd_vocab_create(ctx, world, begin, begin + columns, VOCAB, &vocab));
     loss_of(p, &d.loss);
     d.loss.vocab = vocab;
     const xd_rows hidden = { narrow ? (void *)p->hidden_bf16 : (void *)p->hidden, p->dtype, ROWS, WIDTH, 0 };
-    const xd_rows weight = { narrow ? (void *)(p->weight_bf16 + begin * WIDTH) : (void *)(p->weight + begin * WIDTH),
+    const xd_rows weight = { narrow ? (void *)(p->weight_bf16 + begin * WIDTH)
+                                    : (void *)(p->weight + begin * WIDTH),
                              p->dtype, columns, WIDTH, 0 };
     const xd_rows gradient = { mine, XD_DTYPE_F32, ROWS, WIDTH, 0 };
     const xd_rows t_hidden = { p->teacher_hidden, XD_DTYPE_F32, ROWS, TEACHER_WIDTH, 0 };
-    const xd_rows t_weight = { p->teacher_weight + begin * TEACHER_WIDTH, XD_DTYPE_F32, columns, TEACHER_WIDTH, 0 };
+    const xd_rows t_weight = { p->teacher_weight + begin * TEACHER_WIDTH, XD_DTYPE_F32, columns,
+                               TEACHER_WIDTH, 0 };
     d.student.hidden = hidden;
     d.student.weight = weight;
     d.student.bias = p->bias ? p->offset + begin : NULL;
@@ -112,11 +114,11 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     if (rank == 0) p->values = values;
     if (rank > 0) {
         /* every rank of the vocabulary has the whole gradient; rank 0's is complete behind the barrier */
-        if (result == XD_OK) XDI_TRY(xd_barrier(world));
+        if (result == XD_OK) TRY(xd_barrier(world));
         CHECK(memcmp(mine, p->d_hidden, sizeof p->d_hidden) == 0);
         free(mine);
     } else if (result == XD_OK) {
-        XDI_TRY(xd_barrier(world));
+        TRY(xd_barrier(world));
     }
     xd_vocab_destroy(vocab);
     return result;
@@ -124,7 +126,8 @@ static xd_result head_rank(xd_comm *world, void *argument) {
 
 static void run_head(problem *p, int ranks) {
     xd_error error;
-    const xd_ctx_desc desc = { .reduction = p->invariant ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC };
+    const xd_ctx_desc desc = { .reduction =
+                                   p->invariant ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC };
     memset(p->d_weight, 0, sizeof p->d_weight);
     memset(p->d_offset, 0, sizeof p->d_offset);
     memset(&error, 0, sizeof error);
@@ -153,7 +156,8 @@ static void run_logits(problem *p) {
     product(p->teacher_hidden, p->teacher_weight, NULL, ROWS, VOCAB, TEACHER_WIDTH, teacher);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_vocab_create(ctx, NULL, 0, VOCAB, VOCAB, &vocab), XD_OK);
-    const xd_rows x = { student, XD_DTYPE_F32, ROWS, VOCAB, 0 }, y = { teacher, XD_DTYPE_F32, ROWS, VOCAB, 0 };
+    const xd_rows x = { student, XD_DTYPE_F32, ROWS, VOCAB, 0 },
+                  y = { teacher, XD_DTYPE_F32, ROWS, VOCAB, 0 };
     const xd_rows g = { gradient, XD_DTYPE_F32, ROWS, VOCAB, 0 };
     loss_of(p, &d);
     d.vocab = vocab;

@@ -41,9 +41,9 @@ static xd_result make(xd_comm *world, parts *p) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_mesh_desc mesh = { .axes = { { "tp", RANKS } } };
     xd_comm *tp = NULL;
-    XDI_TRY(xd_mesh_create(world, &mesh, &p->mesh));
-    XDI_TRY(xd_mesh_group(p->mesh, "tp", &tp));
-    XDI_TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
+    TRY(xd_mesh_create(world, &mesh, &p->mesh));
+    TRY(xd_mesh_group(p->mesh, "tp", &tp));
+    TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
     p->param.name = "logits";
     p->param.value = p->logits;
     p->param.gradient = p->gradient;
@@ -61,14 +61,16 @@ static xd_result step(xd_comm *world, parts *p) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_rows student = { p->logits, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
     const xd_rows gradient = { p->gradient, XD_DTYPE_F32, ROWS, COLUMNS, 0 };
-    const xd_loss_desc loss = { .student = student, .labels = labels, .vocab = p->vocab, .gradient = gradient };
+    const xd_loss_desc loss = {
+        .student = student, .labels = labels, .vocab = p->vocab, .gradient = gradient
+    };
     const xd_gradient_norm_desc clip = { .params = &p->param, .param_count = 1, .max_norm = 1.0 };
     xd_loss_values values;
     xd_gradient_norm norm;
-    XDI_TRY(xd_loss(ctx, &loss, &values));
-    XDI_TRY(xd_gradient_norm_compute(ctx, world, &clip, &norm));
+    TRY(xd_loss(ctx, &loss, &values));
+    TRY(xd_gradient_norm_compute(ctx, world, &clip, &norm));
     const xd_optimizer_step_desc how = { .gradient_scale = &norm.coefficient };
-    XDI_TRY(xd_optimizer_step(p->optimizer, &how, NULL));
+    TRY(xd_optimizer_step(p->optimizer, &how, NULL));
     return xd_ema_update(p->ema, XD_EMA_NEXT, NULL);
 }
 
@@ -100,7 +102,8 @@ XD_TEST(a_training_step_survives_a_failure_of_each_of_its_allocations) {
         const xd_result result = train(&h);
         CHECK_EQ_INT(result, XD_ERROR_MEMORY);
         CHECK_EQ_INT(h.live, 0);
-        if (result != XD_ERROR_MEMORY) printf("    at allocation %lld of %lld\n", (long long)n, (long long)whole.calls);
+        if (result != XD_ERROR_MEMORY)
+            printf("    at allocation %lld of %lld\n", (long long)n, (long long)whole.calls);
     }
 }
 

@@ -127,6 +127,36 @@ XD_TEST(a_row_has_the_same_bits_in_any_company) {
     }
 }
 
+XD_TEST(whole_blocks_stay_in_the_workspace) {
+    enum { M = 200, N = 1040, K = 259 };
+    const stored a = stored_new(M * K), b = stored_new(K * N);
+    const size_t words = XD_MATMUL_WORKSPACE_BYTES / sizeof(float);
+    float *workspace = (float *)malloc((words + 2) * sizeof *workspace);
+    float *out = (float *)malloc((size_t)M * N * sizeof *out);
+    for (int form = 0; form < 16; form++) {
+        const xd_dtype dtype = form & 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        const xd_matrix left = view(&a, dtype, M, K, (form & 2) != 0);
+        const xd_matrix right = view(&b, dtype, K, N, (form & 4) != 0);
+        const xd_matmul_args args = { left, right, out, N, false, (form & 8) != 0 };
+        for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+            workspace[0] = workspace[words + 1] = 7.0f;
+            xd_matmul_cpu((xd_cpu_level)level, &args, workspace + 1); /* not at the begin of a cache line */
+            CHECK(workspace[0] == 7.0f && workspace[words + 1] == 7.0f);
+            for (int64_t i = 0; i < M; i += 3)
+                for (int64_t j = (i * 7) % 11; j < N; j += 11) {
+                    double sum = 0.0;
+                    for (int64_t p = 0; p < K; p++)
+                        sum += exact_at(&a, &left, i, p) * exact_at(&b, &right, p, j);
+                    CHECK((double)out[i * N + j] == sum);
+                }
+        }
+    }
+    free(workspace);
+    free(out);
+    stored_free(a);
+    stored_free(b);
+}
+
 XD_TEST(shapes_and_dtypes_that_do_not_fit_are_refused_with_both_numbers) {
     float data[16] = { 0 };
     xd_ctx *ctx = NULL;

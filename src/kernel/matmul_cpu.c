@@ -9,19 +9,27 @@
  * ("packed") into the order in which it is read:
  *
  *     for each block of BLOCK_N columns and BLOCK_K terms:
- *         pack that block of b                              (it stays in the L2 cache)
- *         for each group of `rows` rows:
- *             pack those rows of a                          (they stay in the L1 cache)
- *             for each group of `cols` columns:             one tile = one call of the kernel
+ *         pack that block of b, in panels of `cols` columns     (it stays in the L2 cache)
+ *         for each block of BLOCK_M rows:
+ *             pack those rows of a, in panels of `rows` rows    (they stay in the L2 cache)
+ *             for each panel of a:                              (it stays in the L1 cache)
+ *                 for each panel of b:                          one tile = one call of the kernel
  *
  * Packing pads with zeros, so a kernel never sees an odd size, and widens or narrows on the way. Kernels
- * differ in the tile's size and in the instructions; everything else is shared. */
+ * differ in the tile's size and in the instructions; everything else is shared.
+ *
+ * A fast kernel is done with a block soon, and packing must keep up: memory is read in its own order, and is
+ * asked ahead for what comes next. A block of a has many rows because a transposed matrix is read across:
+ * cache lines a multiple of a page apart drive each other out before another panel would read their rest. */
 
 enum {
     XDI_MATMUL_BLOCK_K = 256, /* terms that a packed block covers; even */
-    XDI_MATMUL_BLOCK_N = 512, /* columns that it covers; a multiple of every kernel's cols */
+    XDI_MATMUL_BLOCK_M = 96,  /* rows, of two bytes a term twice as many; a multiple of 16 and of any rows */
+    XDI_MATMUL_BLOCK_N = 512, /* columns, of two bytes a term twice as many; a multiple of any cols */
     XDI_MATMUL_MOST_ROWS = 8,
-    XDI_MATMUL_MOST_COLS = 32
+    XDI_MATMUL_MOST_COLS = 32,
+    XDI_MATMUL_LINE = 64, /* bytes of a cache line */
+    XDI_MATMUL_AHEAD = 8  /* terms or lines from what is packed to what memory is asked for */
 };
 
 /* The sums of a tile live in registers only if the short loops over them disappear. clang sees that by
@@ -41,7 +49,7 @@ typedef struct xdi_matmul_kernel {
     xdi_matmul_tile run;
     int64_t rows, cols;
     bool pairs;
-    bool turns; /* AVX2 is there to pack with */
+    bool wide; /* AVX2 is there to pack with */
 } xdi_matmul_kernel;
 
 /* ---- tiles ---- */
@@ -142,7 +150,7 @@ xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, floa
 static xdi_matmul_kernel xdi_matmul_kernel_of(xd_cpu_level level, bool bf16) {
     xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, 4, 8, false, false };
 #if defined(XDI_X86)
-    kernel.turns = (int)level >= (int)XD_CPU_AVX2;
+    kernel.wide = (int)level >= (int)XD_CPU_AVX2;
     if (level == XD_CPU_AVX2) {
         kernel.run = xdi_matmul_tile_avx2;
         kernel.rows = 6;
@@ -162,13 +170,23 @@ static xdi_matmul_kernel xdi_matmul_kernel_of(xd_cpu_level level, bool bf16) {
 
 /* ---- packing ---- */
 
-/* `lines` <= width lines of `terms` numbers each: a line is a row of a or a column of b. */
+static int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* `lines` lines of `terms` numbers each: a line is a row of a or a column of b. */
 typedef struct xdi_matmul_lines {
     const void *data;
     xd_dtype dtype;
     int64_t lines, terms;
     int64_t line_stride, term_stride;
 } xdi_matmul_lines;
+
+/* Where they are packed: `width` lines a panel, `bytes` from one panel to the next. */
+typedef struct xdi_matmul_panels {
+    char *data;
+    int64_t width, bytes;
+} xdi_matmul_panels;
 
 static inline float xdi_matmul_widen(uint16_t bits) {
     const uint32_t wide = (uint32_t)bits << 16;
@@ -184,10 +202,31 @@ static inline uint16_t xdi_matmul_narrow(float value) {
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/* packed[p * width + line], from line number `line` on. Lines that lie side by side are copied eight at a
- * time, all others one after the other, so that memory is read in its own order. */
-static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t line, int64_t width, float *packed) {
+/* Asks memory for the cache line of an element, which may lie behind the end of `data`. */
+static inline void xdi_matmul_fetch(const void *data, int64_t at, int64_t size) {
+#if defined(__GNUC__)
+    __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(at * size)));
+#else
+    (void)data;
+    (void)at;
+    (void)size;
+#endif
+}
+
+static inline int64_t xdi_matmul_size(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 ? 4 : 2;
+}
+
+static inline float xdi_matmul_float(const xdi_matmul_lines *x, int64_t at) {
+    return x->dtype == XD_DTYPE_F32 ? ((const float *)x->data)[at]
+                                    : xdi_matmul_widen(((const uint16_t *)x->data)[at]);
+}
+
+/* packed[p * width + line] of one panel. Lines that lie side by side are copied eight at a time, all others
+ * one after the other, so that memory is read in its own order. */
+static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t width, float *packed) {
     const float *data = (const float *)x->data;
+    int64_t line = 0;
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             memcpy(packed + p * width + line, data + p * x->term_stride + line, 8 * sizeof *packed);
@@ -196,8 +235,9 @@ static void xdi_matmul_pack_f32(const xdi_matmul_lines *x, int64_t line, int64_t
             packed[p * width + line] = data[line * x->line_stride + p * x->term_stride];
 }
 
-static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t line, int64_t width, float *packed) {
+static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t width, float *packed) {
     const uint16_t *data = (const uint16_t *)x->data;
+    int64_t line = 0;
     for (; x->line_stride == 1 && line + 8 <= x->lines; line += 8)
         for (int64_t p = 0; p < x->terms; p++)
             for (int64_t i = 0; i < 8; i++)
@@ -207,19 +247,34 @@ static void xdi_matmul_pack_widened(const xdi_matmul_lines *x, int64_t line, int
             packed[p * width + line] = xdi_matmul_widen(data[line * x->line_stride + p * x->term_stride]);
 }
 
+/* Panel by panel: what every machine can do. */
+static void xdi_matmul_pack_plain(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    char *packed = to->data;
+    for (int64_t line = 0; line < x->lines; line += to->width, packed += to->bytes) {
+        xdi_matmul_lines panel = *x;
+        panel.data = (const char *)x->data + line * x->line_stride * xdi_matmul_size(x->dtype);
+        panel.lines = xdi_matmul_smaller(to->width, x->lines - line);
+        if (x->dtype == XD_DTYPE_F32)
+            xdi_matmul_pack_f32(&panel, to->width, (float *)(void *)packed);
+        else
+            xdi_matmul_pack_widened(&panel, to->width, (float *)(void *)packed);
+    }
+}
+
 #if defined(XDI_X86)
 /* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
 #    define XDI_MATMUL_256 __attribute__((target("avx2")))
+#    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
 
 /* Eight terms of a line as f32. `narrow`, the dtype, is a constant where these are called. */
-XDI_MATMUL_256 static inline __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
+XDI_MATMUL_256_INLINE __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
     if (!narrow) return _mm256_loadu_ps((const float *)data + at);
     const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + at));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
 /* x[i] = column i of the 8 x 8 numbers whose rows x held. */
-XDI_MATMUL_256 static inline void xdi_matmul_turn(__m256 *x) {
+XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
     __m256 pair[8], four[8];
     XDI_MATMUL_UNROLL
     for (int i = 0; i < 8; i += 2) {
@@ -239,46 +294,98 @@ XDI_MATMUL_256 static inline void xdi_matmul_turn(__m256 *x) {
     }
 }
 
+/* Asks for the lines behind those that are turned, when element p begins a cache line. */
+static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t size, int64_t line, int64_t p) {
+    if (p % (XDI_MATMUL_LINE / size) != 0 || line + 2 * XDI_MATMUL_AHEAD > x->lines) return;
+    XDI_MATMUL_UNROLL
+    for (int64_t i = 0; i < XDI_MATMUL_AHEAD; i++)
+        xdi_matmul_fetch(x->data, (line + XDI_MATMUL_AHEAD + i) * x->line_stride + p, size);
+}
+
 /* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what stands behind the lines
- * is written again by the next term, or, behind the last one, is the workspace's own slack. */
-XDI_MATMUL_256 static inline void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
-                                                        int64_t count, int64_t width, float *packed) {
+ * is written again by the next term, or, behind the last one, is the panel's own slack. */
+XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
+                                                 int64_t count, int64_t width, float *packed) {
     int64_t p = 0;
     for (; p + 8 <= x->terms; p += 8) {
         __m256 block[8];
+        xdi_matmul_fetch_lines(x, narrow ? 2 : 4, line, p);
         XDI_MATMUL_UNROLL
         for (int64_t i = 0; i < 8; i++)
-            block[i] = xdi_matmul_eight(x->data, narrow, (line + (i < count ? i : 0)) * x->line_stride + p);
+            block[i] = i < count ? xdi_matmul_eight(x->data, narrow, (line + i) * x->line_stride + p)
+                                 : _mm256_setzero_ps();
         xdi_matmul_turn(block);
         XDI_MATMUL_UNROLL
-        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps(packed + (p + i) * width + line, block[i]);
+        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps(packed + (p + i) * width, block[i]);
     }
     for (; p < x->terms; p++)
-        for (int64_t i = line; i < line + count; i++) {
-            const int64_t at = i * x->line_stride + p;
-            packed[p * width + i] =
-                narrow ? xdi_matmul_widen(((const uint16_t *)x->data)[at]) : ((const float *)x->data)[at];
+        for (int64_t i = 0; i < count; i++)
+            packed[p * width + i] = xdi_matmul_float(x, (line + i) * x->line_stride + p);
+}
+
+/* `narrow`, the dtype, is a constant where these are called. */
+XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool narrow,
+                                             const xdi_matmul_panels *to) {
+    const int64_t width = to->width, group = width < 8 ? width : 8;
+    char *panel = to->data;
+    for (int64_t begin = 0; begin < x->lines; begin += width, panel += to->bytes)
+        for (int64_t i = 0; i < width && begin + i < x->lines; i += group) {
+            const int64_t count = xdi_matmul_smaller(group, x->lines - begin - i);
+            xdi_matmul_turn_lines(x, narrow, begin + i, count, width, (float *)(void *)panel + i);
         }
 }
 
-/* All whole groups of lines; returns how many lines that were. */
-XDI_MATMUL_256 static int64_t xdi_matmul_pack_turned(const xdi_matmul_lines *x, int64_t width,
-                                                     float *packed) {
-    const int64_t group = width < 8 ? width : 8;
-    int64_t line = 0;
-    for (; line + group <= x->lines; line += group) {
-        if (x->dtype == XD_DTYPE_F32)
-            xdi_matmul_turn_lines(x, false, line, group, width, packed);
-        else
-            xdi_matmul_turn_lines(x, true, line, group, width, packed);
+/* Asks for the terms behind those that are copied, of lines that lie side by side. */
+static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t size, int64_t p) {
+    const int64_t ahead = (p + XDI_MATMUL_AHEAD) * x->term_stride;
+    if (p + XDI_MATMUL_AHEAD >= x->terms) return;
+    for (int64_t line = 0; line < x->lines; line += XDI_MATMUL_LINE / size)
+        xdi_matmul_fetch(x->data, ahead + line, size);
+}
+
+/* Lines that lie side by side, term by term. Eight lanes are stored also where a panel has six, as above. */
+XDI_MATMUL_256_INLINE void xdi_matmul_beside(const xdi_matmul_lines *x, bool narrow,
+                                             const xdi_matmul_panels *to) {
+    const int64_t width = to->width, bytes = to->bytes, lines = x->lines, eights = width < 8 ? 8 : width;
+    for (int64_t p = 0; p < x->terms; p++) {
+        const int64_t from = p * x->term_stride;
+        char *packed = to->data + p * width * 4;
+        int64_t begin = 0, i;
+        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p);
+        for (; begin + eights <= lines; begin += width, packed += bytes)
+            for (i = 0; i < eights; i += 8)
+                _mm256_storeu_ps((float *)(void *)packed + i,
+                                 xdi_matmul_eight(x->data, narrow, from + begin + i));
+        for (; begin < lines; begin += width, packed += bytes) {
+            for (i = 0; begin + i + 8 <= lines; i += 8)
+                _mm256_storeu_ps((float *)(void *)packed + i,
+                                 xdi_matmul_eight(x->data, narrow, from + begin + i));
+            for (; i < width && begin + i < lines; i++)
+                ((float *)(void *)packed)[i] = xdi_matmul_float(x, from + begin + i);
+        }
     }
-    return line;
+}
+
+XDI_MATMUL_256 static void xdi_matmul_pack_turned(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    if (x->dtype == XD_DTYPE_F32)
+        xdi_matmul_turned(x, false, to);
+    else
+        xdi_matmul_turned(x, true, to);
+}
+
+XDI_MATMUL_256 static void xdi_matmul_pack_beside(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    if (x->dtype == XD_DTYPE_F32)
+        xdi_matmul_beside(x, false, to);
+    else
+        xdi_matmul_beside(x, true, to);
 }
 
 /* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
  * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
 
 #    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
+#    define XDI_MATMUL_512_INLINE \
+        static inline __attribute__((always_inline, target("avx2,avx512f,avx512bw,avx512vl")))
 
 /* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
 #    if !defined(__clang__)
@@ -289,17 +396,16 @@ XDI_MATMUL_256 static int64_t xdi_matmul_pack_turned(const xdi_matmul_lines *x, 
 
 /* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor fetches ahead for a masked
  * load, so whole vectors have no mask. */
-XDI_MATMUL_512 static inline __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
+XDI_MATMUL_512_INLINE __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
     return lanes == 0xffffu ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x);
 }
 
-XDI_MATMUL_512 static inline __m512 xdi_matmul_load(const float *x, __mmask16 lanes) {
+XDI_MATMUL_512_INLINE __m512 xdi_matmul_load(const float *x, __mmask16 lanes) {
     return lanes == 0xffffu ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(lanes, x);
 }
 
 /* Sixteen numbers from `data` on as bf16, in the low halves of the lanes; only those of the mask are read. */
-XDI_MATMUL_512 static inline __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at,
-                                                       __mmask16 lanes) {
+XDI_MATMUL_512_INLINE __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at, __mmask16 lanes) {
     if (narrow) return _mm512_cvtepu16_epi32(xdi_matmul_load_half((const uint16_t *)data + at, lanes));
     const __m512 x = xdi_matmul_load((const float *)data + at, lanes);
     const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
@@ -310,44 +416,55 @@ XDI_MATMUL_512 static inline __m512i xdi_matmul_halves(const void *data, bool na
     return _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)); /* a NaN stays one */
 }
 
-XDI_MATMUL_512 static inline __mmask16 xdi_matmul_mask(int64_t left) {
+XDI_MATMUL_512_INLINE __mmask16 xdi_matmul_mask(int64_t left) {
+    if (left <= 0) return 0;
     return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
 }
 
-/* Lines that lie side by side: sixteen of them at a time. `narrow`, the dtype, is a constant where this is
- * called. */
-XDI_MATMUL_512 static inline void xdi_matmul_pack_beside(const xdi_matmul_lines *x, bool narrow,
-                                                         int64_t width, uint32_t *packed) {
-    for (int64_t p = 0; p < x->terms; p += 2, packed += width) {
+/* Pairs of terms of sixteen lines that lie side by side. */
+XDI_MATMUL_512_INLINE __m512i xdi_matmul_sixteen_pairs(const void *data, bool narrow, int64_t first,
+                                                       int64_t second, __mmask16 low, __mmask16 high) {
+    return _mm512_or_si512(xdi_matmul_halves(data, narrow, first, low),
+                           _mm512_slli_epi32(xdi_matmul_halves(data, narrow, second, high), 16));
+}
+
+/* Lines that lie side by side, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of
+ * two: a block has room for an even number of panels so narrow. `narrow`, the dtype, is a constant. */
+XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, bool narrow,
+                                                  const xdi_matmul_panels *to) {
+    const void *data = x->data;
+    const int64_t width = to->width, bytes = to->bytes, lines = x->lines;
+    const int64_t step = width < 16 ? 16 : width, jump = width < 16 ? 2 * bytes : bytes;
+    for (int64_t p = 0; p < x->terms; p += 2) {
         const int64_t first = p * x->term_stride, second = first + x->term_stride;
-        for (int64_t line = 0; line < x->lines; line += 16) {
-            const __mmask16 lanes = xdi_matmul_mask(x->lines - line);
-            const __mmask16 more = p + 1 < x->terms ? lanes : (__mmask16)0;
-            const __m512i low = xdi_matmul_halves(x->data, narrow, first + line, lanes);
-            const __m512i high = xdi_matmul_halves(x->data, narrow, second + line, more);
-            _mm512_mask_storeu_epi32(packed + line, lanes, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-        }
+        const bool both = p + 1 < x->terms;
+        char *packed = to->data + p / 2 * width * 4;
+        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p);
+        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p + 1);
+        for (int64_t begin = 0; begin < lines; begin += step, packed += jump)
+            for (int64_t i = 0; i < step; i += 16) {
+                const int64_t line = begin + i;
+                const __mmask16 lanes = xdi_matmul_mask(lines - line);
+                const __m512i pairs = both && line + 16 <= lines
+                                          ? xdi_matmul_sixteen_pairs(data, narrow, first + line,
+                                                                     second + line, 0xffffu, 0xffffu)
+                                          : xdi_matmul_sixteen_pairs(data, narrow, first + line,
+                                                                     second + line, lanes, both ? lanes : 0);
+                if (width < 16) {
+                    _mm256_storeu_si256((__m256i *)(void *)packed, _mm512_castsi512_si256(pairs));
+                    _mm256_storeu_si256((__m256i *)(void *)(packed + bytes),
+                                        _mm512_extracti64x4_epi64(pairs, 1));
+                } else {
+                    _mm512_storeu_si512((void *)(packed + i * 4), pairs);
+                }
+            }
     }
 }
 
-/* Terms that lie side by side: a line's pairs in order, then each to its row. */
-XDI_MATMUL_512 static inline void xdi_matmul_pack_along(const xdi_matmul_lines *x, bool narrow, int64_t width,
-                                                        uint32_t *packed) {
-    uint16_t room[XDI_MATMUL_BLOCK_K];
-    for (int64_t line = 0; line < x->lines; line++) {
-        const uint16_t *pairs = (const uint16_t *)x->data + line * x->line_stride;
-        if (!narrow) {
-            for (int64_t p = 0; p < x->terms; p += 16) {
-                const __mmask16 lanes = xdi_matmul_mask(x->terms - p);
-                const __m512i halves = xdi_matmul_halves(x->data, false, line * x->line_stride + p, lanes);
-                _mm256_mask_storeu_epi16(room + p, lanes, _mm512_cvtepi32_epi16(halves));
-            }
-            pairs = room;
-        }
-        for (int64_t p = 0; p + 1 < x->terms; p += 2)
-            memcpy(packed + p / 2 * width + line, pairs + p, sizeof *packed);
-        if (x->terms % 2) packed[x->terms / 2 * width + line] = pairs[x->terms - 1];
-    }
+/* Eight pairs of a line, as lanes to turn. */
+XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narrow, int64_t at) {
+    if (narrow) return _mm256_loadu_ps((const float *)(const void *)((const uint16_t *)data + at));
+    return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(xdi_matmul_halves(data, false, at, 0xffffu)));
 }
 
 static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
@@ -355,27 +472,66 @@ static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
                                      : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
 }
 
-static void xdi_matmul_pack_apart(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
-    for (int64_t line = 0; line < x->lines; line++)
-        for (int64_t p = 0; p < x->terms; p++) {
-            const uint32_t half = xdi_matmul_half(x, line * x->line_stride + p * x->term_stride);
-            uint32_t *pair = packed + p / 2 * width + line;
-            *pair = p % 2 ? *pair | half << 16 : half;
+/* The terms of a line from number p on, one pair after the other. */
+static void xdi_matmul_pair_line(const xdi_matmul_lines *x, int64_t line, int64_t p, int64_t width,
+                                 uint32_t *packed) {
+    const int64_t from = line * x->line_stride, stride = x->term_stride;
+    for (; p + 1 < x->terms; p += 2)
+        packed[p / 2 * width] =
+            xdi_matmul_half(x, from + p * stride) | xdi_matmul_half(x, from + (p + 1) * stride) << 16;
+    if (p < x->terms) packed[p / 2 * width] = xdi_matmul_half(x, from + p * stride);
+}
+
+/* Eight lines whose terms lie side by side, turned eight pairs at a time; returns how many terms it took. */
+XDI_MATMUL_512_INLINE int64_t xdi_matmul_pair_turn(const xdi_matmul_lines *x, bool narrow, int64_t line,
+                                                   int64_t width, uint32_t *packed) {
+    const int64_t whole = x->terms / 16 * 16;
+    for (int64_t p = 0; p < whole; p += 16, packed += 8 * width) {
+        __m256 block[8];
+        xdi_matmul_fetch_lines(x, narrow ? 2 : 4, line, p);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++)
+            block[i] = xdi_matmul_eight_pairs(x->data, narrow, (line + i) * x->line_stride + p);
+        xdi_matmul_turn(block);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps((float *)(void *)(packed + i * width), block[i]);
+    }
+    return whole;
+}
+
+/* Eight lines of a panel at a time. */
+XDI_MATMUL_512_INLINE void xdi_matmul_pair_turned(const xdi_matmul_lines *x, bool narrow,
+                                                  const xdi_matmul_panels *to) {
+    char *panel = to->data;
+    for (int64_t begin = 0; begin < x->lines; begin += to->width, panel += to->bytes)
+        for (int64_t i = 0; i < to->width && begin + i < x->lines; i += 8) {
+            const int64_t line = begin + i, lines = xdi_matmul_smaller(8, x->lines - line);
+            uint32_t *packed = (uint32_t *)(void *)panel + i;
+            const int64_t p = lines < 8 ? 0 : xdi_matmul_pair_turn(x, narrow, line, to->width, packed);
+            for (int64_t j = 0; j < lines && p < x->terms; j++)
+                xdi_matmul_pair_line(x, line + j, p, to->width, packed + j);
         }
 }
 
-XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int64_t width, uint32_t *packed) {
+static void xdi_matmul_pair_apart(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    for (int64_t line = 0; line < x->lines; line++)
+        xdi_matmul_pair_line(x, line, 0, to->width,
+                             (uint32_t *)(void *)(to->data + line / to->width * to->bytes) +
+                                 line % to->width);
+}
+
+XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
     const bool narrow = x->dtype == XD_DTYPE_BF16;
     if (x->term_stride == 1 && narrow)
-        xdi_matmul_pack_along(x, true, width, packed);
+        xdi_matmul_pair_turned(x, true, to);
     else if (x->term_stride == 1)
-        xdi_matmul_pack_along(x, false, width, packed);
+        xdi_matmul_pair_turned(x, false, to);
     else if (x->line_stride == 1 && narrow)
-        xdi_matmul_pack_beside(x, true, width, packed);
+        xdi_matmul_pair_beside(x, true, to);
     else if (x->line_stride == 1)
-        xdi_matmul_pack_beside(x, false, width, packed);
+        xdi_matmul_pair_beside(x, false, to);
     else
-        xdi_matmul_pack_apart(x, width, packed);
+        xdi_matmul_pair_apart(x, to);
 }
 
 #    if !defined(__clang__)
@@ -383,27 +539,30 @@ XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, int6
 #    endif
 #endif
 
-static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x, int64_t width,
-                            void *packed) {
-    int64_t packed_lines = 0;
-    if (x->lines < width) memset(packed, 0, (size_t)(x->terms + 1) * (size_t)width * (kernel->pairs ? 2 : 4));
+static void xdi_matmul_pack(const xdi_matmul_kernel *kernel, const xdi_matmul_lines *x,
+                            const xdi_matmul_panels *to) {
+    if (x->lines % to->width) memset(to->data + x->lines / to->width * to->bytes, 0, (size_t)to->bytes);
 #if defined(XDI_X86)
     if (kernel->pairs) {
-        xdi_matmul_pack_pairs(x, width, (uint32_t *)packed);
+        xdi_matmul_pack_pairs(x, to);
         return;
     }
-    if (kernel->turns && x->term_stride == 1)
-        packed_lines = xdi_matmul_pack_turned(x, width, (float *)packed);
+    if (kernel->wide && x->term_stride == 1) {
+        xdi_matmul_pack_turned(x, to);
+        return;
+    }
+    if (kernel->wide && x->line_stride == 1) {
+        xdi_matmul_pack_beside(x, to);
+        return;
+    }
+#else
+    (void)kernel;
 #endif
-    if (x->dtype == XD_DTYPE_F32)
-        xdi_matmul_pack_f32(x, packed_lines, width, (float *)packed);
-    else
-        xdi_matmul_pack_widened(x, packed_lines, width, (float *)packed);
+    xdi_matmul_pack_plain(x, to);
 }
 
 static const void *xdi_matmul_at(const xd_matrix *x, int64_t row, int64_t col) {
-    return (const char *)x->data +
-           (row * x->row_stride + col * x->col_stride) * (x->dtype == XD_DTYPE_F32 ? 4 : 2);
+    return (const char *)x->data + (row * x->row_stride + col * x->col_stride) * xdi_matmul_size(x->dtype);
 }
 
 static xdi_matmul_lines xdi_matmul_rows(const xd_matrix *a, int64_t i, int64_t rows, int64_t k0, int64_t k) {
@@ -419,10 +578,6 @@ static xdi_matmul_lines xdi_matmul_columns(const xd_matrix *b, int64_t j, int64_
 
 /* ---- the product ---- */
 
-static int64_t xdi_matmul_smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
 /* One tile at the edge of the result: computed aside in full, then only what exists is copied. */
 static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const void *a, const void *b,
                             float *out, int64_t stride, int64_t rows, int64_t cols, bool accumulate) {
@@ -435,38 +590,39 @@ static void xdi_matmul_edge(const xdi_matmul_kernel *kernel, int64_t k, const vo
         }
 }
 
-/* Where the packed blocks lie; a panel is `cols` columns of the block of b, all its terms. */
+/* One block of b, where it is packed, and where the blocks of a are. */
 typedef struct xdi_matmul_blocks {
-    char *a, *b;
-    int64_t panel_bytes;
+    xdi_matmul_panels a, b;
+    int64_t m; /* rows of a block of a */
     int64_t k0, k, n0, n;
 } xdi_matmul_blocks;
 
-/* All rows of the result for one block of b, which is packed already. */
-static void xdi_matmul_block(const xdi_matmul_kernel *kernel, const xd_matmul_args *args,
-                             const xdi_matmul_blocks *at, bool accumulate) {
-    for (int64_t i = 0; i < args->a.rows; i += kernel->rows) {
-        const int64_t rows = xdi_matmul_smaller(kernel->rows, args->a.rows - i);
-        const xdi_matmul_lines lines = xdi_matmul_rows(&args->a, i, rows, at->k0, at->k);
-        xdi_matmul_pack(kernel, &lines, kernel->rows, at->a);
-        for (int64_t j = 0; j < at->n; j += kernel->cols) {
-            const int64_t cols = xdi_matmul_smaller(kernel->cols, at->n - j);
-            const char *b = at->b + j / kernel->cols * at->panel_bytes;
-            float *tile = args->out + i * args->out_stride + at->n0 + j;
-            if (rows == kernel->rows && cols == kernel->cols)
-                kernel->run(at->k, at->a, b, tile, args->out_stride, accumulate);
+/* Rows [i, i + rows) of the result for one block of b; all are packed already. */
+static void xdi_matmul_tiles(const xdi_matmul_kernel *kernel, const xd_matmul_args *args,
+                             const xdi_matmul_blocks *at, int64_t i, int64_t rows, bool accumulate) {
+    const char *a = at->a.data;
+    for (int64_t r = 0; r < rows; r += kernel->rows, a += at->a.bytes) {
+        const int64_t height = xdi_matmul_smaller(kernel->rows, rows - r);
+        const char *b = at->b.data;
+        for (int64_t j = 0; j < at->n; j += kernel->cols, b += at->b.bytes) {
+            const int64_t width = xdi_matmul_smaller(kernel->cols, at->n - j);
+            float *tile = args->out + (i + r) * args->out_stride + at->n0 + j;
+            if (height == kernel->rows && width == kernel->cols)
+                kernel->run(at->k, a, b, tile, args->out_stride, accumulate);
             else
-                xdi_matmul_edge(kernel, at->k, at->a, b, tile, args->out_stride, rows, cols, accumulate);
+                xdi_matmul_edge(kernel, at->k, a, b, tile, args->out_stride, height, width, accumulate);
         }
     }
 }
 
-static void xdi_matmul_pack_b(const xdi_matmul_kernel *kernel, const xd_matrix *b,
-                              const xdi_matmul_blocks *at) {
-    for (int64_t j = 0; j < at->n; j += kernel->cols) {
-        const xdi_matmul_lines lines =
-            xdi_matmul_columns(b, at->n0 + j, xdi_matmul_smaller(kernel->cols, at->n - j), at->k0, at->k);
-        xdi_matmul_pack(kernel, &lines, kernel->cols, at->b + j / kernel->cols * at->panel_bytes);
+/* All rows of the result for one block of b, which is packed already. */
+static void xdi_matmul_block(const xdi_matmul_kernel *kernel, const xd_matmul_args *args,
+                             const xdi_matmul_blocks *at, bool accumulate) {
+    for (int64_t i = 0; i < args->a.rows; i += at->m) {
+        const int64_t rows = xdi_matmul_smaller(at->m, args->a.rows - i);
+        const xdi_matmul_lines lines = xdi_matmul_rows(&args->a, i, rows, at->k0, at->k);
+        xdi_matmul_pack(kernel, &lines, &at->a);
+        xdi_matmul_tiles(kernel, args, at, i, rows, accumulate);
     }
 }
 
@@ -475,18 +631,30 @@ static void xdi_matmul_clear(const xd_matmul_args *args) {
         memset(args->out + i * args->out_stride, 0, (size_t)args->b.cols * sizeof *args->out);
 }
 
+/* Panels of `width` lines of k terms from `data` on; each begins a line and has room for k + 1 terms. */
+static xdi_matmul_panels xdi_matmul_panels_at(const xdi_matmul_kernel *kernel, char *data, int64_t width,
+                                              int64_t k) {
+    const int64_t bytes = (k + 1) * width * (kernel->pairs ? 2 : 4) + XDI_MATMUL_LINE - 1;
+    const xdi_matmul_panels panels = { data, width, bytes - bytes % XDI_MATMUL_LINE };
+    return panels;
+}
+
 static void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args *args, void *workspace) {
     const int64_t terms = args->a.cols, columns = args->b.cols;
+    const int64_t more = kernel->pairs ? 2 : 1, block_n = more * XDI_MATMUL_BLOCK_N;
+    const uintptr_t past = (uintptr_t)workspace % XDI_MATMUL_LINE;
+    char *base = (char *)workspace + (past ? XDI_MATMUL_LINE - past : 0);
     xdi_matmul_blocks at;
-    at.a = (char *)workspace;
-    at.b = at.a + (XDI_MATMUL_BLOCK_K + 1) * XDI_MATMUL_MOST_ROWS * sizeof(float);
+    at.m = more * XDI_MATMUL_BLOCK_M;
     if (terms == 0 && !args->accumulate) xdi_matmul_clear(args);
-    for (at.n0 = 0; at.n0 < columns; at.n0 += XDI_MATMUL_BLOCK_N) {
-        at.n = xdi_matmul_smaller(XDI_MATMUL_BLOCK_N, columns - at.n0);
+    for (at.n0 = 0; at.n0 < columns; at.n0 += block_n) {
+        at.n = xdi_matmul_smaller(block_n, columns - at.n0);
         for (at.k0 = 0; at.k0 < terms; at.k0 += XDI_MATMUL_BLOCK_K) {
             at.k = xdi_matmul_smaller(XDI_MATMUL_BLOCK_K, terms - at.k0);
-            at.panel_bytes = (at.k + 1) * kernel->cols * (kernel->pairs ? 2 : 4);
-            xdi_matmul_pack_b(kernel, &args->b, &at);
+            at.a = xdi_matmul_panels_at(kernel, base, kernel->rows, at.k);
+            at.b = xdi_matmul_panels_at(kernel, base + at.m / kernel->rows * at.a.bytes, kernel->cols, at.k);
+            const xdi_matmul_lines lines = xdi_matmul_columns(&args->b, at.n0, at.n, at.k0, at.k);
+            xdi_matmul_pack(kernel, &lines, &at.b);
             xdi_matmul_block(kernel, args, &at, args->accumulate || at.k0 > 0);
         }
     }

@@ -7307,7 +7307,6 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
-    float *own_kept, *other_kept; /* [XDI_TILE] p and q themselves, of bf16 only; NULL -> not wanted */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -7348,14 +7347,6 @@ typedef struct xdi_tile_gradient {
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
-/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
-typedef struct xdi_tile_kept {
-    float *p, *q;
-    float p_scale, q_scale;
-    xdi_simd_array out;
-    bool streamed; /* as in xdi_tile_gradient */
-} xdi_tile_kept;
-
 /* One set of loops. n is the number of elements. */
 typedef struct xdi_tiles {
     /* Largest element, -infinity without one; NaN when there is a NaN. */
@@ -7370,7 +7361,6 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
-    void (*kept)(const xdi_tile_kept *g, int64_t n);
     void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
@@ -7441,121 +7431,126 @@ XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, c
 /* Powers and logarithms of base 2, ends of arrays and sums of lanes for every vector width v, written once
  * as a macro that defines v_... functions with the attributes INLINE. */
 
-#define XDI_SIMD_MATH(v, INLINE)                                                                        \
-    /* Element i of n and the ones behind it; past the end `fill`. */                                   \
-    INLINE v v##_read(xdi_simd_array x, int64_t i, int64_t n, float fill) {                             \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes];                                                                          \
-        if (i + v##_lanes <= n) return v##_load(x, i);                                                  \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        xdi_simd_part(x, i, n, v##_lanes, fill, part);                                                  \
-        return v##_load(lanes, 0);                                                                      \
-    }                                                                                                   \
-    INLINE void v##_write(xdi_simd_array x, int64_t i, int64_t n, v value) {                            \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes];                                                                          \
-        if (i + v##_lanes <= n) {                                                                       \
-            v##_store(x, i, value);                                                                     \
-            return;                                                                                     \
-        }                                                                                               \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        v##_store(lanes, 0, value);                                                                     \
-        xdi_simd_store_part(x, i, n, part);                                                             \
-    }                                                                                                   \
-    /* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */ \
-    INLINE void v##_read_two(xdi_simd_array x, int64_t i, bool parity, v *a, v *b) {                    \
-        if (parity) {                                                                                   \
-            v##_load_two(x, i, a, b);                                                                   \
-            return;                                                                                     \
-        }                                                                                               \
-        *a = v##_load(x, i);                                                                            \
-        *b = v##_load(x, i + v##_lanes);                                                                \
-    }                                                                                                   \
-    INLINE void v##_write_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                     \
-        if (parity) {                                                                                   \
-            v##_store_two(x, i, a, b);                                                                  \
-            return;                                                                                     \
-        }                                                                                               \
-        v##_store(x, i, a);                                                                             \
-        v##_store(x, i + v##_lanes, b);                                                                 \
-    }                                                                                                   \
-    /* The same past the caches, to bf16 (parity) or f32. */                                            \
-    INLINE void v##_send_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                      \
-        if (parity) {                                                                                   \
-            v##_stream_two(x, i, a, b);                                                                 \
-            return;                                                                                     \
-        }                                                                                               \
-        v##_stream(x, i, a);                                                                            \
-        v##_stream(x, i + v##_lanes, b);                                                                \
-    }                                                                                                   \
-    /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */ \
-    INLINE v v##_exp2_parts(v x, const xdi_tile_power *power, float scale, v *whole) {                  \
-        const v factor = v##_set(power->factor * (float)v##_steps);                                     \
-        const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                         \
-        const v clamped = v##_max(v##_set(power->low), x);                                              \
-        const v t = v##_fma(clamped, factor, magic);                                                    \
-        const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                  \
-        *whole = v##_power(t);                                                                          \
-        return v##_fraction(f, scale);                                                                  \
-    }                                                                                                   \
-    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                           \
-        v whole;                                                                                        \
-        const v fraction = v##_exp2_parts(x, power, scale, &whole);                                     \
-        return v##_mul(fraction, whole);                                                                \
-    }                                                                                                   \
-    INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                               \
-        return v##_scaled_exp2(x, power, 1.0f);                                                         \
-    }                                                                                                   \
-    /* sum + power */                                                                                   \
-    INLINE v v##_add_exp2(v x, const xdi_tile_power *power, v sum) {                                    \
-        v whole;                                                                                        \
-        const v fraction = v##_exp2_parts(x, power, 1.0f, &whole);                                      \
-        return v##_fma(fraction, whole, sum);                                                           \
-    }                                                                                                   \
-    /* log2 of the power. */                                                                            \
-    INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                           \
-        return v##_exact_sub(x, v##_set(power->factor), v##_set(power->whole));                         \
-    }                                                                                                   \
-    /* For positive normal numbers, absolute error below 1e-7 near 1. */                                \
-    INLINE v v##_log2(v x) {                                                                            \
-        v mantissa;                                                                                     \
-        const v exponent = v##_split(x, &mantissa), f = v##_sub(mantissa, v##_set(1.0f));               \
-        v p = v##_fma(f, v##_set(1.256961972e-01f), v##_set(-2.100603729e-01f));                        \
-        p = v##_fma(p, f, v##_set(2.171332985e-01f));                                                   \
-        p = v##_fma(p, f, v##_set(-2.385506332e-01f));                                                  \
-        p = v##_fma(p, f, v##_set(2.876938581e-01f));                                                   \
-        p = v##_fma(p, f, v##_set(-3.607201576e-01f));                                                  \
-        p = v##_fma(p, f, v##_set(4.809206426e-01f));                                                   \
-        p = v##_fma(p, f, v##_set(-7.213471532e-01f));                                                  \
-        p = v##_fma(p, f, v##_set(1.442694902e+00f));                                                   \
-        return v##_fma(p, f, exponent);                                                                 \
-    }                                                                                                   \
-    INLINE double v##_total(v x) {                                                                      \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes];                                                                          \
-        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };                                                         \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        v##_store(lanes, 0, x);                                                                         \
-        for (int i = 0; i < v##_lanes; i += 4) {                                                        \
-            sum[0] += (double)part[i];                                                                  \
-            sum[1] += (double)part[i + 1];                                                              \
-            sum[2] += (double)part[i + 2];                                                              \
-            sum[3] += (double)part[i + 3];                                                              \
-        }                                                                                               \
-        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                   \
-    }                                                                                                   \
-    INLINE float v##_largest(v x) {                                                                     \
-        xdi_simd_array lanes;                                                                           \
-        float part[v##_lanes], max;                                                                     \
-        lanes.data = part;                                                                              \
-        lanes.bf16 = false;                                                                             \
-        v##_store(lanes, 0, x);                                                                         \
-        max = part[0];                                                                                  \
-        for (int i = 1; i < v##_lanes; i++) max = part[i] > max ? part[i] : max;                        \
-        return max;                                                                                     \
+#define XDI_SIMD_MATH(v, INLINE)                                                                            \
+    /* Element i of n and the ones behind it; past the end `fill`. */                                       \
+    INLINE v v##_read(xdi_simd_array x, int64_t i, int64_t n, float fill) {                                 \
+        xdi_simd_array lanes;                                                                               \
+        float part[v##_lanes];                                                                              \
+        if (i + v##_lanes <= n) return v##_load(x, i);                                                      \
+        lanes.data = part;                                                                                  \
+        lanes.bf16 = false;                                                                                 \
+        xdi_simd_part(x, i, n, v##_lanes, fill, part);                                                      \
+        return v##_load(lanes, 0);                                                                          \
+    }                                                                                                       \
+    INLINE void v##_write(xdi_simd_array x, int64_t i, int64_t n, v value) {                                \
+        xdi_simd_array lanes;                                                                               \
+        float part[v##_lanes];                                                                              \
+        if (i + v##_lanes <= n) {                                                                           \
+            v##_store(x, i, value);                                                                         \
+            return;                                                                                         \
+        }                                                                                                   \
+        lanes.data = part;                                                                                  \
+        lanes.bf16 = false;                                                                                 \
+        v##_store(lanes, 0, value);                                                                         \
+        xdi_simd_store_part(x, i, n, part);                                                                 \
+    }                                                                                                       \
+    /* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */     \
+    INLINE void v##_read_two(xdi_simd_array x, int64_t i, bool parity, v *a, v *b) {                        \
+        if (parity) {                                                                                       \
+            v##_load_two(x, i, a, b);                                                                       \
+            return;                                                                                         \
+        }                                                                                                   \
+        *a = v##_load(x, i);                                                                                \
+        *b = v##_load(x, i + v##_lanes);                                                                    \
+    }                                                                                                       \
+    INLINE void v##_write_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                         \
+        if (parity) {                                                                                       \
+            v##_store_two(x, i, a, b);                                                                      \
+            return;                                                                                         \
+        }                                                                                                   \
+        v##_store(x, i, a);                                                                                 \
+        v##_store(x, i + v##_lanes, b);                                                                     \
+    }                                                                                                       \
+    /* The same past the caches, to bf16 (parity) or f32. */                                                \
+    INLINE void v##_send_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                          \
+        if (parity) {                                                                                       \
+            v##_stream_two(x, i, a, b);                                                                     \
+            return;                                                                                         \
+        }                                                                                                   \
+        v##_stream(x, i, a);                                                                                \
+        v##_stream(x, i + v##_lanes, b);                                                                    \
+    }                                                                                                       \
+    /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */     \
+    INLINE v v##_exp2_parts(v x, const xdi_tile_power *power, float scale, v *whole) {                      \
+        const v factor = v##_set(power->factor * (float)v##_steps);                                         \
+        const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                             \
+        const v clamped = v##_max(v##_set(power->low), x);                                                  \
+        const v t = v##_fma(clamped, factor, magic);                                                        \
+        const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                      \
+        *whole = v##_power(t);                                                                              \
+        return v##_fraction(f, scale);                                                                      \
+    }                                                                                                       \
+    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                               \
+        v whole;                                                                                            \
+        const v fraction = v##_exp2_parts(x, power, scale, &whole);                                         \
+        return v##_mul(fraction, whole);                                                                    \
+    }                                                                                                       \
+    INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                                   \
+        return v##_scaled_exp2(x, power, 1.0f);                                                             \
+    }                                                                                                       \
+    /* sum + power */                                                                                       \
+    INLINE v v##_add_exp2(v x, const xdi_tile_power *power, v sum) {                                        \
+        v whole;                                                                                            \
+        const v fraction = v##_exp2_parts(x, power, 1.0f, &whole);                                          \
+        return v##_fma(fraction, whole, sum);                                                               \
+    }                                                                                                       \
+    /* log2 of the power. */                                                                                \
+    INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                               \
+        return v##_exact_sub(x, v##_set(power->factor), v##_set(power->whole));                             \
+    }                                                                                                       \
+    /* log2 x = result * rest + exponent, for positive normal numbers, absolute error below 1e-7 near 1. */ \
+    INLINE v v##_log2_parts(v x, v *rest, v *exponent) {                                                    \
+        v mantissa;                                                                                         \
+        *exponent = v##_split(x, &mantissa);                                                                \
+        const v f = v##_sub(mantissa, v##_set(1.0f));                                                       \
+        const v f2 = v##_mul(f, f), f4 = v##_mul(f2, f2);                                                   \
+        const v low = v##_fma(f, v##_set(-7.213471532e-01f), v##_set(1.442694902e+00f));                    \
+        const v second = v##_fma(f, v##_set(-3.607201576e-01f), v##_set(4.809206426e-01f));                 \
+        const v third = v##_fma(f, v##_set(-2.385506332e-01f), v##_set(2.876938581e-01f));                  \
+        const v fourth = v##_fma(f, v##_set(-2.100603729e-01f), v##_set(2.171332985e-01f));                 \
+        const v high = v##_fma(f2, v##_fma(f2, v##_set(1.256961972e-01f), fourth), third);                  \
+        *rest = f;                                                                                          \
+        return v##_fma(f4, high, v##_fma(f2, second, low));                                                 \
+    }                                                                                                       \
+    INLINE v v##_log2(v x) {                                                                                \
+        v f, exponent;                                                                                      \
+        const v p = v##_log2_parts(x, &f, &exponent);                                                       \
+        return v##_fma(p, f, exponent);                                                                     \
+    }                                                                                                       \
+    INLINE double v##_total(v x) {                                                                          \
+        xdi_simd_array lanes;                                                                               \
+        float part[v##_lanes];                                                                              \
+        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };                                                             \
+        lanes.data = part;                                                                                  \
+        lanes.bf16 = false;                                                                                 \
+        v##_store(lanes, 0, x);                                                                             \
+        for (int i = 0; i < v##_lanes; i += 4) {                                                            \
+            sum[0] += (double)part[i];                                                                      \
+            sum[1] += (double)part[i + 1];                                                                  \
+            sum[2] += (double)part[i + 2];                                                                  \
+            sum[3] += (double)part[i + 3];                                                                  \
+        }                                                                                                   \
+        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                       \
+    }                                                                                                       \
+    INLINE float v##_largest(v x) {                                                                         \
+        xdi_simd_array lanes;                                                                               \
+        float part[v##_lanes], max;                                                                         \
+        lanes.data = part;                                                                                  \
+        lanes.bf16 = false;                                                                                 \
+        v##_store(lanes, 0, x);                                                                             \
+        max = part[0];                                                                                      \
+        for (int i = 1; i < v##_lanes; i++) max = part[i] > max ? part[i] : max;                            \
+        return max;                                                                                         \
     }
 
 XDI_SIMD_MATH(xdi_v4, XDI_SIMD_INLINE)
@@ -8726,6 +8721,10 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     return power;
 }
 
+/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
+enum { XDI_TILE_BLOCK = 32 };
+#define XDI_TILE_APART 120.0f
+
 /* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
 #define XDI_TILE_LEAST (-1e30f)
 
@@ -8840,7 +8839,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
     /* less than each by itself. */                                                                         \
     INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
-                             bool careful, bool own, v *kept) {                                             \
+                             bool careful, bool own) {                                                      \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
         v right = b;                                                                                        \
@@ -8850,32 +8849,17 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        if (kept) {                                                                                         \
-            const v f = v##_exp2(b, &pair->q);                                                              \
-            sums->other = v##_add(sums->other, f);                                                          \
-            kept[0] = e;                                                                                    \
-            kept[1] = f;                                                                                    \
-        } else {                                                                                            \
-            sums->other = v##_add_exp2(b, &pair->q, sums->other);                                           \
-        }                                                                                                   \
+        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
         sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
-    INLINE void v##_keep_two(float *kept, int64_t i, v a, v b) {                                            \
-        xdi_simd_array to;                                                                                  \
-        to.data = kept;                                                                                     \
-        to.bf16 = false;                                                                                    \
-        v##_store(to, i, a);                                                                                \
-        v##_store(to, i + v##_lanes, b);                                                                    \
-    }                                                                                                       \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
-                              bool keeps) {                                                                 \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
         const xdi_tile_pair given = *pair;                                                                  \
         const double factor = (double)given.q.factor;                                                       \
         const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
         const float back = (float)(exact / factor);                                                         \
         v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
-        v a, b, c, d, first[2], second[2];                                                                  \
+        v a, b, c, d;                                                                                       \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
@@ -8883,11 +8867,8 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
             own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
             other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
-            v##_pair_add(&s, &given, a, c, back, careful, own, keeps ? first : NULL);                       \
-            v##_pair_add(&r, &given, b, d, back, careful, own, keeps ? second : NULL);                      \
-            if (!keeps) continue;                                                                           \
-            v##_keep_two(given.own_kept, i, first[0], second[0]);                                           \
-            v##_keep_two(given.other_kept, i, first[1], second[1]);                                         \
+            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
+            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
         }                                                                                                   \
         pair->own = v##_total(v##_add(s.own, r.own));                                                       \
         pair->other = v##_total(v##_add(s.other, r.other));                                                 \
@@ -8899,18 +8880,14 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
         switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
-        case 0: v##_pair_loop(pair, n, false, false, parity, false); break;                                 \
-        case 1: v##_pair_loop(pair, n, false, true, parity, false); break;                                  \
-        case 2: v##_pair_loop(pair, n, true, false, parity, false); break;                                  \
-        default: v##_pair_loop(pair, n, true, true, parity, false); break;                                  \
+        case 0: v##_pair_loop(pair, n, false, false, parity); break;                                        \
+        case 1: v##_pair_loop(pair, n, false, true, parity); break;                                         \
+        case 2: v##_pair_loop(pair, n, true, false, parity); break;                                         \
+        default: v##_pair_loop(pair, n, true, true, parity); break;                                         \
         }                                                                                                   \
     }                                                                                                       \
     LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
-        if (pair->own_kept && pair->careful)                                                                \
-            v##_pair_loop(pair, n, true, true, true, true);                                                 \
-        else if (pair->own_kept)                                                                            \
-            v##_pair_loop(pair, n, false, true, true, true);                                                \
-        else if (pair->x.bf16 && pair->y.bf16)                                                              \
+        if (pair->x.bf16 && pair->y.bf16)                                                                   \
             v##_pair_kind(pair, n, true);                                                                   \
         else                                                                                                \
             v##_pair_kind(pair, n, false);                                                                  \
@@ -8923,10 +8900,6 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         if (whole == n) return;                                                                             \
         rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
         rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
-        if (pair->own_kept) {                                                                               \
-            rest.own_kept += whole;                                                                         \
-            rest.other_kept += whole;                                                                       \
-        }                                                                                                   \
         v##_pair_whole(&rest, two);                                                                         \
         pair->own += rest.own;                                                                              \
         pair->other += rest.other;                                                                          \
@@ -8936,41 +8909,67 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         pair->infinite = pair->infinite || rest.infinite;                                                   \
     }
 
-/* p and q, and log2(p/m) and log2(q/m). With d the difference of the logarithms, m is the larger of the two
- * times (larger share + smaller share 2^-d): no overflow, and no cancellation when p and q are close. */
+/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are
+ * close. Where d is cut off, p or q is next to nothing. All of it is one long chain, of which a processor sees
+ * too few at a time: so some vectors take one step after the other. */
 #define XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                                 \
-    INLINE void v##_mix(const xdi_tile_mixture *m, v a, v b, v *p, v *q, v *p_ratio, v *q_ratio) {         \
-        const xdi_tile_power unit = { 1.0f, 0.0f, -127.0f };                                               \
-        const v p_share = v##_set(m->p_share), q_share = v##_set(m->q_share);                              \
-        const v s = v##_sub(v##_exponent(v##_max(a, v##_set(m->p.low)), &m->p), v##_set(m->p_rest));       \
-        const v t = v##_sub(v##_exponent(v##_max(b, v##_set(m->q.low)), &m->q), v##_set(m->q_rest));       \
-        const v d = v##_sub(v##_min(s, t), v##_max(s, t));                                                 \
-        const v large = v##_pick(s, t, p_share, q_share), small = v##_pick(s, t, q_share, p_share);        \
-        const v log_mixture = v##_log2(v##_fma(small, v##_exp2(d, &unit), large));                         \
-        const v above = v##_sub(v##_set(0.0f), log_mixture), below = v##_sub(d, log_mixture);              \
-        *p = v##_exp2(a, &m->p);                                                                           \
-        *q = v##_exp2(b, &m->q);                                                                           \
-        *p_ratio = v##_pick(s, t, above, below);                                                           \
-        *q_ratio = v##_pick(s, t, below, above);                                                           \
+    typedef struct v##_mixed {                                                                             \
+        v p[XDI_TILE_BLOCK], q[XDI_TILE_BLOCK]; /* log2(m/p), log2(m/q) */                                 \
+    } v##_mixed;                                                                                           \
+    INLINE v v##_apart(const xdi_tile_mixture *m, v a, v b) {                                              \
+        const v s = v##_exponent(v##_max(v##_set(m->p.low), a), &m->p);                                    \
+        const v t = v##_exponent(v##_max(v##_set(m->q.low), b), &m->q);                                    \
+        const v d = v##_sub(v##_sub(t, s), v##_set(m->q_rest - m->p_rest));                                \
+        return v##_min(v##_max(d, v##_set(-XDI_TILE_APART)), v##_set(XDI_TILE_APART));                     \
     }                                                                                                      \
-    INLINE void v##_mixture_add(const xdi_tile_mixture *m, v a, v b, v *p_sums, v *q_sums) {               \
-        v p, q, p_ratio, q_ratio;                                                                          \
-        v##_mix(m, a, b, &p, &q, &p_ratio, &q_ratio);                                                      \
-        *p_sums = v##_fma(p, v##_sub(p_ratio, v##_set(m->top)), *p_sums);                                  \
-        *q_sums = v##_fma(q, q_ratio, *q_sums);                                                            \
+    INLINE v v##_mixture(const xdi_tile_mixture *m, v apart) {                                             \
+        const xdi_tile_power unit = { 1.0f, 0.0f, -XDI_TILE_APART };                                       \
+        return v##_fma(v##_set(m->q_share), v##_exp2(apart, &unit), v##_set(m->p_share));                  \
+    }                                                                                                      \
+    /* Of elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d, whose large parts go first. */ \
+    INLINE void v##_mix(const xdi_tile_mixture *m, xdi_simd_array x, xdi_simd_array y, int64_t begin,      \
+                        int64_t end, bool parity, bool both, v##_mixed *out) {                             \
+        v a, b, c, d, rest, exponent;                                                                      \
+        int at = 0;                                                                                        \
+        for (int64_t i = begin; i < end; i += 2 * v##_lanes, at += 2) {                                    \
+            v##_read_two(x, i, parity, &a, &b);                                                            \
+            v##_read_two(y, i, parity, &c, &d);                                                            \
+            a = v##_apart(m, a, c);                                                                        \
+            b = v##_apart(m, b, d);                                                                        \
+            out->p[at] = v##_mixture(m, a);                                                                \
+            out->p[at + 1] = v##_mixture(m, b);                                                            \
+            if (!both) continue;                                                                           \
+            out->q[at] = a;                                                                                \
+            out->q[at + 1] = b;                                                                            \
+        }                                                                                                  \
+        for (int i = 0; i < at; i++) {                                                                     \
+            a = v##_log2_parts(out->p[i], &rest, &exponent);                                               \
+            out->p[i] = v##_fma(a, rest, exponent);                                                        \
+            if (both) out->q[i] = v##_mul_sub(a, rest, v##_sub(out->q[i], exponent));                      \
+        }                                                                                                  \
     }                                                                                                      \
     INLINE void v##_mixture_loop(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *given,        \
                                  int64_t n, double *p_sum, double *q_sum, bool parity) {                   \
         const xdi_tile_mixture m = *given;                                                                 \
+        const v top = v##_set(m.top);                                                                      \
         v p_sums = v##_set(0.0f), q_sums = p_sums, a, b, c, d;                                             \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
-            v##_read_two(x, i, parity, &a, &b);                                                            \
-            v##_read_two(y, i, parity, &c, &d);                                                            \
-            v##_mixture_add(&m, a, c, &p_sums, &q_sums);                                                   \
-            v##_mixture_add(&m, b, d, &p_sums, &q_sums);                                                   \
+        v##_mixed mixed;                                                                                   \
+        for (int64_t i = 0, end; i < n; i = end) {                                                         \
+            int at = 0;                                                                                    \
+            end = i + XDI_TILE_BLOCK * v##_lanes;                                                          \
+            if (end > n) end = n;                                                                          \
+            v##_mix(&m, x, y, i, end, parity, true, &mixed);                                               \
+            for (int64_t j = i; j < end; j += 2 * v##_lanes, at += 2) {                                    \
+                v##_read_two(x, j, parity, &a, &b);                                                        \
+                v##_read_two(y, j, parity, &c, &d);                                                        \
+                p_sums = v##_fma(v##_exp2(a, &m.p), v##_add(mixed.p[at], top), p_sums);                    \
+                q_sums = v##_fma(v##_exp2(c, &m.q), mixed.q[at], q_sums);                                  \
+                p_sums = v##_fma(v##_exp2(b, &m.p), v##_add(mixed.p[at + 1], top), p_sums);                \
+                q_sums = v##_fma(v##_exp2(d, &m.q), mixed.q[at + 1], q_sums);                              \
+            }                                                                                              \
         }                                                                                                  \
-        *p_sum = v##_total(p_sums);                                                                        \
-        *q_sum = v##_total(q_sums);                                                                        \
+        *p_sum = -v##_total(p_sums);                                                                       \
+        *q_sum = -v##_total(q_sums);                                                                       \
     }                                                                                                      \
     LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,  \
                                 double *p_sum, double *q_sum) {                                            \
@@ -8992,137 +8991,130 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         *q_sum += q_rest;                                                                                  \
     }
 
-#define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                                \
-    INLINE v v##_soft(const xdi_tile_gradient *g, v a, v b, xdi_tile_soft soft) {                          \
-        const v lowest = v##_set(-FLT_MAX);                                                                \
-        v p, q, p_ratio, q_ratio;                                                                          \
-        if (soft == XDI_TILE_MIXTURE) {                                                                    \
-            v##_mix(&g->mixture, a, b, &p, &q, &p_ratio, &q_ratio);                                        \
-            return v##_mul(v##_mul(v##_set(g->soft_scale), p), v##_sub(p_ratio, v##_set(g->mixture.top))); \
-        }                                                                                                  \
-        if (soft == XDI_TILE_OUTSIDE)                                                                      \
-            p = v##_exp2(a, &g->p);                                                                        \
-        else                                                                                               \
-            p = v##_scaled_exp2(a, &g->p, g->soft_scale);                                                  \
-        if (soft == XDI_TILE_FORWARD) return v##_sub(p, v##_scaled_exp2(b, &g->q, g->teacher_scale));      \
-        const v s = v##_exponent(v##_max(v##_set(g->p.low), a), &g->p);                                    \
-        if (soft == XDI_TILE_OUTSIDE)                                                                      \
-            return v##_mul(p, v##_fma(v##_set(g->teacher_scale), s, v##_set(g->soft_scale)));              \
-        const v t = v##_max(v##_exponent(b, &g->q), lowest);                                               \
-        return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                       \
-    }                                                                                                      \
-    INLINE v v##_gradient(const xdi_tile_gradient *g, v a, v b, bool hard, xdi_tile_soft soft) {           \
-        v out = v##_set(0.0f);                                                                             \
-        if (hard) out = v##_sub(v##_scaled_exp2(a, &g->h, g->hard_scale), v##_set(g->uniform));            \
-        if (soft == XDI_TILE_NONE) return out;                                                             \
-        const v more = v##_soft(g, a, b, soft);                                                            \
-        return hard ? v##_add(out, more) : more;                                                           \
-    }                                                                                                      \
-    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,    \
-                                  bool teacher, bool parity, bool sent) {                                  \
-        v a, b, c = v##_set(0.0f), d = c;                                                                  \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
-            v##_read_two(g->x, i, parity, &a, &b);                                                         \
-            if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                            \
-            a = v##_gradient(g, a, c, hard, soft);                                                         \
-            b = v##_gradient(g, b, d, hard, soft);                                                         \
-            if (sent)                                                                                      \
-                v##_send_two(g->out, i, parity, a, b);                                                     \
-            else                                                                                           \
-                v##_write_two(g->out, i, parity, a, b);                                                    \
-        }                                                                                                  \
-    }                                                                                                      \
-    INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
-        const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                            \
-        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                         \
-            if (g->streamed)                                                                               \
-                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                  \
-            else                                                                                           \
-                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                 \
-        } else if (g->streamed && !g->out.bf16) {                                                          \
-            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                     \
-        } else {                                                                                           \
-            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                    \
-        }                                                                                                  \
-    }                                                                                                      \
-    LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {          \
-        const xdi_tile_gradient g = *given; /* stores cannot change a copy */                              \
-        switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                        \
-        case XDI_TILE_NONE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_NONE); break;                  \
-        case XDI_TILE_FORWARD * 2: v##_gradient_kind(&g, n, false, XDI_TILE_FORWARD); break;               \
-        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_FORWARD); break;            \
-        case XDI_TILE_REVERSE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_REVERSE); break;               \
-        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_REVERSE); break;            \
-        case XDI_TILE_MIXTURE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_MIXTURE); break;               \
-        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_MIXTURE); break;            \
-        case XDI_TILE_OUTSIDE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_OUTSIDE); break;               \
-        default: v##_gradient_kind(&g, n, false, XDI_TILE_NONE); break;                                    \
-        }                                                                                                  \
-    }                                                                                                      \
-    LEAF void v##_tile_gradient(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {               \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                            \
-        float x[2 * v##_lanes], y[2 * v##_lanes], out[2 * v##_lanes];                                      \
-        xdi_tile_gradient rest = *g;                                                                       \
-        if (whole < n) { /* read before anything is written, which may be the same memory */               \
-            rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                   \
-            if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                    \
-            rest.out.data = out;                                                                           \
-            rest.streamed = false;                                                                         \
-        }                                                                                                  \
-        v##_gradient_whole(g, soft, whole);                                                                \
-        if (whole == n) return;                                                                            \
-        v##_gradient_whole(&rest, soft, two);                                                              \
-        xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                              \
+#define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                               \
+    INLINE v v##_soft(const xdi_tile_gradient *g, v a, v b, xdi_tile_soft soft) {                         \
+        const v lowest = v##_set(-FLT_MAX);                                                               \
+        v p;                                                                                              \
+        if (soft == XDI_TILE_OUTSIDE)                                                                     \
+            p = v##_exp2(a, &g->p);                                                                       \
+        else                                                                                              \
+            p = v##_scaled_exp2(a, &g->p, g->soft_scale);                                                 \
+        if (soft == XDI_TILE_FORWARD) return v##_sub(p, v##_scaled_exp2(b, &g->q, g->teacher_scale));     \
+        const v s = v##_exponent(v##_max(v##_set(g->p.low), a), &g->p);                                   \
+        if (soft == XDI_TILE_OUTSIDE)                                                                     \
+            return v##_mul(p, v##_fma(v##_set(g->teacher_scale), s, v##_set(g->soft_scale)));             \
+        const v t = v##_max(v##_exponent(b, &g->q), lowest);                                              \
+        return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                      \
+    }                                                                                                     \
+    INLINE v v##_gradient(const xdi_tile_gradient *g, v a, v b, bool hard, xdi_tile_soft soft) {          \
+        v out = v##_set(0.0f);                                                                            \
+        if (hard) { /* less what every element gets */                                                    \
+            v whole;                                                                                      \
+            const v fraction = v##_exp2_parts(a, &g->h, g->hard_scale, &whole);                           \
+            out = v##_mul_sub(fraction, whole, v##_set(g->uniform));                                      \
+        }                                                                                                 \
+        if (soft == XDI_TILE_NONE) return out;                                                            \
+        const v more = v##_soft(g, a, b, soft);                                                           \
+        return hard ? v##_add(out, more) : more;                                                          \
+    }                                                                                                     \
+    INLINE v v##_mixture_gradient(const xdi_tile_gradient *g, v a, v log, bool hard) {                    \
+        const v p = v##_scaled_exp2(a, &g->mixture.p, -g->soft_scale);                                    \
+        const v out = v##_mul(p, v##_add(log, v##_set(g->mixture.top)));                                  \
+        return hard ? v##_add(v##_gradient(g, a, a, true, XDI_TILE_NONE), out) : out;                     \
+    }                                                                                                     \
+    INLINE void v##_mixture_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, bool parity,  \
+                                          bool sent) {                                                    \
+        v a, b;                                                                                           \
+        v##_mixed mixed;                                                                                  \
+        for (int64_t i = 0, end; i < n; i = end) {                                                        \
+            int at = 0;                                                                                   \
+            end = i + XDI_TILE_BLOCK * v##_lanes;                                                         \
+            if (end > n) end = n;                                                                         \
+            v##_mix(&g->mixture, g->x, g->y, i, end, parity, false, &mixed);                              \
+            for (int64_t j = i; j < end; j += 2 * v##_lanes, at += 2) {                                   \
+                v##_read_two(g->x, j, parity, &a, &b);                                                    \
+                a = v##_mixture_gradient(g, a, mixed.p[at], hard);                                        \
+                b = v##_mixture_gradient(g, b, mixed.p[at + 1], hard);                                    \
+                if (sent)                                                                                 \
+                    v##_send_two(g->out, j, parity, a, b);                                                \
+                else                                                                                      \
+                    v##_write_two(g->out, j, parity, a, b);                                               \
+            }                                                                                             \
+        }                                                                                                 \
+    }                                                                                                     \
+    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,   \
+                                  bool teacher, bool parity, bool sent) {                                 \
+        v a, b, c = v##_set(0.0f), d = c;                                                                 \
+        if (soft == XDI_TILE_MIXTURE) {                                                                   \
+            v##_mixture_gradient_loop(g, n, hard, parity, sent);                                          \
+            return;                                                                                       \
+        }                                                                                                 \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                  \
+            v##_read_two(g->x, i, parity, &a, &b);                                                        \
+            if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                           \
+            a = v##_gradient(g, a, c, hard, soft);                                                        \
+            b = v##_gradient(g, b, d, hard, soft);                                                        \
+            if (sent)                                                                                     \
+                v##_send_two(g->out, i, parity, a, b);                                                    \
+            else                                                                                          \
+                v##_write_two(g->out, i, parity, a, b);                                                   \
+        }                                                                                                 \
+    }                                                                                                     \
+    INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) { \
+        const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                           \
+        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                        \
+            if (g->streamed)                                                                              \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                 \
+            else                                                                                          \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                \
+        } else if (g->streamed && !g->out.bf16) {                                                         \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                    \
+        } else {                                                                                          \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                   \
+        }                                                                                                 \
+    }                                                                                                     \
+    LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {         \
+        const xdi_tile_gradient g = *given; /* stores cannot change a copy */                             \
+        switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                       \
+        case XDI_TILE_NONE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_NONE); break;                 \
+        case XDI_TILE_FORWARD * 2: v##_gradient_kind(&g, n, false, XDI_TILE_FORWARD); break;              \
+        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_FORWARD); break;           \
+        case XDI_TILE_REVERSE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_REVERSE); break;              \
+        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_REVERSE); break;           \
+        case XDI_TILE_MIXTURE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_MIXTURE); break;              \
+        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_MIXTURE); break;           \
+        case XDI_TILE_OUTSIDE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_OUTSIDE); break;              \
+        default: v##_gradient_kind(&g, n, false, XDI_TILE_NONE); break;                                   \
+        }                                                                                                 \
+    }                                                                                                     \
+    LEAF void v##_tile_gradient(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {              \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                           \
+        float x[2 * v##_lanes], y[2 * v##_lanes], out[2 * v##_lanes];                                     \
+        xdi_tile_gradient rest = *g;                                                                      \
+        if (whole < n) { /* read before anything is written, which may be the same memory */              \
+            rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                  \
+            if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                   \
+            rest.out.data = out;                                                                          \
+            rest.streamed = false;                                                                        \
+        }                                                                                                 \
+        v##_gradient_whole(g, soft, whole);                                                               \
+        if (whole == n) return;                                                                           \
+        v##_gradient_whole(&rest, soft, two);                                                             \
+        xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                             \
     }
 
-#define XDI_TILES_KEPT(v, INLINE, LEAF)                                       \
-    INLINE v v##_kept_at(const xdi_tile_kept *g, int64_t i) {                 \
-        xdi_simd_array p, q;                                                  \
-        p.data = g->p;                                                        \
-        q.data = g->q;                                                        \
-        p.bf16 = q.bf16 = false;                                              \
-        return v##_sub(v##_mul(v##_set(g->p_scale), v##_load(p, i)),          \
-                       v##_mul(v##_set(g->q_scale), v##_load(q, i)));         \
-    }                                                                         \
-    INLINE void v##_kept_loop(const xdi_tile_kept *g, int64_t n, bool sent) { \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                      \
-            const v a = v##_kept_at(g, i), b = v##_kept_at(g, i + v##_lanes); \
-            if (sent)                                                         \
-                v##_stream_two(g->out, i, a, b);                              \
-            else                                                              \
-                v##_store_two(g->out, i, a, b);                               \
-        }                                                                     \
-    }                                                                         \
-    LEAF void v##_tile_kept(const xdi_tile_kept *given, int64_t n) {          \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;               \
-        uint16_t out[2 * v##_lanes];                                          \
-        xdi_tile_kept g = *given; /* stores cannot change a copy */           \
-        if (g.streamed)                                                       \
-            v##_kept_loop(&g, whole, true);                                   \
-        else                                                                  \
-            v##_kept_loop(&g, whole, false);                                  \
-        if (whole == n) return;                                               \
-        g.p += whole;                                                         \
-        g.q += whole;                                                         \
-        g.out.data = out;                                                     \
-        v##_kept_loop(&g, two, false);                                        \
-        xdi_simd_copy(g.out, 0, n - whole, given->out, whole);                \
-    }
-
-#define XDI_TILES(v, INLINE, LEAF)                                                              \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                                             \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                                             \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                          \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                         \
-    XDI_TILES_KEPT(v, INLINE, LEAF)                                                             \
-    LEAF void v##_tile_fence(void) {                                                            \
-        v##_fence();                                                                            \
-    }                                                                                           \
-    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear,  v##_tile_sum,      \
-                                         v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_kept,    v##_tile_fence,   v##_tile_raise,    \
-                                         v##_tile_collect, v##_tile_range,   v##_tile_offsets,  \
-                                         v##_tile_unpack };
+#define XDI_TILES(v, INLINE, LEAF)                                                            \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
+    LEAF void v##_tile_fence(void) {                                                          \
+        v##_fence();                                                                          \
+    }                                                                                         \
+    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
+                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
+                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
 
 /* ---- what selections need ---- */
 
@@ -9445,15 +9437,8 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_fast_take_max(other, pair->other_max, tile);
 }
 
-/* A row's powers as its sums took them, so that the gradient need not take them again: tile after tile, each
- * relative to the integer that held then. */
-typedef struct xdi_fast_kept {
-    float *student, *teacher;             /* [tiles, XDI_TILE] */
-    float *student_whole, *teacher_whole; /* [tiles] */
-} xdi_fast_kept;
-
 static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, const xdi_fast_kept *kept, xdi_fast_row *row) {
+                          bool soft, xdi_fast_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
@@ -9475,17 +9460,12 @@ static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
-            pair.own_kept = kept ? kept->teacher + c : NULL;
-            pair.other_kept = kept ? kept->student + c : NULL;
             xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
             xdi_fast_add_tile(tiles, student, n, c, &row->student);
             xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
         }
-        if (!kept) continue;
-        kept->student_whole[c / XDI_TILE] = row->student.power.whole;
-        kept->teacher_whole[c / XDI_TILE] = row->teacher.power.whole;
     }
     return true;
 }
@@ -9516,10 +9496,9 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
     return begin;
 }
 
-/* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
- * the plain kernels; no reference and no sum is then written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, const xdi_fast_kept *kept,
-                              double *ref, double *sums) {
+/* References and sums of the one row in a. False when it is a row for the plain kernels; no reference and no
+ * sum is then written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool hard_loss = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
@@ -9528,7 +9507,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, con
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
         return false;
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -9562,15 +9541,12 @@ XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
     return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
 }
 
-/* Whether the powers were kept. */
-static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
-                                       const xd_loss_kernels *plain, const xd_loss_args *one,
-                                       const xdi_fast_kept *kept) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
-        return kept != NULL;
+static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
+        return;
     plain->references(launch, one);
     plain->stats(launch, one);
-    return false;
 }
 
 /* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
@@ -9623,7 +9599,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -9769,26 +9745,6 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
     }
 }
 
-/* What xdi_fast_gradient_row does, of the powers that were kept. A hard loss takes the same ones. */
-static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                              const xdi_fast_kept *kept, bool streamed) {
-    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
-    const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
-    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
-    const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
-    xdi_tile_kept g;
-    for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const int64_t tile = c / XDI_TILE;
-        g.p = kept->student + c;
-        g.q = kept->teacher + c;
-        g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
-        g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
-        g.out = xdi_fast_array(&a->gradient, 0, c);
-        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        tiles->kept(&g, xdi_fast_tile_at(c, columns));
-    }
-}
-
 /* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
 typedef struct xdi_fast_column {
     int64_t at; /* -1: not on this shard */
@@ -9805,8 +9761,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one,
-                                   const xdi_fast_kept *kept, bool streamed) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -9816,10 +9771,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    if (kept)
-        xdi_fast_kept_row(tiles, one, columns, kept, streamed);
-    else
-        xdi_fast_gradient_row(tiles, one, columns, streamed);
+    xdi_fast_gradient_row(tiles, one, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -9833,7 +9785,7 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, streamed);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
     }
     tiles->fence();
     return XD_OK;
@@ -9841,36 +9793,10 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
-/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
- * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
-static bool xdi_fast_keeps(const xd_loss_args *a) {
-    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
-    const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
-    const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
-                        a->gradient.dtype == XD_DTYPE_BF16;
-    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
-           (!hard || shared);
-}
-
-/* The parts of one block, which is what is returned; NULL when there is no memory, and then powers are taken
- * twice. */
-static float *xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE, side = tiles * XDI_TILE;
-    float *memory = (float *)xdi_scratch_take(ctx, (size_t)(2 * (side + tiles)) * sizeof *memory);
-    if (!memory) return NULL;
-    kept->student = memory;
-    kept->teacher = memory + side;
-    kept->student_whole = memory + 2 * side;
-    kept->teacher_whole = memory + 2 * side + tiles;
-    return memory;
-}
-
 static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
-                                    const xd_loss_kernels *plain, xd_loss_args *one,
-                                    const xdi_fast_kept *kept, bool streamed) {
+                                    const xd_loss_kernels *plain, xd_loss_args *one, bool streamed) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
-    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
+    xdi_fast_loss_row_partials(launch, tiles, plain, one);
     if (one->shards > 1) return XD_OK;
     one->all_references = one->references;
     one->all_sums = one->sums;
@@ -9880,8 +9806,7 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
         XDI_TRY(plain->mixture_combine(launch, one));
     }
-    if (one->gradient.data)
-        xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, streamed);
+    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, streamed);
     return XD_OK;
 }
 
@@ -9890,14 +9815,11 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     xd_result result = XD_OK;
-    xdi_fast_kept kept = { NULL, NULL, NULL, NULL };
-    float *memory = xdi_fast_keeps(a) ? xdi_fast_keep(launch->ctx, a, &kept) : NULL;
     for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
-        result = xdi_fast_fused_row(launch, tiles, &plain, &one, memory ? &kept : NULL, streamed);
+        result = xdi_fast_fused_row(launch, tiles, &plain, &one, streamed);
     }
     tiles->fence();
-    xdi_scratch_give(launch->ctx, memory);
     return result;
 }
 
@@ -39963,4 +39885,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 4e452353668570b89a1f836863666e9522fdb90e4f386bf17a54894e45abd4e7 */
+/* xdistill sha256 1d148596085f2b0c45329420bc8844c1bd87bf04e5b1c4c92f303d34e0e9c3fc */

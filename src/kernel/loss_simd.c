@@ -158,15 +158,8 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_fast_take_max(other, pair->other_max, tile);
 }
 
-/* A row's powers as its sums took them, so that the gradient need not take them again: tile after tile, each
- * relative to the integer that held then. */
-typedef struct xdi_fast_kept {
-    float *student, *teacher;             /* [tiles, XDI_TILE] */
-    float *student_whole, *teacher_whole; /* [tiles] */
-} xdi_fast_kept;
-
 static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, const xdi_fast_kept *kept, xdi_fast_row *row) {
+                          bool soft, xdi_fast_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
@@ -188,17 +181,12 @@ static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
-            pair.own_kept = kept ? kept->teacher + c : NULL;
-            pair.other_kept = kept ? kept->student + c : NULL;
             xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
             xdi_fast_add_tile(tiles, student, n, c, &row->student);
             xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
         }
-        if (!kept) continue;
-        kept->student_whole[c / XDI_TILE] = row->student.power.whole;
-        kept->teacher_whole[c / XDI_TILE] = row->teacher.power.whole;
     }
     return true;
 }
@@ -229,10 +217,9 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
     return begin;
 }
 
-/* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
- * the plain kernels; no reference and no sum is then written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, const xdi_fast_kept *kept,
-                              double *ref, double *sums) {
+/* References and sums of the one row in a. False when it is a row for the plain kernels; no reference and no
+ * sum is then written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool hard_loss = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
@@ -241,7 +228,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, con
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
         return false;
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -275,15 +262,12 @@ XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
     return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
 }
 
-/* Whether the powers were kept. */
-static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
-                                       const xd_loss_kernels *plain, const xd_loss_args *one,
-                                       const xdi_fast_kept *kept) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
-        return kept != NULL;
+static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
+        return;
     plain->references(launch, one);
     plain->stats(launch, one);
-    return false;
 }
 
 /* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
@@ -336,7 +320,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -482,26 +466,6 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
     }
 }
 
-/* What xdi_fast_gradient_row does, of the powers that were kept. A hard loss takes the same ones. */
-static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                              const xdi_fast_kept *kept, bool streamed) {
-    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
-    const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
-    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
-    const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
-    xdi_tile_kept g;
-    for (int64_t c = 0; c < columns; c += XDI_TILE) {
-        const int64_t tile = c / XDI_TILE;
-        g.p = kept->student + c;
-        g.q = kept->teacher + c;
-        g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
-        g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
-        g.out = xdi_fast_array(&a->gradient, 0, c);
-        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
-        tiles->kept(&g, xdi_fast_tile_at(c, columns));
-    }
-}
-
 /* A column where most of the probability may be, so that f32 would cancel: left to the plain formula. */
 typedef struct xdi_fast_column {
     int64_t at; /* -1: not on this shard */
@@ -518,8 +482,7 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one,
-                                   const xdi_fast_kept *kept, bool streamed) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -529,10 +492,7 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    if (kept)
-        xdi_fast_kept_row(tiles, one, columns, kept, streamed);
-    else
-        xdi_fast_gradient_row(tiles, one, columns, streamed);
+    xdi_fast_gradient_row(tiles, one, columns, streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -546,7 +506,7 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, streamed);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
     }
     tiles->fence();
     return XD_OK;
@@ -554,36 +514,10 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
-/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
- * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
-static bool xdi_fast_keeps(const xd_loss_args *a) {
-    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
-    const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
-    const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
-                        a->gradient.dtype == XD_DTYPE_BF16;
-    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
-           (!hard || shared);
-}
-
-/* The parts of one block, which is what is returned; NULL when there is no memory, and then powers are taken
- * twice. */
-static float *xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
-    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
-    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE, side = tiles * XDI_TILE;
-    float *memory = (float *)xdi_scratch_take(ctx, (size_t)(2 * (side + tiles)) * sizeof *memory);
-    if (!memory) return NULL;
-    kept->student = memory;
-    kept->teacher = memory + side;
-    kept->student_whole = memory + 2 * side;
-    kept->teacher_whole = memory + 2 * side + tiles;
-    return memory;
-}
-
 static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
-                                    const xd_loss_kernels *plain, xd_loss_args *one,
-                                    const xdi_fast_kept *kept, bool streamed) {
+                                    const xd_loss_kernels *plain, xd_loss_args *one, bool streamed) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
-    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
+    xdi_fast_loss_row_partials(launch, tiles, plain, one);
     if (one->shards > 1) return XD_OK;
     one->all_references = one->references;
     one->all_sums = one->sums;
@@ -593,8 +527,7 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
         XDI_TRY(plain->mixture_combine(launch, one));
     }
-    if (one->gradient.data)
-        xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, streamed);
+    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, streamed);
     return XD_OK;
 }
 
@@ -603,14 +536,11 @@ static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
     xd_result result = XD_OK;
-    xdi_fast_kept kept = { NULL, NULL, NULL, NULL };
-    float *memory = xdi_fast_keeps(a) ? xdi_fast_keep(launch->ctx, a, &kept) : NULL;
     for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
-        result = xdi_fast_fused_row(launch, tiles, &plain, &one, memory ? &kept : NULL, streamed);
+        result = xdi_fast_fused_row(launch, tiles, &plain, &one, streamed);
     }
     tiles->fence();
-    xdi_scratch_give(launch->ctx, memory);
     return result;
 }
 

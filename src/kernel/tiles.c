@@ -9,6 +9,10 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     return power;
 }
 
+/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
+enum { XDI_TILE_BLOCK = 32 };
+#define XDI_TILE_APART 120.0f
+
 /* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
 #define XDI_TILE_LEAST (-1e30f)
 
@@ -123,7 +127,7 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
     /* less than each by itself. */                                                                         \
     INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
-                             bool careful, bool own, v *kept) {                                             \
+                             bool careful, bool own) {                                                      \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
         v right = b;                                                                                        \
@@ -133,32 +137,17 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        if (kept) {                                                                                         \
-            const v f = v##_exp2(b, &pair->q);                                                              \
-            sums->other = v##_add(sums->other, f);                                                          \
-            kept[0] = e;                                                                                    \
-            kept[1] = f;                                                                                    \
-        } else {                                                                                            \
-            sums->other = v##_add_exp2(b, &pair->q, sums->other);                                           \
-        }                                                                                                   \
+        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
         sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
-    INLINE void v##_keep_two(float *kept, int64_t i, v a, v b) {                                            \
-        xdi_simd_array to;                                                                                  \
-        to.data = kept;                                                                                     \
-        to.bf16 = false;                                                                                    \
-        v##_store(to, i, a);                                                                                \
-        v##_store(to, i + v##_lanes, b);                                                                    \
-    }                                                                                                       \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
-                              bool keeps) {                                                                 \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
         const xdi_tile_pair given = *pair;                                                                  \
         const double factor = (double)given.q.factor;                                                       \
         const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
         const float back = (float)(exact / factor);                                                         \
         v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
-        v a, b, c, d, first[2], second[2];                                                                  \
+        v a, b, c, d;                                                                                       \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
@@ -166,11 +155,8 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
             own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
             other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
-            v##_pair_add(&s, &given, a, c, back, careful, own, keeps ? first : NULL);                       \
-            v##_pair_add(&r, &given, b, d, back, careful, own, keeps ? second : NULL);                      \
-            if (!keeps) continue;                                                                           \
-            v##_keep_two(given.own_kept, i, first[0], second[0]);                                           \
-            v##_keep_two(given.other_kept, i, first[1], second[1]);                                         \
+            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
+            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
         }                                                                                                   \
         pair->own = v##_total(v##_add(s.own, r.own));                                                       \
         pair->other = v##_total(v##_add(s.other, r.other));                                                 \
@@ -182,18 +168,14 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
         switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
-        case 0: v##_pair_loop(pair, n, false, false, parity, false); break;                                 \
-        case 1: v##_pair_loop(pair, n, false, true, parity, false); break;                                  \
-        case 2: v##_pair_loop(pair, n, true, false, parity, false); break;                                  \
-        default: v##_pair_loop(pair, n, true, true, parity, false); break;                                  \
+        case 0: v##_pair_loop(pair, n, false, false, parity); break;                                        \
+        case 1: v##_pair_loop(pair, n, false, true, parity); break;                                         \
+        case 2: v##_pair_loop(pair, n, true, false, parity); break;                                         \
+        default: v##_pair_loop(pair, n, true, true, parity); break;                                         \
         }                                                                                                   \
     }                                                                                                       \
     LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
-        if (pair->own_kept && pair->careful)                                                                \
-            v##_pair_loop(pair, n, true, true, true, true);                                                 \
-        else if (pair->own_kept)                                                                            \
-            v##_pair_loop(pair, n, false, true, true, true);                                                \
-        else if (pair->x.bf16 && pair->y.bf16)                                                              \
+        if (pair->x.bf16 && pair->y.bf16)                                                                   \
             v##_pair_kind(pair, n, true);                                                                   \
         else                                                                                                \
             v##_pair_kind(pair, n, false);                                                                  \
@@ -206,10 +188,6 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         if (whole == n) return;                                                                             \
         rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
         rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
-        if (pair->own_kept) {                                                                               \
-            rest.own_kept += whole;                                                                         \
-            rest.other_kept += whole;                                                                       \
-        }                                                                                                   \
         v##_pair_whole(&rest, two);                                                                         \
         pair->own += rest.own;                                                                              \
         pair->other += rest.other;                                                                          \
@@ -219,41 +197,67 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         pair->infinite = pair->infinite || rest.infinite;                                                   \
     }
 
-/* p and q, and log2(p/m) and log2(q/m). With d the difference of the logarithms, m is the larger of the two
- * times (larger share + smaller share 2^-d): no overflow, and no cancellation when p and q are close. */
+/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are
+ * close. Where d is cut off, p or q is next to nothing. All of it is one long chain, of which a processor sees
+ * too few at a time: so some vectors take one step after the other. */
 #define XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                                 \
-    INLINE void v##_mix(const xdi_tile_mixture *m, v a, v b, v *p, v *q, v *p_ratio, v *q_ratio) {         \
-        const xdi_tile_power unit = { 1.0f, 0.0f, -127.0f };                                               \
-        const v p_share = v##_set(m->p_share), q_share = v##_set(m->q_share);                              \
-        const v s = v##_sub(v##_exponent(v##_max(a, v##_set(m->p.low)), &m->p), v##_set(m->p_rest));       \
-        const v t = v##_sub(v##_exponent(v##_max(b, v##_set(m->q.low)), &m->q), v##_set(m->q_rest));       \
-        const v d = v##_sub(v##_min(s, t), v##_max(s, t));                                                 \
-        const v large = v##_pick(s, t, p_share, q_share), small = v##_pick(s, t, q_share, p_share);        \
-        const v log_mixture = v##_log2(v##_fma(small, v##_exp2(d, &unit), large));                         \
-        const v above = v##_sub(v##_set(0.0f), log_mixture), below = v##_sub(d, log_mixture);              \
-        *p = v##_exp2(a, &m->p);                                                                           \
-        *q = v##_exp2(b, &m->q);                                                                           \
-        *p_ratio = v##_pick(s, t, above, below);                                                           \
-        *q_ratio = v##_pick(s, t, below, above);                                                           \
+    typedef struct v##_mixed {                                                                             \
+        v p[XDI_TILE_BLOCK], q[XDI_TILE_BLOCK]; /* log2(m/p), log2(m/q) */                                 \
+    } v##_mixed;                                                                                           \
+    INLINE v v##_apart(const xdi_tile_mixture *m, v a, v b) {                                              \
+        const v s = v##_exponent(v##_max(v##_set(m->p.low), a), &m->p);                                    \
+        const v t = v##_exponent(v##_max(v##_set(m->q.low), b), &m->q);                                    \
+        const v d = v##_sub(v##_sub(t, s), v##_set(m->q_rest - m->p_rest));                                \
+        return v##_min(v##_max(d, v##_set(-XDI_TILE_APART)), v##_set(XDI_TILE_APART));                     \
     }                                                                                                      \
-    INLINE void v##_mixture_add(const xdi_tile_mixture *m, v a, v b, v *p_sums, v *q_sums) {               \
-        v p, q, p_ratio, q_ratio;                                                                          \
-        v##_mix(m, a, b, &p, &q, &p_ratio, &q_ratio);                                                      \
-        *p_sums = v##_fma(p, v##_sub(p_ratio, v##_set(m->top)), *p_sums);                                  \
-        *q_sums = v##_fma(q, q_ratio, *q_sums);                                                            \
+    INLINE v v##_mixture(const xdi_tile_mixture *m, v apart) {                                             \
+        const xdi_tile_power unit = { 1.0f, 0.0f, -XDI_TILE_APART };                                       \
+        return v##_fma(v##_set(m->q_share), v##_exp2(apart, &unit), v##_set(m->p_share));                  \
+    }                                                                                                      \
+    /* Of elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d, whose large parts go first. */ \
+    INLINE void v##_mix(const xdi_tile_mixture *m, xdi_simd_array x, xdi_simd_array y, int64_t begin,      \
+                        int64_t end, bool parity, bool both, v##_mixed *out) {                             \
+        v a, b, c, d, rest, exponent;                                                                      \
+        int at = 0;                                                                                        \
+        for (int64_t i = begin; i < end; i += 2 * v##_lanes, at += 2) {                                    \
+            v##_read_two(x, i, parity, &a, &b);                                                            \
+            v##_read_two(y, i, parity, &c, &d);                                                            \
+            a = v##_apart(m, a, c);                                                                        \
+            b = v##_apart(m, b, d);                                                                        \
+            out->p[at] = v##_mixture(m, a);                                                                \
+            out->p[at + 1] = v##_mixture(m, b);                                                            \
+            if (!both) continue;                                                                           \
+            out->q[at] = a;                                                                                \
+            out->q[at + 1] = b;                                                                            \
+        }                                                                                                  \
+        for (int i = 0; i < at; i++) {                                                                     \
+            a = v##_log2_parts(out->p[i], &rest, &exponent);                                               \
+            out->p[i] = v##_fma(a, rest, exponent);                                                        \
+            if (both) out->q[i] = v##_mul_sub(a, rest, v##_sub(out->q[i], exponent));                      \
+        }                                                                                                  \
     }                                                                                                      \
     INLINE void v##_mixture_loop(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *given,        \
                                  int64_t n, double *p_sum, double *q_sum, bool parity) {                   \
         const xdi_tile_mixture m = *given;                                                                 \
+        const v top = v##_set(m.top);                                                                      \
         v p_sums = v##_set(0.0f), q_sums = p_sums, a, b, c, d;                                             \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
-            v##_read_two(x, i, parity, &a, &b);                                                            \
-            v##_read_two(y, i, parity, &c, &d);                                                            \
-            v##_mixture_add(&m, a, c, &p_sums, &q_sums);                                                   \
-            v##_mixture_add(&m, b, d, &p_sums, &q_sums);                                                   \
+        v##_mixed mixed;                                                                                   \
+        for (int64_t i = 0, end; i < n; i = end) {                                                         \
+            int at = 0;                                                                                    \
+            end = i + XDI_TILE_BLOCK * v##_lanes;                                                          \
+            if (end > n) end = n;                                                                          \
+            v##_mix(&m, x, y, i, end, parity, true, &mixed);                                               \
+            for (int64_t j = i; j < end; j += 2 * v##_lanes, at += 2) {                                    \
+                v##_read_two(x, j, parity, &a, &b);                                                        \
+                v##_read_two(y, j, parity, &c, &d);                                                        \
+                p_sums = v##_fma(v##_exp2(a, &m.p), v##_add(mixed.p[at], top), p_sums);                    \
+                q_sums = v##_fma(v##_exp2(c, &m.q), mixed.q[at], q_sums);                                  \
+                p_sums = v##_fma(v##_exp2(b, &m.p), v##_add(mixed.p[at + 1], top), p_sums);                \
+                q_sums = v##_fma(v##_exp2(d, &m.q), mixed.q[at + 1], q_sums);                              \
+            }                                                                                              \
         }                                                                                                  \
-        *p_sum = v##_total(p_sums);                                                                        \
-        *q_sum = v##_total(q_sums);                                                                        \
+        *p_sum = -v##_total(p_sums);                                                                       \
+        *q_sum = -v##_total(q_sums);                                                                       \
     }                                                                                                      \
     LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,  \
                                 double *p_sum, double *q_sum) {                                            \
@@ -275,137 +279,130 @@ XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
         *q_sum += q_rest;                                                                                  \
     }
 
-#define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                                \
-    INLINE v v##_soft(const xdi_tile_gradient *g, v a, v b, xdi_tile_soft soft) {                          \
-        const v lowest = v##_set(-FLT_MAX);                                                                \
-        v p, q, p_ratio, q_ratio;                                                                          \
-        if (soft == XDI_TILE_MIXTURE) {                                                                    \
-            v##_mix(&g->mixture, a, b, &p, &q, &p_ratio, &q_ratio);                                        \
-            return v##_mul(v##_mul(v##_set(g->soft_scale), p), v##_sub(p_ratio, v##_set(g->mixture.top))); \
-        }                                                                                                  \
-        if (soft == XDI_TILE_OUTSIDE)                                                                      \
-            p = v##_exp2(a, &g->p);                                                                        \
-        else                                                                                               \
-            p = v##_scaled_exp2(a, &g->p, g->soft_scale);                                                  \
-        if (soft == XDI_TILE_FORWARD) return v##_sub(p, v##_scaled_exp2(b, &g->q, g->teacher_scale));      \
-        const v s = v##_exponent(v##_max(v##_set(g->p.low), a), &g->p);                                    \
-        if (soft == XDI_TILE_OUTSIDE)                                                                      \
-            return v##_mul(p, v##_fma(v##_set(g->teacher_scale), s, v##_set(g->soft_scale)));              \
-        const v t = v##_max(v##_exponent(b, &g->q), lowest);                                               \
-        return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                       \
-    }                                                                                                      \
-    INLINE v v##_gradient(const xdi_tile_gradient *g, v a, v b, bool hard, xdi_tile_soft soft) {           \
-        v out = v##_set(0.0f);                                                                             \
-        if (hard) out = v##_sub(v##_scaled_exp2(a, &g->h, g->hard_scale), v##_set(g->uniform));            \
-        if (soft == XDI_TILE_NONE) return out;                                                             \
-        const v more = v##_soft(g, a, b, soft);                                                            \
-        return hard ? v##_add(out, more) : more;                                                           \
-    }                                                                                                      \
-    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,    \
-                                  bool teacher, bool parity, bool sent) {                                  \
-        v a, b, c = v##_set(0.0f), d = c;                                                                  \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                   \
-            v##_read_two(g->x, i, parity, &a, &b);                                                         \
-            if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                            \
-            a = v##_gradient(g, a, c, hard, soft);                                                         \
-            b = v##_gradient(g, b, d, hard, soft);                                                         \
-            if (sent)                                                                                      \
-                v##_send_two(g->out, i, parity, a, b);                                                     \
-            else                                                                                           \
-                v##_write_two(g->out, i, parity, a, b);                                                    \
-        }                                                                                                  \
-    }                                                                                                      \
-    INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) {  \
-        const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                            \
-        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                         \
-            if (g->streamed)                                                                               \
-                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                  \
-            else                                                                                           \
-                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                 \
-        } else if (g->streamed && !g->out.bf16) {                                                          \
-            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                     \
-        } else {                                                                                           \
-            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                    \
-        }                                                                                                  \
-    }                                                                                                      \
-    LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {          \
-        const xdi_tile_gradient g = *given; /* stores cannot change a copy */                              \
-        switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                        \
-        case XDI_TILE_NONE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_NONE); break;                  \
-        case XDI_TILE_FORWARD * 2: v##_gradient_kind(&g, n, false, XDI_TILE_FORWARD); break;               \
-        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_FORWARD); break;            \
-        case XDI_TILE_REVERSE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_REVERSE); break;               \
-        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_REVERSE); break;            \
-        case XDI_TILE_MIXTURE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_MIXTURE); break;               \
-        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_MIXTURE); break;            \
-        case XDI_TILE_OUTSIDE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_OUTSIDE); break;               \
-        default: v##_gradient_kind(&g, n, false, XDI_TILE_NONE); break;                                    \
-        }                                                                                                  \
-    }                                                                                                      \
-    LEAF void v##_tile_gradient(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {               \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                            \
-        float x[2 * v##_lanes], y[2 * v##_lanes], out[2 * v##_lanes];                                      \
-        xdi_tile_gradient rest = *g;                                                                       \
-        if (whole < n) { /* read before anything is written, which may be the same memory */               \
-            rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                   \
-            if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                    \
-            rest.out.data = out;                                                                           \
-            rest.streamed = false;                                                                         \
-        }                                                                                                  \
-        v##_gradient_whole(g, soft, whole);                                                                \
-        if (whole == n) return;                                                                            \
-        v##_gradient_whole(&rest, soft, two);                                                              \
-        xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                              \
+#define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                               \
+    INLINE v v##_soft(const xdi_tile_gradient *g, v a, v b, xdi_tile_soft soft) {                         \
+        const v lowest = v##_set(-FLT_MAX);                                                               \
+        v p;                                                                                              \
+        if (soft == XDI_TILE_OUTSIDE)                                                                     \
+            p = v##_exp2(a, &g->p);                                                                       \
+        else                                                                                              \
+            p = v##_scaled_exp2(a, &g->p, g->soft_scale);                                                 \
+        if (soft == XDI_TILE_FORWARD) return v##_sub(p, v##_scaled_exp2(b, &g->q, g->teacher_scale));     \
+        const v s = v##_exponent(v##_max(v##_set(g->p.low), a), &g->p);                                   \
+        if (soft == XDI_TILE_OUTSIDE)                                                                     \
+            return v##_mul(p, v##_fma(v##_set(g->teacher_scale), s, v##_set(g->soft_scale)));             \
+        const v t = v##_max(v##_exponent(b, &g->q), lowest);                                              \
+        return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                      \
+    }                                                                                                     \
+    INLINE v v##_gradient(const xdi_tile_gradient *g, v a, v b, bool hard, xdi_tile_soft soft) {          \
+        v out = v##_set(0.0f);                                                                            \
+        if (hard) { /* less what every element gets */                                                    \
+            v whole;                                                                                      \
+            const v fraction = v##_exp2_parts(a, &g->h, g->hard_scale, &whole);                           \
+            out = v##_mul_sub(fraction, whole, v##_set(g->uniform));                                      \
+        }                                                                                                 \
+        if (soft == XDI_TILE_NONE) return out;                                                            \
+        const v more = v##_soft(g, a, b, soft);                                                           \
+        return hard ? v##_add(out, more) : more;                                                          \
+    }                                                                                                     \
+    INLINE v v##_mixture_gradient(const xdi_tile_gradient *g, v a, v log, bool hard) {                    \
+        const v p = v##_scaled_exp2(a, &g->mixture.p, -g->soft_scale);                                    \
+        const v out = v##_mul(p, v##_add(log, v##_set(g->mixture.top)));                                  \
+        return hard ? v##_add(v##_gradient(g, a, a, true, XDI_TILE_NONE), out) : out;                     \
+    }                                                                                                     \
+    INLINE void v##_mixture_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, bool parity,  \
+                                          bool sent) {                                                    \
+        v a, b;                                                                                           \
+        v##_mixed mixed;                                                                                  \
+        for (int64_t i = 0, end; i < n; i = end) {                                                        \
+            int at = 0;                                                                                   \
+            end = i + XDI_TILE_BLOCK * v##_lanes;                                                         \
+            if (end > n) end = n;                                                                         \
+            v##_mix(&g->mixture, g->x, g->y, i, end, parity, false, &mixed);                              \
+            for (int64_t j = i; j < end; j += 2 * v##_lanes, at += 2) {                                   \
+                v##_read_two(g->x, j, parity, &a, &b);                                                    \
+                a = v##_mixture_gradient(g, a, mixed.p[at], hard);                                        \
+                b = v##_mixture_gradient(g, b, mixed.p[at + 1], hard);                                    \
+                if (sent)                                                                                 \
+                    v##_send_two(g->out, j, parity, a, b);                                                \
+                else                                                                                      \
+                    v##_write_two(g->out, j, parity, a, b);                                               \
+            }                                                                                             \
+        }                                                                                                 \
+    }                                                                                                     \
+    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,   \
+                                  bool teacher, bool parity, bool sent) {                                 \
+        v a, b, c = v##_set(0.0f), d = c;                                                                 \
+        if (soft == XDI_TILE_MIXTURE) {                                                                   \
+            v##_mixture_gradient_loop(g, n, hard, parity, sent);                                          \
+            return;                                                                                       \
+        }                                                                                                 \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                  \
+            v##_read_two(g->x, i, parity, &a, &b);                                                        \
+            if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                           \
+            a = v##_gradient(g, a, c, hard, soft);                                                        \
+            b = v##_gradient(g, b, d, hard, soft);                                                        \
+            if (sent)                                                                                     \
+                v##_send_two(g->out, i, parity, a, b);                                                    \
+            else                                                                                          \
+                v##_write_two(g->out, i, parity, a, b);                                                   \
+        }                                                                                                 \
+    }                                                                                                     \
+    INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) { \
+        const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                           \
+        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                        \
+            if (g->streamed)                                                                              \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                 \
+            else                                                                                          \
+                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                \
+        } else if (g->streamed && !g->out.bf16) {                                                         \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                    \
+        } else {                                                                                          \
+            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                   \
+        }                                                                                                 \
+    }                                                                                                     \
+    LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {         \
+        const xdi_tile_gradient g = *given; /* stores cannot change a copy */                             \
+        switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                       \
+        case XDI_TILE_NONE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_NONE); break;                 \
+        case XDI_TILE_FORWARD * 2: v##_gradient_kind(&g, n, false, XDI_TILE_FORWARD); break;              \
+        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_FORWARD); break;           \
+        case XDI_TILE_REVERSE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_REVERSE); break;              \
+        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_REVERSE); break;           \
+        case XDI_TILE_MIXTURE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_MIXTURE); break;              \
+        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_MIXTURE); break;           \
+        case XDI_TILE_OUTSIDE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_OUTSIDE); break;              \
+        default: v##_gradient_kind(&g, n, false, XDI_TILE_NONE); break;                                   \
+        }                                                                                                 \
+    }                                                                                                     \
+    LEAF void v##_tile_gradient(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {              \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                           \
+        float x[2 * v##_lanes], y[2 * v##_lanes], out[2 * v##_lanes];                                     \
+        xdi_tile_gradient rest = *g;                                                                      \
+        if (whole < n) { /* read before anything is written, which may be the same memory */              \
+            rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                  \
+            if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                   \
+            rest.out.data = out;                                                                          \
+            rest.streamed = false;                                                                        \
+        }                                                                                                 \
+        v##_gradient_whole(g, soft, whole);                                                               \
+        if (whole == n) return;                                                                           \
+        v##_gradient_whole(&rest, soft, two);                                                             \
+        xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                             \
     }
 
-#define XDI_TILES_KEPT(v, INLINE, LEAF)                                       \
-    INLINE v v##_kept_at(const xdi_tile_kept *g, int64_t i) {                 \
-        xdi_simd_array p, q;                                                  \
-        p.data = g->p;                                                        \
-        q.data = g->q;                                                        \
-        p.bf16 = q.bf16 = false;                                              \
-        return v##_sub(v##_mul(v##_set(g->p_scale), v##_load(p, i)),          \
-                       v##_mul(v##_set(g->q_scale), v##_load(q, i)));         \
-    }                                                                         \
-    INLINE void v##_kept_loop(const xdi_tile_kept *g, int64_t n, bool sent) { \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                      \
-            const v a = v##_kept_at(g, i), b = v##_kept_at(g, i + v##_lanes); \
-            if (sent)                                                         \
-                v##_stream_two(g->out, i, a, b);                              \
-            else                                                              \
-                v##_store_two(g->out, i, a, b);                               \
-        }                                                                     \
-    }                                                                         \
-    LEAF void v##_tile_kept(const xdi_tile_kept *given, int64_t n) {          \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;               \
-        uint16_t out[2 * v##_lanes];                                          \
-        xdi_tile_kept g = *given; /* stores cannot change a copy */           \
-        if (g.streamed)                                                       \
-            v##_kept_loop(&g, whole, true);                                   \
-        else                                                                  \
-            v##_kept_loop(&g, whole, false);                                  \
-        if (whole == n) return;                                               \
-        g.p += whole;                                                         \
-        g.q += whole;                                                         \
-        g.out.data = out;                                                     \
-        v##_kept_loop(&g, two, false);                                        \
-        xdi_simd_copy(g.out, 0, n - whole, given->out, whole);                \
-    }
-
-#define XDI_TILES(v, INLINE, LEAF)                                                              \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                                             \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                                             \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                          \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                         \
-    XDI_TILES_KEPT(v, INLINE, LEAF)                                                             \
-    LEAF void v##_tile_fence(void) {                                                            \
-        v##_fence();                                                                            \
-    }                                                                                           \
-    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear,  v##_tile_sum,      \
-                                         v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_kept,    v##_tile_fence,   v##_tile_raise,    \
-                                         v##_tile_collect, v##_tile_range,   v##_tile_offsets,  \
-                                         v##_tile_unpack };
+#define XDI_TILES(v, INLINE, LEAF)                                                            \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
+    LEAF void v##_tile_fence(void) {                                                          \
+        v##_fence();                                                                          \
+    }                                                                                         \
+    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
+                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
+                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
 
 /* ---- what selections need ---- */
 

@@ -27,7 +27,6 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
-    float *own_kept, *other_kept; /* [XDI_TILE] p and q themselves, of bf16 only; NULL -> not wanted */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -68,14 +67,6 @@ typedef struct xdi_tile_gradient {
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
 
-/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
-typedef struct xdi_tile_kept {
-    float *p, *q;
-    float p_scale, q_scale;
-    xdi_simd_array out;
-    bool streamed; /* as in xdi_tile_gradient */
-} xdi_tile_kept;
-
 /* One set of loops. n is the number of elements. */
 typedef struct xdi_tiles {
     /* Largest element, -infinity without one; NaN when there is a NaN. */
@@ -90,7 +81,6 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
-    void (*kept)(const xdi_tile_kept *g, int64_t n);
     void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);

@@ -1403,7 +1403,7 @@ XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *
 #define XD_XTOKEN_EPSILON 1e-10
 
 /* Floats of scratch that the entries with a matrix of k slots want. */
-#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16640)
+#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 34064)
 
 /* The entries of a projection in the kept columns J, by student id. */
 typedef struct xd_xtoken_matrix {
@@ -7819,8 +7819,8 @@ XDI_EXACT_SUMS(xdi_w8, XDI_SIMD_INLINE_512)
  *
  * A projection is walked for 16 chunks at once: tables of 16 floats a slot or student id, so that an entry of
  * the matrix is one multiply-add of vectors, to and fro. The student comes in blocks of ids whose tables stay
- * in the first caches. */
-enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 256 };
+ * in the first two caches: DENSE ids, or those of BLOCK that have an entry, where these are few. */
+enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 1024, XDI_XTOKEN_DENSE = 256 };
 
 /* p = scale 2^(...) of a row. */
 typedef struct xdi_xtoken_power {
@@ -7847,12 +7847,16 @@ typedef struct xdi_xtoken_loops {
     void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
     /* sum of p h */
     double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
-    /* to[16 to_id] += weight from[16 from_id], ids less their base */
-    void (*walk)(const int32_t *to_id, int64_t to_base, const int32_t *from_id, int64_t from_base,
-                 const float *weight, int64_t n, float *to, const float *from);
-    /* A block from lanes [16, STRIDE] to tables [BLOCK, 16], and back. */
-    void (*to_tables)(const float *lanes, float *tables);
-    void (*to_lanes)(const float *tables, float *lanes);
+    /* Of a block of n elements the listed ones together, and up to a multiple of 16 -infinity. Asks for the
+     * next block. */
+    void (*pack)(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
+    /* n entries: slots[16 slot] += weight ids[16 i], or with `back` ids += weight slots. i counts student ids
+     * where they are packed, or is the id less `first`. */
+    void (*walk)(const int32_t *student, const int32_t *slot, const float *weight, int64_t n, bool packed,
+                 int64_t first, float *ids, float *slots, bool back);
+    /* n elements, rounded up to 8, from lanes [16, STRIDE] to tables [n, 16], and back. */
+    void (*to_tables)(const float *lanes, int64_t n, float *tables);
+    void (*to_lanes)(const float *tables, int64_t n, float *lanes);
     /* cells (+)= x factor - shift */
     void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
     /* out = x factor - shift; the sum of the products */
@@ -12770,31 +12774,32 @@ XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels) {
 /* How far a maximum may lie above the integer that powers are relative to. */
 #define XDI_ROWS_ROOM 60.0
 
-/* One read: a tile's maximum, which leaves the tile in the first cache, then its sum relative to an integer
- * that grows with the maximum. */
+/* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
+ * that is far above, the integer follows it and the sum is taken again. */
 XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out) {
     double whole = 0.0, sum = 0.0;
-    float unused;
+    float top;
     out->max = -INFINITY;
     out->tile = 0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
         const xdi_simd_array tile = xdi_fast_array(x, row, c);
         const int64_t n = xdi_fast_tile_at(c, columns);
-        const double max = (double)tiles->max(tile, n);
-        if (max == -INFINITY) continue;
-        if (!xdi_fast_fits(max, factor)) return false; /* also NaN */
-        if (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM) {
+        double part = tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &top);
+        const double max = (double)top;
+        if (max > -INFINITY && !xdi_fast_fits(max, factor)) return false;
+        if (max > -INFINITY && (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM)) {
             const double next = rint(max * factor);
             sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
+            if (whole != next) part = tiles->sum(tile, n, xdi_tile_power_of(factor, next), NULL, &top);
             whole = next;
         }
         if (max > out->max) out->tile = c;
         if (max > out->max) out->max = max;
-        sum += tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &unused);
+        sum += part; /* NaN stays */
     }
     out->sum = sum * exp2(whole - out->max * (double)(float)factor);
-    return out->max > -INFINITY;
+    return out->max > -INFINITY && !isnan(sum);
 }
 
 /* The lowest column that has the maximum. */
@@ -12829,14 +12834,15 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
     return XD_OK;
 }
 
-/* Rows whose columns are looked at together: memory is read in long pieces, and a maximum touched once. */
-enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_PIECE = 4096 };
+/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
+ * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
 #define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
     INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
         xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
         int64_t i = 0;                                                                             \
-        for (int r = 0; r < XDI_ROWS_AT_ONCE; r++) {                                               \
+        for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {                    \
             x[r].data = given[r].data;                                                             \
             x[r].bf16 = bf16;                                                                      \
         }                                                                                          \
@@ -12847,10 +12853,10 @@ enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_PIECE = 4096 };
             if (i + v##_lanes <= n) {                                                              \
                 max = v##_max(v##_load(x[0], i), max);                                             \
                 max = v##_max(v##_load(x[1], i), max);                                             \
-                max = v##_max(v##_load(x[2], i), max);                                             \
-                max = v##_max(v##_load(x[3], i), max);                                             \
+                if (bf16) max = v##_max(v##_load(x[2], i), max);                                   \
+                if (bf16) max = v##_max(v##_load(x[3], i), max);                                   \
             } else {                                                                               \
-                for (int r = 0; r < XDI_ROWS_AT_ONCE; r++)                                         \
+                for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)              \
                     max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
             }                                                                                      \
             v##_write(to, i, n, max);                                                              \
@@ -12886,18 +12892,19 @@ static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
 static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
     const xdi_rows_raise raise = xdi_rows_raise_of(launch);
-    const int64_t piece = XDI_ROWS_PIECE;
+    const int64_t piece = XDI_ROWS_PIECE,
+                  most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
         return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
     for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
     for (int64_t r = 0; r < logits->rows;) {
         int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
-        for (; r < logits->rows && count < XDI_ROWS_AT_ONCE; r++)
+        for (; r < logits->rows && count < most; r++)
             if (!mask || mask[r]) rows[count++] = r;
-        for (int64_t i = count; i > 0 && i < XDI_ROWS_AT_ONCE; i++) rows[i] = rows[0];
+        for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
         for (int64_t c = 0; c < columns && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
-            for (int i = 0; i < XDI_ROWS_AT_ONCE; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
             raise(x, columns - c < piece ? columns - c : piece, maxima + c);
         }
     }
@@ -12917,13 +12924,26 @@ XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *sof
 #include <string.h>
 
 typedef double __attribute__((vector_size(64))) xdi_d8;
-typedef int64_t __attribute__((vector_size(64))) xdi_d8_bits;
 typedef float __attribute__((vector_size(32))) xdi_f8;
 
 /* Asks for what is behind a block: the next call for the same row comes after those for all others. */
 static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
     __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
+}
+
+/* One by one: no vector operation compresses faster. */
+static void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out) {
+    for (int64_t i = 0; i < count && x.bf16; i++) {
+        const uint32_t bits = (uint32_t)((const uint16_t *)x.data)[list[i]] << 16;
+        xdi_xtoken_ahead(x, n + list[i]);
+        memcpy(out + i, &bits, sizeof bits);
+    }
+    for (int64_t i = 0; i < count && !x.bf16; i++) {
+        xdi_xtoken_ahead(x, n + list[i]);
+        out[i] = ((const float *)x.data)[list[i]];
+    }
+    for (int64_t i = count; i % XDI_XTOKEN_LANES != 0; i++) out[i] = -INFINITY;
 }
 
 #define XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
@@ -12934,7 +12954,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         x.bf16 = bf16;                                                                                       \
         for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
             const v e = v##_scaled_exp2(v##_load(x, i), &p.power, p.scale);                                  \
-            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                       \
+            xdi_xtoken_ahead(x, i + n);                                                                      \
             v##_store(to, i, add ? v##_add(e, v##_load(to, i)) : e);                                         \
         }                                                                                                    \
         if (i == n) return;                                                                                  \
@@ -12953,7 +12973,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         int64_t i = 0;                                                                                       \
         x.bf16 = bf16;                                                                                       \
         for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
-            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                       \
+            xdi_xtoken_ahead(x, i + n);                                                                      \
             sum = v##_fma(v##_scaled_exp2(v##_load(x, i), &p.power, p.scale), v##_load(with, i), sum);       \
         }                                                                                                    \
         if (i < n)                                                                                           \
@@ -12964,16 +12984,26 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {            \
         return x.bf16 ? v##_dot_loop(x, n, p, true, h) : v##_dot_loop(x, n, p, false, h);                    \
     }                                                                                                        \
-    LEAF void v##_xtoken_walk(const int32_t *to_id, int64_t to_base, const int32_t *from_id,                 \
-                              int64_t from_base, const float *weight, int64_t n, float *to,                  \
-                              const float *from) {                                                           \
+    INLINE void v##_walk_loop(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,   \
+                              bool packed, int64_t first, float *ids, float *slots, bool back) {             \
+        int64_t at = 0;                                                                                      \
         for (int64_t e = 0; e < n; e++) {                                                                    \
-            const xdi_simd_array a = xdi_xtoken_floats(to + (to_id[e] - to_base) * XDI_XTOKEN_LANES);        \
-            const xdi_simd_array b = xdi_xtoken_floats(from + (from_id[e] - from_base) * XDI_XTOKEN_LANES);  \
+            at += packed && e > 0 && student[e] != student[e - 1] ? 1 : 0;                                   \
+            const xdi_simd_array id =                                                                        \
+                xdi_xtoken_floats(ids + (packed ? at : student[e] - first) * XDI_XTOKEN_LANES);              \
+            const xdi_simd_array a = xdi_xtoken_floats(slots + (int64_t)slot[e] * XDI_XTOKEN_LANES);         \
+            const xdi_simd_array to = back ? id : a, from = back ? a : id;                                   \
             const v w = v##_set(weight[e]);                                                                  \
             for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                   \
-                v##_store(a, lane, v##_fma(v##_load(b, lane), w, v##_load(a, lane)));                        \
+                v##_store(to, lane, v##_fma(v##_load(from, lane), w, v##_load(to, lane)));                   \
         }                                                                                                    \
+    }                                                                                                        \
+    LEAF void v##_xtoken_walk(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,   \
+                              bool packed, int64_t first, float *ids, float *slots, bool back) {             \
+        if (packed && back) v##_walk_loop(student, slot, weight, n, true, first, ids, slots, true);          \
+        if (packed && !back) v##_walk_loop(student, slot, weight, n, true, first, ids, slots, false);        \
+        if (!packed && back) v##_walk_loop(student, slot, weight, n, false, first, ids, slots, true);        \
+        if (!packed && !back) v##_walk_loop(student, slot, weight, n, false, first, ids, slots, false);      \
     }                                                                                                        \
     LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,           \
                                double *cells) {                                                              \
@@ -13017,25 +13047,6 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         }                                                                                                    \
         for (int lane = 0; lane < 8; lane++) sum += sums[lane];                                              \
         return sum;                                                                                          \
-    }                                                                                                        \
-    LEAF double v##_xtoken_top(const double *x, int64_t n, bool magnitude) {                                 \
-        const int64_t kept = magnitude ? INT64_MAX : -1;                                                     \
-        double top = -INFINITY;                                                                              \
-        int64_t i = 0;                                                                                       \
-        xdi_d8 tops = { top, top, top, top, top, top, top, top };                                            \
-        for (; i + 8 <= n; i += 8) {                                                                         \
-            xdi_d8_bits bits, more;                                                                          \
-            memcpy(&bits, x + i, sizeof bits);                                                               \
-            bits &= kept;                                                                                    \
-            more = (xdi_d8_bits)((xdi_d8)bits > tops);                                                       \
-            tops = (xdi_d8)((more & bits) | (~more & (xdi_d8_bits)tops));                                    \
-        }                                                                                                    \
-        for (; i < n; i++) {                                                                                 \
-            const double one = magnitude ? fabs(x[i]) : x[i];                                                \
-            if (one > top) top = one;                                                                        \
-        }                                                                                                    \
-        for (int lane = 0; lane < 8; lane++) top = tops[lane] > top ? tops[lane] : top;                      \
-        return top;                                                                                          \
     }
 
 #define XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                       \
@@ -13152,23 +13163,35 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         }                                                                                                \
         return -XDI_TILE_LN2 * v##_total(sum);                                                           \
     }                                                                                                    \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
-                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
-                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
-                                                 v##_xtoken_pair,   v##_xtoken_write, v##_xtoken_entropy };
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,    xdi_xtoken_pack,  \
+                                                 v##_xtoken_walk,   v##_to_tables,     v##_to_lanes,     \
+                                                 v##_xtoken_widen,  v##_xtoken_narrow, v##_xtoken_top,   \
+                                                 v##_xtoken_slopes, v##_xtoken_pair,   v##_xtoken_write, \
+                                                 v##_xtoken_entropy };
 
 /* ---- 16 by 16 ---- */
 
-static void xdi_v4_to_tables(const float *lanes, float *tables) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
+static void xdi_v4_to_tables(const float *lanes, int64_t n, float *tables) {
+    for (int64_t i = 0; i < n; i++)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
             tables[i * XDI_XTOKEN_LANES + lane] = lanes[lane * XDI_XTOKEN_STRIDE + i];
 }
 
-static void xdi_v4_to_lanes(const float *tables, float *lanes) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
+static void xdi_v4_to_lanes(const float *tables, int64_t n, float *lanes) {
+    for (int64_t i = 0; i < n; i++)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
             lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
+}
+
+/* ---- largest elements ---- */
+
+static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    double top = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        const double one = magnitude ? fabs(x[i]) : x[i];
+        top = one > top ? one : top;
+    }
+    return top;
 }
 
 XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
@@ -13211,27 +13234,55 @@ XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride
     xdi_v8_transpose_half(from + 4, from_stride, to + 4 * to_stride, to_stride);
 }
 
-XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, float *tables) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
+XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables) {
+    for (int64_t i = 0; i < n; i += 8)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
             xdi_v8_transpose(lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE,
                              tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES);
 }
 
-XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, float *lanes) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
+XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes) {
+    for (int64_t i = 0; i < n; i += 8)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
             xdi_v8_transpose(tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES,
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
 /* Eight at a time is fast enough for both widths. */
-XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, float *tables) {
-    xdi_v8_to_tables(lanes, tables);
+XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, int64_t n, float *tables) {
+    xdi_v8_to_tables(lanes, n, tables);
 }
 
-XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, float *lanes) {
-    xdi_v8_to_lanes(tables, lanes);
+XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, int64_t n, float *lanes) {
+    xdi_v8_to_lanes(tables, n, lanes);
+}
+
+/* The second operand of a maximum stays where the first is NaN. */
+XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
+    __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
+    double lanes[4];
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        tops[0] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i), kept), tops[0]);
+        tops[1] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i + 4), kept), tops[1]);
+    }
+    _mm256_storeu_pd(lanes, _mm256_max_pd(tops[0], tops[1]));
+    const double top = xdi_v4_xtoken_top(lanes, 4, false), rest = xdi_v4_xtoken_top(x + i, n - i, magnitude);
+    return rest > top ? rest : top;
+}
+
+XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    const __m512d kept = _mm512_castsi512_pd(_mm512_set1_epi64(magnitude ? INT64_MAX : -1));
+    __m512d tops[2] = { _mm512_set1_pd(-INFINITY), _mm512_set1_pd(-INFINITY) };
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        tops[0] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i), kept), tops[0]);
+        tops[1] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i + 8), kept), tops[1]);
+    }
+    const double top = _mm512_reduce_max_pd(_mm512_max_pd(tops[0], tops[1]));
+    const double rest = xdi_v4_xtoken_top(x + i, n - i, magnitude);
+    return rest > top ? rest : top;
 }
 
 /* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */
@@ -13310,6 +13361,14 @@ static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
 
 /* ---- 16 chunks at once ---- */
 
+/* The ids of a block that have tables: all n, or packed together those that have entries, `list` from the
+ * first id of the block. */
+typedef struct xdi_fast_ids {
+    int64_t v, n, tables;
+    bool packed;
+    int32_t list[XDI_XTOKEN_BLOCK];
+} xdi_fast_ids;
+
 /* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
 typedef struct xdi_fast_group {
     const xdi_xtoken_loops *loops;
@@ -13321,8 +13380,10 @@ typedef struct xdi_fast_group {
     bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
     xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
     float *slots;                        /* [k, 16] */
-    float *block;                        /* [BLOCK, 16] of a block of ids or slots */
+    float *block;                        /* [BLOCK, 16] of a block of ids */
     float *across;                       /* [16, STRIDE] the same, the other way round */
+    float *packed;                       /* [STRIDE] of one row */
+    xdi_fast_ids ids;
 } xdi_fast_group;
 
 /* The rows from `begin` on. What no row fills is 0. */
@@ -13344,7 +13405,8 @@ static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken
     g.slots = a->scratch;
     g.block = g.slots + XDI_XTOKEN_LANES * a->k;
     g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
-    memset(g.across, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE * sizeof *g.across);
+    g.packed = g.across + XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE;
+    memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
 }
 
@@ -13353,36 +13415,75 @@ static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
     return columns - v < block ? columns - v : block;
 }
 
-/* Probabilities of a block, summed over each chunk's rows: across. */
-static void xdi_fast_project_block(const xdi_fast_group *g, int64_t v, int64_t n) {
+/* Vectors of every width are whole. */
+static int64_t xdi_fast_padded(int64_t n) {
+    return (n + XDI_XTOKEN_LANES - 1) / XDI_XTOKEN_LANES * XDI_XTOKEN_LANES;
+}
+
+/* The block that begins at v. Powers of four ids cost less than picking one. */
+static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t n = xdi_fast_block_at(v, m->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
+    int64_t count = 0;
+    int32_t last = -1;
+    g->ids.v = v;
+    g->ids.packed = end - m->begin[v] < n / 4;
+    g->ids.n = g->ids.tables = g->ids.packed || n < dense ? n : dense;
+    if (!g->ids.packed) return;
+    for (int64_t e = m->begin[v]; e < end; e++) {
+        const int32_t id = m->student[e] - (int32_t)v;
+        count += id != last ? 1 : 0;
+        g->ids.list[count - 1] = last = id;
+    }
+    g->ids.tables = count;
+}
+
+/* All entries of the block, to slots or back. */
+static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t from = m->begin[g->ids.v], count = m->begin[g->ids.v + g->ids.n] - from;
+    g->loops->walk(m->student + from, m->slot + from, m->weight + from, count, g->ids.packed, g->ids.v,
+                   g->block, g->slots, back);
+}
+
+/* Logits of rows[i] that have tables; how many. */
+static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_simd_array *x) {
+    *x = xdi_fast_array(&g->a->logits, g->a->rows[i], g->ids.v);
+    if (!g->ids.packed) return g->ids.n;
+    g->loops->pack(*x, g->ids.n, g->ids.list, g->ids.tables, g->packed);
+    *x = xdi_xtoken_floats(g->packed);
+    return xdi_fast_padded(g->ids.tables);
+}
+
+/* Probabilities of the block, summed over each chunk's rows: across. */
+static void xdi_fast_project_block(const xdi_fast_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
     for (int64_t i = g->begin; i < g->end; i++) {
         const int64_t at = i - g->begin;
         const int lane = g->lane[at];
+        xdi_simd_array x;
         if (!g->fits[at]) continue;
-        g->loops->powers(xdi_fast_array(&g->a->logits, g->a->rows[i], v), n, g->p[at], has[lane],
-                         g->across + lane * XDI_XTOKEN_STRIDE);
+        const int64_t n = xdi_fast_block_logits(g, i, &x);
+        g->loops->powers(x, n, g->p[at], has[lane], g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
 }
 
-static void xdi_fast_project_group(const xdi_fast_group *g) {
+static void xdi_fast_project_group(xdi_fast_group *g) {
     const xd_xtoken_args *a = g->a;
     const xd_xtoken_matrix *m = &a->matrix;
     memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * m->k) * sizeof(float));
-    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, m->columns), from = m->begin[v],
-                      count = m->begin[v + n] - from;
-        if (count == 0) continue;
-        xdi_fast_project_block(g, v, n);
-        g->loops->to_tables(g->across, g->block);
-        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->block);
+    for (int64_t v = 0; v < m->columns; v += g->ids.n) {
+        xdi_fast_open_block(g, v);
+        if (g->ids.tables == 0) continue;
+        xdi_fast_project_block(g);
+        g->loops->to_tables(g->across, g->ids.tables, g->block);
+        xdi_fast_walk_block(g, false);
     }
     for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
         const int64_t n = xdi_fast_block_at(j, m->k);
-        memcpy(g->block, g->slots + j * XDI_XTOKEN_LANES, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
-        g->loops->to_lanes(g->block, g->across);
+        g->loops->to_lanes(g->slots + j * XDI_XTOKEN_LANES, n, g->across);
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
                             a->cells + g->places[lane] * m->k + j);
@@ -13393,7 +13494,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
     for (int64_t begin = 0; begin < a->count;) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
         xdi_fast_project_group(&g);
         for (int64_t i = begin; i < g.end; i++) {
             const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
@@ -13412,33 +13513,31 @@ static void xdi_fast_load_slopes(const xdi_fast_group *g) {
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
                              g->across + lane * XDI_XTOKEN_STRIDE);
-        g->loops->to_tables(g->across, g->block);
-        memcpy(g->slots + j * XDI_XTOKEN_LANES, g->block, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
+        g->loops->to_tables(g->across, n, g->slots + j * XDI_XTOKEN_LANES);
     }
 }
 
-/* h = M dy of a block: across. */
-static void xdi_fast_back_block(const xdi_fast_group *g, int64_t v, int64_t n) {
-    const xd_xtoken_matrix *m = &g->a->matrix;
-    const int64_t from = m->begin[v], count = m->begin[v + n] - from;
-    memset(g->block, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
-    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->block, g->slots);
-    g->loops->to_lanes(g->block, g->across);
+/* h = M dy of the block: across. */
+static void xdi_fast_back_block(const xdi_fast_group *g) {
+    const int64_t tables = xdi_fast_padded(g->ids.tables);
+    memset(g->block, 0, (size_t)(XDI_XTOKEN_LANES * tables) * sizeof(float));
+    xdi_fast_walk_block(g, true);
+    g->loops->to_lanes(g->block, tables, g->across);
 }
 
-static void xdi_fast_delta_group(const xdi_fast_group *g) {
+static void xdi_fast_delta_group(xdi_fast_group *g) {
     const xd_xtoken_args *a = g->a;
-    const xd_xtoken_matrix *m = &a->matrix;
     xdi_fast_load_slopes(g);
-    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, m->columns);
-        if (m->begin[v] == m->begin[v + n]) continue;
-        xdi_fast_back_block(g, v, n);
+    for (int64_t v = 0; v < a->matrix.columns; v += g->ids.n) {
+        xdi_fast_open_block(g, v);
+        if (g->ids.tables == 0) continue;
+        xdi_fast_back_block(g);
         for (int64_t i = g->begin; i < g->end; i++) {
             const int64_t at = i - g->begin;
+            xdi_simd_array x;
             if (!g->fits[at]) continue;
-            a->cells[i] += g->loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, g->p[at],
-                                         g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
+            const int64_t n = xdi_fast_block_logits(g, i, &x);
+            a->cells[i] += g->loops->dot(x, n, g->p[at], g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
                            a->chunks[a->places[i]].largest;
         }
     }
@@ -13448,7 +13547,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
     for (int64_t begin = 0; begin < a->count;) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
         xdi_fast_delta_group(&g);
         for (int64_t i = begin; i < g.end; i++) {
             xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
@@ -13533,7 +13632,10 @@ static void xdi_fast_write_group(xdi_fast_group *g) {
     xdi_fast_load_slopes(g);
     for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
         const int64_t n = xdi_fast_block_at(v, a->columns);
-        xdi_fast_back_block(g, v, n);
+        g->ids.v = v;
+        g->ids.n = g->ids.tables = n;
+        g->ids.packed = false;
+        xdi_fast_back_block(g);
         for (int64_t i = g->begin; i < g->end; i++) {
             const int64_t at = i - g->begin;
             if (!g->fits[at]) continue;
@@ -13585,19 +13687,21 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
-/* rows[i] at the kept columns: scratch. The next row's are asked for on the way. */
+/* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
 static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
-    const int64_t k = a->k, *ids = a->ids;
+    const int64_t k = a->k, *ids = a->ids, ahead = 128;
     const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
                          next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
-    float *out = a->scratch;
+    const float *wide = (const float *)y.data;
+    const uint16_t *half = (const uint16_t *)y.data;
     for (int64_t j = 0; j < k && y.bf16; j++) {
         __builtin_prefetch((const uint16_t *)next.data + ids[j]);
-        out[j] = xd_f32_from_bf16(((const uint16_t *)y.data)[ids[j]]);
+        const uint32_t bits = (uint32_t)half[ids[j]] << 16;
+        memcpy(a->scratch + j, &bits, sizeof bits);
     }
     for (int64_t j = 0; j < k && !y.bf16; j++) {
-        __builtin_prefetch((const float *)next.data + ids[j]);
-        out[j] = ((const float *)y.data)[ids[j]];
+        __builtin_prefetch(wide + ids[j + ahead < k ? j + ahead : k - 1]);
+        a->scratch[j] = wide[ids[j]];
     }
 }
 
@@ -39885,4 +39989,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 1d148596085f2b0c45329420bc8844c1bd87bf04e5b1c4c92f303d34e0e9c3fc */
+/* xdistill sha256 a2f8636cc9032db11aac9b0c61b3eb527994e086084a19ac6c1e2f7a500b2082 */

@@ -5,31 +5,32 @@
 /* How far a maximum may lie above the integer that powers are relative to. */
 #define XDI_ROWS_ROOM 60.0
 
-/* One read: a tile's maximum, which leaves the tile in the first cache, then its sum relative to an integer
- * that grows with the maximum. */
+/* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
+ * that is far above, the integer follows it and the sum is taken again. */
 XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
                                  double factor, xdi_row_sum *out) {
     double whole = 0.0, sum = 0.0;
-    float unused;
+    float top;
     out->max = -INFINITY;
     out->tile = 0;
     for (int64_t c = 0; c < columns; c += XDI_TILE) {
         const xdi_simd_array tile = xdi_fast_array(x, row, c);
         const int64_t n = xdi_fast_tile_at(c, columns);
-        const double max = (double)tiles->max(tile, n);
-        if (max == -INFINITY) continue;
-        if (!xdi_fast_fits(max, factor)) return false; /* also NaN */
-        if (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM) {
+        double part = tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &top);
+        const double max = (double)top;
+        if (max > -INFINITY && !xdi_fast_fits(max, factor)) return false;
+        if (max > -INFINITY && (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM)) {
             const double next = rint(max * factor);
             sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
+            if (whole != next) part = tiles->sum(tile, n, xdi_tile_power_of(factor, next), NULL, &top);
             whole = next;
         }
         if (max > out->max) out->tile = c;
         if (max > out->max) out->max = max;
-        sum += tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &unused);
+        sum += part; /* NaN stays */
     }
     out->sum = sum * exp2(whole - out->max * (double)(float)factor);
-    return out->max > -INFINITY;
+    return out->max > -INFINITY && !isnan(sum);
 }
 
 /* The lowest column that has the maximum. */
@@ -64,14 +65,15 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
     return XD_OK;
 }
 
-/* Rows whose columns are looked at together: memory is read in long pieces, and a maximum touched once. */
-enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_PIECE = 4096 };
+/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
+ * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
 #define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
     INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
         xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
         int64_t i = 0;                                                                             \
-        for (int r = 0; r < XDI_ROWS_AT_ONCE; r++) {                                               \
+        for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {                    \
             x[r].data = given[r].data;                                                             \
             x[r].bf16 = bf16;                                                                      \
         }                                                                                          \
@@ -82,10 +84,10 @@ enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_PIECE = 4096 };
             if (i + v##_lanes <= n) {                                                              \
                 max = v##_max(v##_load(x[0], i), max);                                             \
                 max = v##_max(v##_load(x[1], i), max);                                             \
-                max = v##_max(v##_load(x[2], i), max);                                             \
-                max = v##_max(v##_load(x[3], i), max);                                             \
+                if (bf16) max = v##_max(v##_load(x[2], i), max);                                   \
+                if (bf16) max = v##_max(v##_load(x[3], i), max);                                   \
             } else {                                                                               \
-                for (int r = 0; r < XDI_ROWS_AT_ONCE; r++)                                         \
+                for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)              \
                     max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
             }                                                                                      \
             v##_write(to, i, n, max);                                                              \
@@ -121,18 +123,19 @@ static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
 static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
     const xdi_rows_raise raise = xdi_rows_raise_of(launch);
-    const int64_t piece = XDI_ROWS_PIECE;
+    const int64_t piece = XDI_ROWS_PIECE,
+                  most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
         return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
     for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
     for (int64_t r = 0; r < logits->rows;) {
         int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
-        for (; r < logits->rows && count < XDI_ROWS_AT_ONCE; r++)
+        for (; r < logits->rows && count < most; r++)
             if (!mask || mask[r]) rows[count++] = r;
-        for (int64_t i = count; i > 0 && i < XDI_ROWS_AT_ONCE; i++) rows[i] = rows[0];
+        for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
         for (int64_t c = 0; c < columns && count > 0; c += piece) {
             xdi_simd_array x[XDI_ROWS_AT_ONCE];
-            for (int i = 0; i < XDI_ROWS_AT_ONCE; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
             raise(x, columns - c < piece ? columns - c : piece, maxima + c);
         }
     }

@@ -10,7 +10,7 @@
 #define XD_XTOKEN_EPSILON 1e-10
 
 /* Floats of scratch that the entries with a matrix of k slots want. */
-#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 16640)
+#define XD_XTOKEN_SCRATCH(k) (16 * (k) + 34064)
 
 /* The entries of a projection in the kept columns J, by student id. */
 typedef struct xd_xtoken_matrix {

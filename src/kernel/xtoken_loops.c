@@ -3,13 +3,26 @@
 #include <string.h>
 
 typedef double __attribute__((vector_size(64))) xdi_d8;
-typedef int64_t __attribute__((vector_size(64))) xdi_d8_bits;
 typedef float __attribute__((vector_size(32))) xdi_f8;
 
 /* Asks for what is behind a block: the next call for the same row comes after those for all others. */
 static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
     __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
+}
+
+/* One by one: no vector operation compresses faster. */
+static void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out) {
+    for (int64_t i = 0; i < count && x.bf16; i++) {
+        const uint32_t bits = (uint32_t)((const uint16_t *)x.data)[list[i]] << 16;
+        xdi_xtoken_ahead(x, n + list[i]);
+        memcpy(out + i, &bits, sizeof bits);
+    }
+    for (int64_t i = 0; i < count && !x.bf16; i++) {
+        xdi_xtoken_ahead(x, n + list[i]);
+        out[i] = ((const float *)x.data)[list[i]];
+    }
+    for (int64_t i = count; i % XDI_XTOKEN_LANES != 0; i++) out[i] = -INFINITY;
 }
 
 #define XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
@@ -20,7 +33,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         x.bf16 = bf16;                                                                                       \
         for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
             const v e = v##_scaled_exp2(v##_load(x, i), &p.power, p.scale);                                  \
-            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                       \
+            xdi_xtoken_ahead(x, i + n);                                                                      \
             v##_store(to, i, add ? v##_add(e, v##_load(to, i)) : e);                                         \
         }                                                                                                    \
         if (i == n) return;                                                                                  \
@@ -39,7 +52,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         int64_t i = 0;                                                                                       \
         x.bf16 = bf16;                                                                                       \
         for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
-            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                       \
+            xdi_xtoken_ahead(x, i + n);                                                                      \
             sum = v##_fma(v##_scaled_exp2(v##_load(x, i), &p.power, p.scale), v##_load(with, i), sum);       \
         }                                                                                                    \
         if (i < n)                                                                                           \
@@ -50,16 +63,26 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
     LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {            \
         return x.bf16 ? v##_dot_loop(x, n, p, true, h) : v##_dot_loop(x, n, p, false, h);                    \
     }                                                                                                        \
-    LEAF void v##_xtoken_walk(const int32_t *to_id, int64_t to_base, const int32_t *from_id,                 \
-                              int64_t from_base, const float *weight, int64_t n, float *to,                  \
-                              const float *from) {                                                           \
+    INLINE void v##_walk_loop(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,   \
+                              bool packed, int64_t first, float *ids, float *slots, bool back) {             \
+        int64_t at = 0;                                                                                      \
         for (int64_t e = 0; e < n; e++) {                                                                    \
-            const xdi_simd_array a = xdi_xtoken_floats(to + (to_id[e] - to_base) * XDI_XTOKEN_LANES);        \
-            const xdi_simd_array b = xdi_xtoken_floats(from + (from_id[e] - from_base) * XDI_XTOKEN_LANES);  \
+            at += packed && e > 0 && student[e] != student[e - 1] ? 1 : 0;                                   \
+            const xdi_simd_array id =                                                                        \
+                xdi_xtoken_floats(ids + (packed ? at : student[e] - first) * XDI_XTOKEN_LANES);              \
+            const xdi_simd_array a = xdi_xtoken_floats(slots + (int64_t)slot[e] * XDI_XTOKEN_LANES);         \
+            const xdi_simd_array to = back ? id : a, from = back ? a : id;                                   \
             const v w = v##_set(weight[e]);                                                                  \
             for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                   \
-                v##_store(a, lane, v##_fma(v##_load(b, lane), w, v##_load(a, lane)));                        \
+                v##_store(to, lane, v##_fma(v##_load(from, lane), w, v##_load(to, lane)));                   \
         }                                                                                                    \
+    }                                                                                                        \
+    LEAF void v##_xtoken_walk(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,   \
+                              bool packed, int64_t first, float *ids, float *slots, bool back) {             \
+        if (packed && back) v##_walk_loop(student, slot, weight, n, true, first, ids, slots, true);          \
+        if (packed && !back) v##_walk_loop(student, slot, weight, n, true, first, ids, slots, false);        \
+        if (!packed && back) v##_walk_loop(student, slot, weight, n, false, first, ids, slots, true);        \
+        if (!packed && !back) v##_walk_loop(student, slot, weight, n, false, first, ids, slots, false);      \
     }                                                                                                        \
     LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,           \
                                double *cells) {                                                              \
@@ -103,25 +126,6 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         }                                                                                                    \
         for (int lane = 0; lane < 8; lane++) sum += sums[lane];                                              \
         return sum;                                                                                          \
-    }                                                                                                        \
-    LEAF double v##_xtoken_top(const double *x, int64_t n, bool magnitude) {                                 \
-        const int64_t kept = magnitude ? INT64_MAX : -1;                                                     \
-        double top = -INFINITY;                                                                              \
-        int64_t i = 0;                                                                                       \
-        xdi_d8 tops = { top, top, top, top, top, top, top, top };                                            \
-        for (; i + 8 <= n; i += 8) {                                                                         \
-            xdi_d8_bits bits, more;                                                                          \
-            memcpy(&bits, x + i, sizeof bits);                                                               \
-            bits &= kept;                                                                                    \
-            more = (xdi_d8_bits)((xdi_d8)bits > tops);                                                       \
-            tops = (xdi_d8)((more & bits) | (~more & (xdi_d8_bits)tops));                                    \
-        }                                                                                                    \
-        for (; i < n; i++) {                                                                                 \
-            const double one = magnitude ? fabs(x[i]) : x[i];                                                \
-            if (one > top) top = one;                                                                        \
-        }                                                                                                    \
-        for (int lane = 0; lane < 8; lane++) top = tops[lane] > top ? tops[lane] : top;                      \
-        return top;                                                                                          \
     }
 
 #define XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                       \
@@ -238,23 +242,35 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
         }                                                                                                \
         return -XDI_TILE_LN2 * v##_total(sum);                                                           \
     }                                                                                                    \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,   v##_xtoken_walk,   \
-                                                 v##_to_tables,     v##_to_lanes,     v##_xtoken_widen,  \
-                                                 v##_xtoken_narrow, v##_xtoken_top,   v##_xtoken_slopes, \
-                                                 v##_xtoken_pair,   v##_xtoken_write, v##_xtoken_entropy };
+    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,    xdi_xtoken_pack,  \
+                                                 v##_xtoken_walk,   v##_to_tables,     v##_to_lanes,     \
+                                                 v##_xtoken_widen,  v##_xtoken_narrow, v##_xtoken_top,   \
+                                                 v##_xtoken_slopes, v##_xtoken_pair,   v##_xtoken_write, \
+                                                 v##_xtoken_entropy };
 
 /* ---- 16 by 16 ---- */
 
-static void xdi_v4_to_tables(const float *lanes, float *tables) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
+static void xdi_v4_to_tables(const float *lanes, int64_t n, float *tables) {
+    for (int64_t i = 0; i < n; i++)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
             tables[i * XDI_XTOKEN_LANES + lane] = lanes[lane * XDI_XTOKEN_STRIDE + i];
 }
 
-static void xdi_v4_to_lanes(const float *tables, float *lanes) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i++)
+static void xdi_v4_to_lanes(const float *tables, int64_t n, float *lanes) {
+    for (int64_t i = 0; i < n; i++)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
             lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
+}
+
+/* ---- largest elements ---- */
+
+static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    double top = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        const double one = magnitude ? fabs(x[i]) : x[i];
+        top = one > top ? one : top;
+    }
+    return top;
 }
 
 XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
@@ -297,27 +313,55 @@ XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride
     xdi_v8_transpose_half(from + 4, from_stride, to + 4 * to_stride, to_stride);
 }
 
-XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, float *tables) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
+XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables) {
+    for (int64_t i = 0; i < n; i += 8)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
             xdi_v8_transpose(lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE,
                              tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES);
 }
 
-XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, float *lanes) {
-    for (int i = 0; i < XDI_XTOKEN_BLOCK; i += 8)
+XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes) {
+    for (int64_t i = 0; i < n; i += 8)
         for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
             xdi_v8_transpose(tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES,
                              lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
 }
 
 /* Eight at a time is fast enough for both widths. */
-XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, float *tables) {
-    xdi_v8_to_tables(lanes, tables);
+XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, int64_t n, float *tables) {
+    xdi_v8_to_tables(lanes, n, tables);
 }
 
-XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, float *lanes) {
-    xdi_v8_to_lanes(tables, lanes);
+XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, int64_t n, float *lanes) {
+    xdi_v8_to_lanes(tables, n, lanes);
+}
+
+/* The second operand of a maximum stays where the first is NaN. */
+XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
+    __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
+    double lanes[4];
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        tops[0] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i), kept), tops[0]);
+        tops[1] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i + 4), kept), tops[1]);
+    }
+    _mm256_storeu_pd(lanes, _mm256_max_pd(tops[0], tops[1]));
+    const double top = xdi_v4_xtoken_top(lanes, 4, false), rest = xdi_v4_xtoken_top(x + i, n - i, magnitude);
+    return rest > top ? rest : top;
+}
+
+XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    const __m512d kept = _mm512_castsi512_pd(_mm512_set1_epi64(magnitude ? INT64_MAX : -1));
+    __m512d tops[2] = { _mm512_set1_pd(-INFINITY), _mm512_set1_pd(-INFINITY) };
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        tops[0] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i), kept), tops[0]);
+        tops[1] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i + 8), kept), tops[1]);
+    }
+    const double top = _mm512_reduce_max_pd(_mm512_max_pd(tops[0], tops[1]));
+    const double rest = xdi_v4_xtoken_top(x + i, n - i, magnitude);
+    return rest > top ? rest : top;
 }
 
 /* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */

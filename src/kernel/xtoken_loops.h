@@ -7,8 +7,8 @@
  *
  * A projection is walked for 16 chunks at once: tables of 16 floats a slot or student id, so that an entry of
  * the matrix is one multiply-add of vectors, to and fro. The student comes in blocks of ids whose tables stay
- * in the first caches. */
-enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 256 };
+ * in the first two caches: DENSE ids, or those of BLOCK that have an entry, where these are few. */
+enum { XDI_XTOKEN_LANES = 16, XDI_XTOKEN_BLOCK = 1024, XDI_XTOKEN_DENSE = 256 };
 
 /* p = scale 2^(...) of a row. */
 typedef struct xdi_xtoken_power {
@@ -35,12 +35,16 @@ typedef struct xdi_xtoken_loops {
     void (*powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out);
     /* sum of p h */
     double (*dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h);
-    /* to[16 to_id] += weight from[16 from_id], ids less their base */
-    void (*walk)(const int32_t *to_id, int64_t to_base, const int32_t *from_id, int64_t from_base,
-                 const float *weight, int64_t n, float *to, const float *from);
-    /* A block from lanes [16, STRIDE] to tables [BLOCK, 16], and back. */
-    void (*to_tables)(const float *lanes, float *tables);
-    void (*to_lanes)(const float *tables, float *lanes);
+    /* Of a block of n elements the listed ones together, and up to a multiple of 16 -infinity. Asks for the
+     * next block. */
+    void (*pack)(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
+    /* n entries: slots[16 slot] += weight ids[16 i], or with `back` ids += weight slots. i counts student ids
+     * where they are packed, or is the id less `first`. */
+    void (*walk)(const int32_t *student, const int32_t *slot, const float *weight, int64_t n, bool packed,
+                 int64_t first, float *ids, float *slots, bool back);
+    /* n elements, rounded up to 8, from lanes [16, STRIDE] to tables [n, 16], and back. */
+    void (*to_tables)(const float *lanes, int64_t n, float *tables);
+    void (*to_lanes)(const float *tables, int64_t n, float *lanes);
     /* cells (+)= x factor - shift */
     void (*widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add, double *cells);
     /* out = x factor - shift; the sum of the products */

@@ -34,6 +34,14 @@ static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
 
 /* ---- 16 chunks at once ---- */
 
+/* The ids of a block that have tables: all n, or packed together those that have entries, `list` from the
+ * first id of the block. */
+typedef struct xdi_fast_ids {
+    int64_t v, n, tables;
+    bool packed;
+    int32_t list[XDI_XTOKEN_BLOCK];
+} xdi_fast_ids;
+
 /* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
 typedef struct xdi_fast_group {
     const xdi_xtoken_loops *loops;
@@ -45,8 +53,10 @@ typedef struct xdi_fast_group {
     bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
     xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
     float *slots;                        /* [k, 16] */
-    float *block;                        /* [BLOCK, 16] of a block of ids or slots */
+    float *block;                        /* [BLOCK, 16] of a block of ids */
     float *across;                       /* [16, STRIDE] the same, the other way round */
+    float *packed;                       /* [STRIDE] of one row */
+    xdi_fast_ids ids;
 } xdi_fast_group;
 
 /* The rows from `begin` on. What no row fills is 0. */
@@ -68,7 +78,8 @@ static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken
     g.slots = a->scratch;
     g.block = g.slots + XDI_XTOKEN_LANES * a->k;
     g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
-    memset(g.across, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE * sizeof *g.across);
+    g.packed = g.across + XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE;
+    memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
     return g;
 }
 
@@ -77,36 +88,75 @@ static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
     return columns - v < block ? columns - v : block;
 }
 
-/* Probabilities of a block, summed over each chunk's rows: across. */
-static void xdi_fast_project_block(const xdi_fast_group *g, int64_t v, int64_t n) {
+/* Vectors of every width are whole. */
+static int64_t xdi_fast_padded(int64_t n) {
+    return (n + XDI_XTOKEN_LANES - 1) / XDI_XTOKEN_LANES * XDI_XTOKEN_LANES;
+}
+
+/* The block that begins at v. Powers of four ids cost less than picking one. */
+static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t n = xdi_fast_block_at(v, m->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
+    int64_t count = 0;
+    int32_t last = -1;
+    g->ids.v = v;
+    g->ids.packed = end - m->begin[v] < n / 4;
+    g->ids.n = g->ids.tables = g->ids.packed || n < dense ? n : dense;
+    if (!g->ids.packed) return;
+    for (int64_t e = m->begin[v]; e < end; e++) {
+        const int32_t id = m->student[e] - (int32_t)v;
+        count += id != last ? 1 : 0;
+        g->ids.list[count - 1] = last = id;
+    }
+    g->ids.tables = count;
+}
+
+/* All entries of the block, to slots or back. */
+static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t from = m->begin[g->ids.v], count = m->begin[g->ids.v + g->ids.n] - from;
+    g->loops->walk(m->student + from, m->slot + from, m->weight + from, count, g->ids.packed, g->ids.v,
+                   g->block, g->slots, back);
+}
+
+/* Logits of rows[i] that have tables; how many. */
+static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_simd_array *x) {
+    *x = xdi_fast_array(&g->a->logits, g->a->rows[i], g->ids.v);
+    if (!g->ids.packed) return g->ids.n;
+    g->loops->pack(*x, g->ids.n, g->ids.list, g->ids.tables, g->packed);
+    *x = xdi_xtoken_floats(g->packed);
+    return xdi_fast_padded(g->ids.tables);
+}
+
+/* Probabilities of the block, summed over each chunk's rows: across. */
+static void xdi_fast_project_block(const xdi_fast_group *g) {
     bool has[XDI_XTOKEN_LANES];
     memset(has, 0, sizeof has);
     for (int64_t i = g->begin; i < g->end; i++) {
         const int64_t at = i - g->begin;
         const int lane = g->lane[at];
+        xdi_simd_array x;
         if (!g->fits[at]) continue;
-        g->loops->powers(xdi_fast_array(&g->a->logits, g->a->rows[i], v), n, g->p[at], has[lane],
-                         g->across + lane * XDI_XTOKEN_STRIDE);
+        const int64_t n = xdi_fast_block_logits(g, i, &x);
+        g->loops->powers(x, n, g->p[at], has[lane], g->across + lane * XDI_XTOKEN_STRIDE);
         has[lane] = true;
     }
 }
 
-static void xdi_fast_project_group(const xdi_fast_group *g) {
+static void xdi_fast_project_group(xdi_fast_group *g) {
     const xd_xtoken_args *a = g->a;
     const xd_xtoken_matrix *m = &a->matrix;
     memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * m->k) * sizeof(float));
-    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, m->columns), from = m->begin[v],
-                      count = m->begin[v + n] - from;
-        if (count == 0) continue;
-        xdi_fast_project_block(g, v, n);
-        g->loops->to_tables(g->across, g->block);
-        g->loops->walk(m->slot + from, 0, m->student + from, v, m->weight + from, count, g->slots, g->block);
+    for (int64_t v = 0; v < m->columns; v += g->ids.n) {
+        xdi_fast_open_block(g, v);
+        if (g->ids.tables == 0) continue;
+        xdi_fast_project_block(g);
+        g->loops->to_tables(g->across, g->ids.tables, g->block);
+        xdi_fast_walk_block(g, false);
     }
     for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
         const int64_t n = xdi_fast_block_at(j, m->k);
-        memcpy(g->block, g->slots + j * XDI_XTOKEN_LANES, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
-        g->loops->to_lanes(g->block, g->across);
+        g->loops->to_lanes(g->slots + j * XDI_XTOKEN_LANES, n, g->across);
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
                             a->cells + g->places[lane] * m->k + j);
@@ -117,7 +167,7 @@ static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoke
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
     for (int64_t begin = 0; begin < a->count;) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
         xdi_fast_project_group(&g);
         for (int64_t i = begin; i < g.end; i++) {
             const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
@@ -136,33 +186,31 @@ static void xdi_fast_load_slopes(const xdi_fast_group *g) {
         for (int lane = 0; lane < g->lanes; lane++)
             g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
                              g->across + lane * XDI_XTOKEN_STRIDE);
-        g->loops->to_tables(g->across, g->block);
-        memcpy(g->slots + j * XDI_XTOKEN_LANES, g->block, (size_t)(n * XDI_XTOKEN_LANES) * sizeof(float));
+        g->loops->to_tables(g->across, n, g->slots + j * XDI_XTOKEN_LANES);
     }
 }
 
-/* h = M dy of a block: across. */
-static void xdi_fast_back_block(const xdi_fast_group *g, int64_t v, int64_t n) {
-    const xd_xtoken_matrix *m = &g->a->matrix;
-    const int64_t from = m->begin[v], count = m->begin[v + n] - from;
-    memset(g->block, 0, XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK * sizeof(float));
-    g->loops->walk(m->student + from, v, m->slot + from, 0, m->weight + from, count, g->block, g->slots);
-    g->loops->to_lanes(g->block, g->across);
+/* h = M dy of the block: across. */
+static void xdi_fast_back_block(const xdi_fast_group *g) {
+    const int64_t tables = xdi_fast_padded(g->ids.tables);
+    memset(g->block, 0, (size_t)(XDI_XTOKEN_LANES * tables) * sizeof(float));
+    xdi_fast_walk_block(g, true);
+    g->loops->to_lanes(g->block, tables, g->across);
 }
 
-static void xdi_fast_delta_group(const xdi_fast_group *g) {
+static void xdi_fast_delta_group(xdi_fast_group *g) {
     const xd_xtoken_args *a = g->a;
-    const xd_xtoken_matrix *m = &a->matrix;
     xdi_fast_load_slopes(g);
-    for (int64_t v = 0; v < m->columns; v += XDI_XTOKEN_BLOCK) {
-        const int64_t n = xdi_fast_block_at(v, m->columns);
-        if (m->begin[v] == m->begin[v + n]) continue;
-        xdi_fast_back_block(g, v, n);
+    for (int64_t v = 0; v < a->matrix.columns; v += g->ids.n) {
+        xdi_fast_open_block(g, v);
+        if (g->ids.tables == 0) continue;
+        xdi_fast_back_block(g);
         for (int64_t i = g->begin; i < g->end; i++) {
             const int64_t at = i - g->begin;
+            xdi_simd_array x;
             if (!g->fits[at]) continue;
-            a->cells[i] += g->loops->dot(xdi_fast_array(&a->logits, a->rows[i], v), n, g->p[at],
-                                         g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
+            const int64_t n = xdi_fast_block_logits(g, i, &x);
+            a->cells[i] += g->loops->dot(x, n, g->p[at], g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
                            a->chunks[a->places[i]].largest;
         }
     }
@@ -172,7 +220,7 @@ static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_
     const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
     if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
     for (int64_t begin = 0; begin < a->count;) {
-        const xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
         xdi_fast_delta_group(&g);
         for (int64_t i = begin; i < g.end; i++) {
             xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
@@ -257,7 +305,10 @@ static void xdi_fast_write_group(xdi_fast_group *g) {
     xdi_fast_load_slopes(g);
     for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
         const int64_t n = xdi_fast_block_at(v, a->columns);
-        xdi_fast_back_block(g, v, n);
+        g->ids.v = v;
+        g->ids.n = g->ids.tables = n;
+        g->ids.packed = false;
+        xdi_fast_back_block(g);
         for (int64_t i = g->begin; i < g->end; i++) {
             const int64_t at = i - g->begin;
             if (!g->fits[at]) continue;
@@ -309,19 +360,21 @@ static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int6
     return sum.max / temperature + log(sum.sum);
 }
 
-/* rows[i] at the kept columns: scratch. The next row's are asked for on the way. */
+/* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
 static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
-    const int64_t k = a->k, *ids = a->ids;
+    const int64_t k = a->k, *ids = a->ids, ahead = 128;
     const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
                          next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
-    float *out = a->scratch;
+    const float *wide = (const float *)y.data;
+    const uint16_t *half = (const uint16_t *)y.data;
     for (int64_t j = 0; j < k && y.bf16; j++) {
         __builtin_prefetch((const uint16_t *)next.data + ids[j]);
-        out[j] = xd_f32_from_bf16(((const uint16_t *)y.data)[ids[j]]);
+        const uint32_t bits = (uint32_t)half[ids[j]] << 16;
+        memcpy(a->scratch + j, &bits, sizeof bits);
     }
     for (int64_t j = 0; j < k && !y.bf16; j++) {
-        __builtin_prefetch((const float *)next.data + ids[j]);
-        out[j] = ((const float *)y.data)[ids[j]];
+        __builtin_prefetch(wide + ids[j + ahead < k ? j + ahead : k - 1]);
+        a->scratch[j] = wide[ids[j]];
     }
 }
 

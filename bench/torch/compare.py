@@ -33,13 +33,11 @@ Liger's kernels are among the forms where they are installed."""
 
 import argparse
 import ctypes
-import datetime
 import gc
 import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 
@@ -100,6 +98,8 @@ restart_with_fair_settings(ARGS.threads)
 try:
     import torch
     import torch.nn.functional as F
+
+    import machine
 except ImportError:
     print("skipped: needs PyTorch")
     sys.exit(0)
@@ -748,49 +748,22 @@ def check(row):
     return int(not errors["xdistill"] <= row.limit)
 
 
-def output_of(*command):
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def git(*arguments):
-    return output_of("git", "-C", os.path.dirname(os.path.abspath(__file__)), *arguments)
-
-
-def read_line(path, prefix=""):
-    try:
-        with open(path, encoding="utf-8") as file:
-            return next((line.split(":", 1)[-1].strip() for line in file if line.startswith(prefix)), "unknown")
-    except OSError:
-        return "unknown"
-
-
 def cache_bytes():
-    """Of the last level, as the system reports it."""
-    if ON_GPU: return torch.cuda.get_device_properties(0).L2_cache_size
-    text = read_line("/sys/devices/system/cpu/cpu0/cache/index3/size")
-    return int(text[:-1]) * 1024 if text.endswith("K") else 32 << 20
+    """Of the last level."""
+    return torch.cuda.get_device_properties(0).L2_cache_size if ON_GPU else machine.last_level_cache_bytes()
 
 
 def describe_gpu():
     card = torch.cuda.get_device_properties(0)
     return {"gpu": card.name, "capability": f"{card.major}.{card.minor}", "sm_count": card.multi_processor_count,
             "gpu_memory_bytes": card.total_memory, "cuda": torch.version.cuda,
-            "driver": output_of("nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit",
-                                "--format=csv,noheader")}
+            "driver": machine.output_of("nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit",
+                                        "--format=csv,noheader")}
 
 
 def describe_device():
-    return dict(describe_gpu() if ON_GPU else {}, **{
-        "cpu": read_line("/proc/cpuinfo", "model name"), "family": read_line("/proc/cpuinfo", "cpu family"),
-        "model": read_line("/proc/cpuinfo", "model\t"), "stepping": read_line("/proc/cpuinfo", "stepping"),
-        "isa": Shim.library.shim_level().decode(), "threads": ARGS.threads, "cores": os.cpu_count(),
-        "llc_bytes": cache_bytes(), "huge_pages": read_line("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "compiler": output_of("cc", "--version").splitlines()[0], "flags": "-O2", "os": os.uname().release,
-        "commit": git("rev-parse", "HEAD"), "dirty": git("status", "--porcelain") != "unknown",
-        "torch": torch.__version__, "torch_isa": torch.backends.cpu.get_cpu_capability(), "allocator": ALLOCATOR,
-        "utc": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    })
+    mine = {"isa": Shim.library.shim_level().decode(), "llc_bytes": cache_bytes()}
+    return {**(describe_gpu() if ON_GPU else {}), **machine.describe(ARGS.threads, ALLOCATOR), **mine}
 
 
 def release_free_memory():

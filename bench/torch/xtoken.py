@@ -23,7 +23,6 @@ import os
 import statistics
 import sys
 import time
-from datetime import datetime, timezone
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "17179869184", "MALLOC_TOP_PAD_": "268435456"}
 STUDENT, TEACHER, PAIRS, ENTRIES, K, TAIL = 128256, 151936, 109000, 4, 8192, 8192
@@ -48,6 +47,8 @@ if any(os.environ.get(k) != v for k, v in WANTED.items()):
     os.execv(sys.executable, [sys.executable] + sys.argv)
 try:
     import torch
+
+    import machine
 except ImportError:
     print("skipped: needs PyTorch")
     sys.exit(0)
@@ -394,16 +395,9 @@ def report(form, p, a, b, check):
             "ratio": {"vs": f"torch {torch.__version__} {form}", "median": ratios[0], "cpu_median": ratios[1]},
             "cpu_share": works[1] / walls[1] / ARGS.threads,  # near 1 where the machine had no other work
             "check": {"loss": check[0], "reference": check[1], "gradient_error": check[2], "pass": True},
-            "device": {"cpu": processor_name(), "threads": ARGS.threads, "cores": os.cpu_count(),
-                       "torch": torch.__version__, "allocator": ALLOCATOR,
-                       "utc": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+            "device": machine.describe(ARGS.threads, ALLOCATOR)}
     with open(ARGS.json, "a") as out:
         out.write(json.dumps(line) + "\n")
-
-
-def processor_name():
-    with open("/proc/cpuinfo") as lines:
-        return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "?")
 
 
 def main():

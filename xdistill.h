@@ -15178,8 +15178,9 @@ XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, fl
 XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         const __m512 x = xdi_avx512_get(from + i, n - i);
-        const __m256i half =
-            dtype == XD_DTYPE_F16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : xdi_avx512_to_bf16(x);
+        const __m256i half = dtype == XD_DTYPE_F16
+                                 ? _mm512_maskz_cvtps_ph((__mmask16)0xffffu, x, _MM_FROUND_TO_NEAREST_INT)
+                                 : xdi_avx512_to_bf16(x);
         xdi_avx512_put_half(to + i, n - i, half);
     }
 }
@@ -39989,4 +39990,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 a2f8636cc9032db11aac9b0c61b3eb527994e086084a19ac6c1e2f7a500b2082 */
+/* xdistill sha256 b9cbac8302504dc0f63636bdfc85a6c908b28411e00060186e18f28f83bce75b */

@@ -79,8 +79,9 @@ XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, fl
 XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         const __m512 x = xdi_avx512_get(from + i, n - i);
-        const __m256i half =
-            dtype == XD_DTYPE_F16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : xdi_avx512_to_bf16(x);
+        const __m256i half = dtype == XD_DTYPE_F16
+                                 ? _mm512_maskz_cvtps_ph((__mmask16)0xffffu, x, _MM_FROUND_TO_NEAREST_INT)
+                                 : xdi_avx512_to_bf16(x);
         xdi_avx512_put_half(to + i, n - i, half);
     }
 }

@@ -33005,6 +33005,8 @@ typedef struct xdi_added_list {
     xdi_added *items;
     uint32_t count;
     uint8_t *starts; /* [8192] bits; NULL when count is 0 */
+    bool alike;      /* all begin with the byte `first`, as most vocabularies' do */
+    uint8_t first;
 } xdi_added_list;
 
 /* One step that changes the text. */
@@ -34648,22 +34650,37 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* ---- UTF-8 ---- */
 
+/* Is a byte that goes on a character? */
+static bool xdi_utf8_goes_on(uint8_t byte) {
+    return (byte & 0xc0u) == 0x80u;
+}
+
 XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point) {
     const unsigned first = at[0];
-    const size_t length = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    const size_t left = (size_t)(end - at);
+    uint32_t value = first;
     *point = first;
     if (first < 0x80) return 1;
     *point = XDI_UNICODE_INVALID;
-    if (first < 0xc2 || first > 0xf4 || length > (size_t)(end - at)) return 1;
-    uint32_t value = first & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((at[i] & 0xc0u) != 0x80u) return 1;
-        value = value << 6 | (at[i] & 0x3fu);
+    if (first < 0xc2 || first > 0xf4 || left < 2 || !xdi_utf8_goes_on(at[1])) return 1;
+    value = value << 6 | (at[1] & 0x3fu);
+    if (first < 0xe0) {
+        *point = value & 0x7ffu;
+        return 2;
     }
-    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
-    if (value < least[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return 1;
+    if (left < 3 || !xdi_utf8_goes_on(at[2])) return 1;
+    value = value << 6 | (at[2] & 0x3fu);
+    if (first < 0xf0) {
+        value &= 0xffffu;
+        if (value < 0x800 || (value >= 0xd800 && value < 0xe000)) return 1;
+        *point = value;
+        return 3;
+    }
+    if (left < 4 || !xdi_utf8_goes_on(at[3])) return 1;
+    value = (value << 6 | (at[3] & 0x3fu)) & 0x1fffffu;
+    if (value < 0x10000 || value > 0x10ffff) return 1;
     *point = value;
-    return length;
+    return 4;
 }
 
 XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at) {
@@ -35909,6 +35926,8 @@ static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list)
         const unsigned high = list->items[i].bytes > 1 ? text[1] : 255u;
         for (unsigned s = low; s <= high; s++) list->starts[(first + s) >> 3] |= (uint8_t)(1u << (s & 7u));
     }
+    list->first = t->blob[list->items[0].text];
+    list->alike = t->blob[list->items[list->count - 1].text] == list->first;
     return XD_OK;
 }
 
@@ -36961,14 +36980,16 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
 
 /* ---- a text without added tokens ---- */
 
-/* Turns the places of the tokens from `first` on from the changed text into the original. */
+/* Turns the places of the tokens from `first` on from the changed text into the original. Most lie in the run of
+ * the one before, which is a shift where it is linear. */
 static void xdi_encoder_origins(xd_encoder *e, const xdi_text_view *view, int64_t first) {
     size_t run = 0;
-    const bool whole = view->run_count == 1 && view->runs[0].linear;
-    const int64_t shift = (int64_t)view->runs[0].from - (int64_t)view->runs[0].at;
     for (int64_t i = first; i < e->count; i++) {
+        const xdi_text_run *r = &view->runs[run];
+        const int64_t begin = r->at, end = run + 1 < view->run_count ? (int64_t)r[1].at : INT64_MAX;
+        const int64_t shift = (int64_t)r->from - begin;
         xd_token_span *span = &e->spans[i];
-        if (whole) {
+        if (r->linear && span->begin >= begin && span->begin < end && span->end <= end) {
             span->begin += shift;
             span->end += shift;
         } else {
@@ -37059,6 +37080,10 @@ static const xdi_added *xdi_encoder_find_added(const xd_encoder *e, const xdi_ad
                                                size_t *end) {
     const uint8_t *text = view->bytes, *const stop = text + view->length;
     for (size_t i = at; i < view->length && list->count; i++) {
+        const uint8_t *next =
+            list->alike ? (const uint8_t *)memchr(text + i, list->first, view->length - i) : text + i;
+        if (!next) break;
+        i = (size_t)(next - text);
         const unsigned pair = text[i] * 256u + (i + 1 < view->length ? text[i + 1] : 0u);
         const bool starts = ((unsigned)list->starts[pair >> 3] >> (pair & 7u)) & 1u;
         if (!starts && i + 1 < view->length) continue;
@@ -39990,4 +40015,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b9cbac8302504dc0f63636bdfc85a6c908b28411e00060186e18f28f83bce75b */
+/* xdistill sha256 6efd1013b8a9695841e137eb8f55a152bf45a084ae6bcbdd545be7efa92d855a */

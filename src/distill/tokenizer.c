@@ -461,6 +461,8 @@ static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list)
         const unsigned high = list->items[i].bytes > 1 ? text[1] : 255u;
         for (unsigned s = low; s <= high; s++) list->starts[(first + s) >> 3] |= (uint8_t)(1u << (s & 7u));
     }
+    list->first = t->blob[list->items[0].text];
+    list->alike = t->blob[list->items[list->count - 1].text] == list->first;
     return XD_OK;
 }
 

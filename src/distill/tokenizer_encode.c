@@ -470,14 +470,16 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
 
 /* ---- a text without added tokens ---- */
 
-/* Turns the places of the tokens from `first` on from the changed text into the original. */
+/* Turns the places of the tokens from `first` on from the changed text into the original. Most lie in the run of
+ * the one before, which is a shift where it is linear. */
 static void xdi_encoder_origins(xd_encoder *e, const xdi_text_view *view, int64_t first) {
     size_t run = 0;
-    const bool whole = view->run_count == 1 && view->runs[0].linear;
-    const int64_t shift = (int64_t)view->runs[0].from - (int64_t)view->runs[0].at;
     for (int64_t i = first; i < e->count; i++) {
+        const xdi_text_run *r = &view->runs[run];
+        const int64_t begin = r->at, end = run + 1 < view->run_count ? (int64_t)r[1].at : INT64_MAX;
+        const int64_t shift = (int64_t)r->from - begin;
         xd_token_span *span = &e->spans[i];
-        if (whole) {
+        if (r->linear && span->begin >= begin && span->begin < end && span->end <= end) {
             span->begin += shift;
             span->end += shift;
         } else {
@@ -568,6 +570,10 @@ static const xdi_added *xdi_encoder_find_added(const xd_encoder *e, const xdi_ad
                                                size_t *end) {
     const uint8_t *text = view->bytes, *const stop = text + view->length;
     for (size_t i = at; i < view->length && list->count; i++) {
+        const uint8_t *next =
+            list->alike ? (const uint8_t *)memchr(text + i, list->first, view->length - i) : text + i;
+        if (!next) break;
+        i = (size_t)(next - text);
         const unsigned pair = text[i] * 256u + (i + 1 < view->length ? text[i + 1] : 0u);
         const bool starts = ((unsigned)list->starts[pair >> 3] >> (pair & 7u)) & 1u;
         if (!starts && i + 1 < view->length) continue;

@@ -134,6 +134,8 @@ typedef struct xdi_added_list {
     xdi_added *items;
     uint32_t count;
     uint8_t *starts; /* [8192] bits; NULL when count is 0 */
+    bool alike;      /* all begin with the byte `first`, as most vocabularies' do */
+    uint8_t first;
 } xdi_added_list;
 
 /* One step that changes the text. */

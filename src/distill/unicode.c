@@ -297,22 +297,37 @@ XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, si
 
 /* ---- UTF-8 ---- */
 
+/* Is a byte that goes on a character? */
+static bool xdi_utf8_goes_on(uint8_t byte) {
+    return (byte & 0xc0u) == 0x80u;
+}
+
 XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point) {
     const unsigned first = at[0];
-    const size_t length = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    const size_t left = (size_t)(end - at);
+    uint32_t value = first;
     *point = first;
     if (first < 0x80) return 1;
     *point = XDI_UNICODE_INVALID;
-    if (first < 0xc2 || first > 0xf4 || length > (size_t)(end - at)) return 1;
-    uint32_t value = first & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((at[i] & 0xc0u) != 0x80u) return 1;
-        value = value << 6 | (at[i] & 0x3fu);
+    if (first < 0xc2 || first > 0xf4 || left < 2 || !xdi_utf8_goes_on(at[1])) return 1;
+    value = value << 6 | (at[1] & 0x3fu);
+    if (first < 0xe0) {
+        *point = value & 0x7ffu;
+        return 2;
     }
-    static const uint32_t least[5] = { 0, 0, 0x80, 0x800, 0x10000 };
-    if (value < least[length] || value > 0x10ffff || (value >= 0xd800 && value < 0xe000)) return 1;
+    if (left < 3 || !xdi_utf8_goes_on(at[2])) return 1;
+    value = value << 6 | (at[2] & 0x3fu);
+    if (first < 0xf0) {
+        value &= 0xffffu;
+        if (value < 0x800 || (value >= 0xd800 && value < 0xe000)) return 1;
+        *point = value;
+        return 3;
+    }
+    if (left < 4 || !xdi_utf8_goes_on(at[3])) return 1;
+    value = (value << 6 | (at[3] & 0x3fu)) & 0x1fffffu;
+    if (value < 0x10000 || value > 0x10ffff) return 1;
     *point = value;
-    return length;
+    return 4;
 }
 
 XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at) {

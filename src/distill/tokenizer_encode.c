@@ -255,14 +255,24 @@ static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_
     *id = merge ? merge->id : -1;
 }
 
+/* The lowest of count > 0 ranks, the leftmost among equals. Even and odd places take turns, so that a comparison need not
+ * wait for the one before. */
+static size_t xdi_encoder_lowest(const int32_t *ranks, size_t count) {
+    size_t even = 0, odd = count > 1 ? 1 : 0;
+    for (size_t i = 2; i + 1 < count; i += 2) {
+        if (ranks[i] < ranks[even]) even = i;
+        if (ranks[i + 1] < ranks[odd]) odd = i + 1;
+    }
+    if (count % 2 == 1 && ranks[count - 1] < ranks[even]) even = count - 1;
+    return ranks[odd] < ranks[even] || (ranks[odd] == ranks[even] && odd < even) ? odd : even;
+}
+
 /* The lowest rank first, the leftmost among equals, by looking at all pairs again and again. */
 static size_t xdi_encoder_merge_short(const xd_encoder *e, xdi_symbol *s, size_t count) {
     int32_t ranks[XDI_ENCODER_SHORT], ids[XDI_ENCODER_SHORT];
     for (size_t i = 0; i + 1 < count; i++) xdi_encoder_look(e, s + i, &ranks[i], &ids[i]);
     while (count > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < count; i++)
-            if (ranks[i] < ranks[best]) best = i;
+        const size_t best = xdi_encoder_lowest(ranks, count - 1);
         if (ids[best] < 0) return count;
         s[best].id = ids[best];
         s[best].end = s[best + 1].end;

@@ -33020,6 +33020,7 @@ typedef enum xdi_rewrite_kind {
 typedef struct xdi_rewrite {
     xdi_rewrite_kind kind;
     xdi_pattern *pattern;
+    char one;              /* the pattern is this ASCII character; 0 -> it is not one */
     uint32_t to, to_bytes; /* in the blob */
     bool unless_there;     /* prepend only when the text does not begin so */
     bool only_first;       /* ... and only at the beginning of the whole text */
@@ -35881,6 +35882,7 @@ XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind
     xdi_rewrite *rewrite = &t->rewrites[t->rewrite_count];
     if (pattern) XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
     rewrite->kind = kind;
+    rewrite->one = pattern && literal && bytes == 1 && (unsigned char)pattern[0] < 0x80 ? pattern[0] : '\0';
     rewrite->to = xdi_tokenizer_store(t, to, to_bytes);
     rewrite->to_bytes = (uint32_t)to_bytes;
     t->rewrite_count++;
@@ -36457,14 +36459,25 @@ static xd_result xdi_rewrite_prepend(xd_ctx *ctx, const uint8_t *to, size_t byte
     return xdi_text_copy(ctx, out, in, &run, 0, in->length);
 }
 
-static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_pattern *pattern, const uint8_t *to, size_t bytes,
-                                     xdi_rewriter *r, xdi_text *out, const xdi_text_view *in) {
+/* The next match from `at` on, empty at the end of the text when there is none. */
+static xd_result xdi_rewrite_find(const xdi_rewrite *w, xdi_rewriter *r, const xdi_text_view *in, size_t at,
+                                  size_t *begin, size_t *end) {
+    if (!w->one) return xdi_pattern_find(&r->matcher, w->pattern, at, in->length, begin, end);
+    const uint8_t *found = (const uint8_t *)memchr(in->bytes + at, w->one, in->length - at);
+    *begin = found ? (size_t)(found - in->bytes) : in->length;
+    *end = found ? *begin + 1 : in->length;
+    return XD_OK;
+}
+
+static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const uint8_t *to, xdi_rewriter *r,
+                                     xdi_text *out, const xdi_text_view *in) {
     size_t begin, end, run = 0;
     xdi_matcher_start(&r->matcher, in->bytes, in->length);
     for (size_t at = 0; at < in->length; at = end) {
-        XDI_TRY(xdi_pattern_find(&r->matcher, pattern, at, in->length, &begin, &end));
+        XDI_TRY(xdi_rewrite_find(w, r, in, at, &begin, &end));
         XDI_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
-        if (begin < end) XDI_TRY(xdi_text_put(ctx, out, to, bytes, xdi_text_origin(in, &run, begin, end)));
+        if (begin < end)
+            XDI_TRY(xdi_text_put(ctx, out, to, w->to_bytes, xdi_text_origin(in, &run, begin, end)));
     }
     return XD_OK;
 }
@@ -36493,7 +36506,7 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
         if (w->kind == XDI_REWRITE_PREPEND)
             XDI_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
         else if (w->kind == XDI_REWRITE_REPLACE)
-            XDI_TRY(xdi_rewrite_replace(ctx, w->pattern, to, w->to_bytes, r, text, &in));
+            XDI_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
         else
             XDI_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
         in.bytes = text->bytes;
@@ -40025,4 +40038,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 2dc39f546c2e21cedeb8997903a13d7ac3ef11dd3762270ce979174d20c61141 */
+/* xdistill sha256 57f5b553612d4dbd0f8c8d58c02b1065218c1f2915659b572fe61b1dcc801a1a */

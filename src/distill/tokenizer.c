@@ -416,6 +416,7 @@ XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind
     xdi_rewrite *rewrite = &t->rewrites[t->rewrite_count];
     if (pattern) XDI_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
     rewrite->kind = kind;
+    rewrite->one = pattern && literal && bytes == 1 && (unsigned char)pattern[0] < 0x80 ? pattern[0] : '\0';
     rewrite->to = xdi_tokenizer_store(t, to, to_bytes);
     rewrite->to_bytes = (uint32_t)to_bytes;
     t->rewrite_count++;

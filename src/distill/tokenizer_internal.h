@@ -149,6 +149,7 @@ typedef enum xdi_rewrite_kind {
 typedef struct xdi_rewrite {
     xdi_rewrite_kind kind;
     xdi_pattern *pattern;
+    char one;              /* the pattern is this ASCII character; 0 -> it is not one */
     uint32_t to, to_bytes; /* in the blob */
     bool unless_there;     /* prepend only when the text does not begin so */
     bool only_first;       /* ... and only at the beginning of the whole text */

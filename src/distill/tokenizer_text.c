@@ -232,14 +232,25 @@ static xd_result xdi_rewrite_prepend(xd_ctx *ctx, const uint8_t *to, size_t byte
     return xdi_text_copy(ctx, out, in, &run, 0, in->length);
 }
 
-static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_pattern *pattern, const uint8_t *to, size_t bytes,
-                                     xdi_rewriter *r, xdi_text *out, const xdi_text_view *in) {
+/* The next match from `at` on, empty at the end of the text when there is none. */
+static xd_result xdi_rewrite_find(const xdi_rewrite *w, xdi_rewriter *r, const xdi_text_view *in, size_t at,
+                                  size_t *begin, size_t *end) {
+    if (!w->one) return xdi_pattern_find(&r->matcher, w->pattern, at, in->length, begin, end);
+    const uint8_t *found = (const uint8_t *)memchr(in->bytes + at, w->one, in->length - at);
+    *begin = found ? (size_t)(found - in->bytes) : in->length;
+    *end = found ? *begin + 1 : in->length;
+    return XD_OK;
+}
+
+static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const uint8_t *to, xdi_rewriter *r,
+                                     xdi_text *out, const xdi_text_view *in) {
     size_t begin, end, run = 0;
     xdi_matcher_start(&r->matcher, in->bytes, in->length);
     for (size_t at = 0; at < in->length; at = end) {
-        XDI_TRY(xdi_pattern_find(&r->matcher, pattern, at, in->length, &begin, &end));
+        XDI_TRY(xdi_rewrite_find(w, r, in, at, &begin, &end));
         XDI_TRY(xdi_text_copy(ctx, out, in, &run, at, begin));
-        if (begin < end) XDI_TRY(xdi_text_put(ctx, out, to, bytes, xdi_text_origin(in, &run, begin, end)));
+        if (begin < end)
+            XDI_TRY(xdi_text_put(ctx, out, to, w->to_bytes, xdi_text_origin(in, &run, begin, end)));
     }
     return XD_OK;
 }
@@ -268,7 +279,7 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
         if (w->kind == XDI_REWRITE_PREPEND)
             XDI_TRY(xdi_rewrite_prepend(ctx, to, w->to_bytes, text, &in));
         else if (w->kind == XDI_REWRITE_REPLACE)
-            XDI_TRY(xdi_rewrite_replace(ctx, w->pattern, to, w->to_bytes, r, text, &in));
+            XDI_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
         else
             XDI_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
         in.bytes = text->bytes;

@@ -4191,12 +4191,11 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * weights and the choice of columns are constants in it.
  *
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens on one
- * rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are every
- * rank's, so neighbouring positions are best kept together. Besides the workspace, row
- * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
- * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
- * and sequences.
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
+ * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
+ * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics and the
+ * choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode
+ * value and gradient have the same bits for every split of vocabulary, positions and sequences.
  *
  * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
  * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each
@@ -40038,4 +40037,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 57f5b553612d4dbd0f8c8d58c02b1065218c1f2915659b572fe61b1dcc801a1a */
+/* xdistill sha256 b15a9f593b4386cbd7e8e7f635215864256b4bcbf34da3110fc5551430d65846 */

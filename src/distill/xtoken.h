@@ -186,12 +186,11 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
  * weights and the choice of columns are constants in it.
  *
  * Collective over the vocabulary, sequence_comm and comm; a few exchanges a tile, of [tile, J] doubles
- * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens on one
- * rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are every
- * rank's, so neighbouring positions are best kept together. Besides the workspace, row
- * statistics and the choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed
- * mesh; in INVARIANT mode value and gradient have the same bits for every split of vocabulary, positions
- * and sequences.
+ * (PROJECTED, CACHED), or a few a chunk, of the sorted tails and [V/tp + V_t] (GOLD). A chunk with all its tokens
+ * on one rank of the sequence is that rank's work alone and is exchanged over the vocabulary only; the others are
+ * every rank's, so neighbouring positions are best kept together. Besides the workspace, row statistics and the
+ * choice of columns take [T] and [V_t] memory for the call. Deterministic for a fixed mesh; in INVARIANT mode
+ * value and gradient have the same bits for every split of vocabulary, positions and sequences.
  *
  * On a GPU there are all kinds, beside each other too. The work is ordered on the context's stream, and the host
  * waits for it: with labels once for statistics of rows and of LIKELIHOOD's logits, with scores once for each

@@ -3004,9 +3004,9 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  *
  * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
  * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
- * when workspace is given, but for two rows of f32 that a context on a CPU keeps from its first forward KL of
- * bf16 on. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every
- * split of vocabulary and positions.
+ * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
+ * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
@@ -6793,7 +6793,8 @@ XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_arg
  *   fence       what was streamed is in memory before whatever follows
  *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
  *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
- *   top_bits    the representation, as f32, of the largest kept by top, or by top_two */
+ *   top_bits    the representation, as f32, of the largest kept by top, or by top_two
+ *   total       the sum of all lanes, in double */
 
 /* Bytes that memory is read and written by. */
 enum { XDI_SIMD_LINE = 64 };
@@ -6833,10 +6834,6 @@ static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  
                                             8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
 static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
-
-/* The upper halves of the lanes of two vectors by turns. */
-static const uint16_t xdi_v16_upper[32] = { 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
-                                            17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63 };
 
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
@@ -6998,6 +6995,9 @@ XDI_SIMD_INLINE int32_t xdi_v4_top_bits(xdi_v4_bits tops, bool two) {
     }
     return top;
 }
+XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
+    return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
+}
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
     const xdi_v4_bits bits = (xdi_v4_bits)v;
     return bits + 0x7fff + ((bits >> 16) & 1);
@@ -7121,6 +7121,12 @@ XDI_SIMD_INLINE_256 int32_t xdi_v8_top_bits(xdi_v8_bits tops, bool two) {
     for (int i = 1; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
     return top;
 }
+XDI_SIMD_INLINE_256 double xdi_v8_total(xdi_v8 v) {
+    const __m256d four = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(v)),
+                                       _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
     const __m256i bits = _mm256_castps_si256(v);
@@ -7236,6 +7242,10 @@ XDI_SIMD_INLINE_512 int32_t xdi_v16_top_bits(xdi_v16_bits tops, bool two) {
     const __m512i odd = two ? _mm512_and_si512(tops, _mm512_set1_epi32((int32_t)0xffff0000)) : tops;
     return _mm512_reduce_max_epi32(two ? _mm512_max_epi32(odd, _mm512_slli_epi32(tops, 16)) : odd);
 }
+XDI_SIMD_INLINE_512 double xdi_v16_total(xdi_v16 v) {
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(v)),
+                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))));
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
     const __m512i bits = _mm512_castps_si512(v);
@@ -7247,10 +7257,11 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
 XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
     const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
     const __m512i one = _mm512_set1_epi16(1);
-    const __m512i high = _mm512_permutex2var_epi16(a, _mm512_loadu_si512((const void *)xdi_v16_upper), b);
+    const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
     const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
-    const __m512i limit = _mm512_sub_epi16(_mm512_set1_epi16((int16_t)0x8001), _mm512_and_si512(high, one));
-    return _mm512_mask_add_epi16(high, _mm512_cmpge_epu16_mask(low, limit), high, one);
+    const __m512i sticky = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
+    return _mm512_mask_add_epi16(high, _mm512_cmpgt_epu16_mask(sticky, _mm512_set1_epi16((int16_t)0x8000)),
+                                 high, one);
 }
 XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
     _mm512_storeu_si512((void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
@@ -7306,6 +7317,7 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not wanted */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -7338,6 +7350,9 @@ typedef enum xdi_tile_soft {
 typedef struct xdi_tile_gradient {
     xdi_simd_array x, y, out;
     bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
+    /* What is read later and asked for meanwhile, with a teacher only: for elements [32 k, 32 k + 32) line k / 2 of
+     * the first or, k odd, the second; NULL -> nothing. */
+    const char *ahead[2];
     bool hard;
     xdi_tile_power h;
     float hard_scale, uniform;
@@ -7345,6 +7360,14 @@ typedef struct xdi_tile_gradient {
     float soft_scale, teacher_scale, mean;
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
+
+/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+typedef struct xdi_tile_kept {
+    float *p, *q;
+    float p_scale, q_scale;
+    xdi_simd_array out;
+    bool streamed; /* as in xdi_tile_gradient */
+} xdi_tile_kept;
 
 /* One set of loops. n is the number of elements. */
 typedef struct xdi_tiles {
@@ -7360,6 +7383,7 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    void (*kept)(const xdi_tile_kept *g, int64_t n);
     void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
@@ -7525,21 +7549,6 @@ XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, c
         v f, exponent;                                                                                      \
         const v p = v##_log2_parts(x, &f, &exponent);                                                       \
         return v##_fma(p, f, exponent);                                                                     \
-    }                                                                                                       \
-    INLINE double v##_total(v x) {                                                                          \
-        xdi_simd_array lanes;                                                                               \
-        float part[v##_lanes];                                                                              \
-        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };                                                             \
-        lanes.data = part;                                                                                  \
-        lanes.bf16 = false;                                                                                 \
-        v##_store(lanes, 0, x);                                                                             \
-        for (int i = 0; i < v##_lanes; i += 4) {                                                            \
-            sum[0] += (double)part[i];                                                                      \
-            sum[1] += (double)part[i + 1];                                                                  \
-            sum[2] += (double)part[i + 2];                                                                  \
-            sum[3] += (double)part[i + 3];                                                                  \
-        }                                                                                                   \
-        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                       \
     }                                                                                                       \
     INLINE float v##_largest(v x) {                                                                         \
         xdi_simd_array lanes;                                                                               \
@@ -8842,7 +8851,7 @@ enum { XDI_TILE_BLOCK = 32 };
     /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
     /* less than each by itself. */                                                                         \
     INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
-                             bool careful, bool own) {                                                      \
+                             bool careful, bool own, v *kept) {                                             \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
         v right = b;                                                                                        \
@@ -8852,17 +8861,32 @@ enum { XDI_TILE_BLOCK = 32 };
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
+        if (kept) {                                                                                         \
+            const v f = v##_exp2(b, &pair->q);                                                              \
+            sums->other = v##_add(sums->other, f);                                                          \
+            kept[0] = e;                                                                                    \
+            kept[1] = f;                                                                                    \
+        } else {                                                                                            \
+            sums->other = v##_add_exp2(b, &pair->q, sums->other);                                           \
+        }                                                                                                   \
         sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
+    INLINE void v##_keep_two(float *kept, int64_t i, v a, v b) {                                            \
+        xdi_simd_array to;                                                                                  \
+        to.data = kept;                                                                                     \
+        to.bf16 = false;                                                                                    \
+        v##_store(to, i, a);                                                                                \
+        v##_store(to, i + v##_lanes, b);                                                                    \
+    }                                                                                                       \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
+                              bool keeps) {                                                                 \
         const xdi_tile_pair given = *pair;                                                                  \
         const double factor = (double)given.q.factor;                                                       \
         const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
         const float back = (float)(exact / factor);                                                         \
         v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
-        v a, b, c, d;                                                                                       \
+        v a, b, c, d, first[2], second[2];                                                                  \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
@@ -8870,8 +8894,11 @@ enum { XDI_TILE_BLOCK = 32 };
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
             own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
             other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
-            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
-            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
+            v##_pair_add(&s, &given, a, c, back, careful, own, keeps ? first : NULL);                       \
+            v##_pair_add(&r, &given, b, d, back, careful, own, keeps ? second : NULL);                      \
+            if (!keeps) continue;                                                                           \
+            v##_keep_two(given.kept, i, first[0], second[0]);                                               \
+            v##_keep_two(given.kept + XDI_TILE, i, first[1], second[1]);                                    \
         }                                                                                                   \
         pair->own = v##_total(v##_add(s.own, r.own));                                                       \
         pair->other = v##_total(v##_add(s.other, r.other));                                                 \
@@ -8879,18 +8906,22 @@ enum { XDI_TILE_BLOCK = 32 };
         pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */               \
         pair->own_max = v##_top_value(given.x, n, own_tops, parity);                                        \
         pair->other_max = v##_top_value(given.y, n, other_tops, parity);                                    \
-        pair->infinite = v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                               \
+        pair->infinite = careful && v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                    \
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
         switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
-        case 0: v##_pair_loop(pair, n, false, false, parity); break;                                        \
-        case 1: v##_pair_loop(pair, n, false, true, parity); break;                                         \
-        case 2: v##_pair_loop(pair, n, true, false, parity); break;                                         \
-        default: v##_pair_loop(pair, n, true, true, parity); break;                                         \
+        case 0: v##_pair_loop(pair, n, false, false, parity, false); break;                                 \
+        case 1: v##_pair_loop(pair, n, false, true, parity, false); break;                                  \
+        case 2: v##_pair_loop(pair, n, true, false, parity, false); break;                                  \
+        default: v##_pair_loop(pair, n, true, true, parity, false); break;                                  \
         }                                                                                                   \
     }                                                                                                       \
     LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
-        if (pair->x.bf16 && pair->y.bf16)                                                                   \
+        if (pair->kept && pair->careful)                                                                    \
+            v##_pair_loop(pair, n, true, true, true, true);                                                 \
+        else if (pair->kept)                                                                                \
+            v##_pair_loop(pair, n, false, true, true, true);                                                \
+        else if (pair->x.bf16 && pair->y.bf16)                                                              \
             v##_pair_kind(pair, n, true);                                                                   \
         else                                                                                                \
             v##_pair_kind(pair, n, false);                                                                  \
@@ -8903,6 +8934,7 @@ enum { XDI_TILE_BLOCK = 32 };
         if (whole == n) return;                                                                             \
         rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
         rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
+        if (pair->kept) rest.kept = pair->kept + whole;                                                     \
         v##_pair_whole(&rest, two);                                                                         \
         pair->own += rest.own;                                                                              \
         pair->other += rest.other;                                                                          \
@@ -9055,6 +9087,8 @@ enum { XDI_TILE_BLOCK = 32 };
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                  \
             v##_read_two(g->x, i, parity, &a, &b);                                                        \
             if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                           \
+            if (teacher && g->ahead[0] && i % 32 == 0)                                                    \
+                __builtin_prefetch(g->ahead[i / 32 % 2] + i / 64 * XDI_SIMD_LINE);                        \
             a = v##_gradient(g, a, c, hard, soft);                                                        \
             b = v##_gradient(g, b, d, hard, soft);                                                        \
             if (sent)                                                                                     \
@@ -9106,18 +9140,54 @@ enum { XDI_TILE_BLOCK = 32 };
         xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                             \
     }
 
-#define XDI_TILES(v, INLINE, LEAF)                                                            \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
-    LEAF void v##_tile_fence(void) {                                                          \
-        v##_fence();                                                                          \
-    }                                                                                         \
-    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
-                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
-                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
+#define XDI_TILES_KEPT(v, INLINE, LEAF)                                       \
+    INLINE v v##_kept_at(const xdi_tile_kept *g, int64_t i) {                 \
+        xdi_simd_array p, q;                                                  \
+        p.data = g->p;                                                        \
+        q.data = g->q;                                                        \
+        p.bf16 = q.bf16 = false;                                              \
+        return v##_sub(v##_mul(v##_set(g->p_scale), v##_load(p, i)),          \
+                       v##_mul(v##_set(g->q_scale), v##_load(q, i)));         \
+    }                                                                         \
+    INLINE void v##_kept_loop(const xdi_tile_kept *g, int64_t n, bool sent) { \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                      \
+            const v a = v##_kept_at(g, i), b = v##_kept_at(g, i + v##_lanes); \
+            if (sent)                                                         \
+                v##_stream_two(g->out, i, a, b);                              \
+            else                                                              \
+                v##_store_two(g->out, i, a, b);                               \
+        }                                                                     \
+    }                                                                         \
+    LEAF void v##_tile_kept(const xdi_tile_kept *given, int64_t n) {          \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;               \
+        uint16_t out[2 * v##_lanes];                                          \
+        xdi_tile_kept g = *given; /* stores cannot change a copy */           \
+        if (g.streamed)                                                       \
+            v##_kept_loop(&g, whole, true);                                   \
+        else                                                                  \
+            v##_kept_loop(&g, whole, false);                                  \
+        if (whole == n) return;                                               \
+        g.p += whole;                                                         \
+        g.q += whole;                                                         \
+        g.out.data = out;                                                     \
+        v##_kept_loop(&g, two, false);                                        \
+        xdi_simd_copy(g.out, 0, n - whole, given->out, whole);                \
+    }
+
+#define XDI_TILES(v, INLINE, LEAF)                                                              \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                             \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                             \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                          \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                         \
+    XDI_TILES_KEPT(v, INLINE, LEAF)                                                             \
+    LEAF void v##_tile_fence(void) {                                                            \
+        v##_fence();                                                                            \
+    }                                                                                           \
+    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear,  v##_tile_sum,      \
+                                         v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_kept,    v##_tile_fence,   v##_tile_raise,    \
+                                         v##_tile_collect, v##_tile_range,   v##_tile_offsets,  \
+                                         v##_tile_unpack };
 
 /* ---- what selections need ---- */
 
@@ -9440,8 +9510,29 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_fast_take_max(other, pair->other_max, tile);
 }
 
+/* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
+ * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
+ * integers that held then. */
+enum { XDI_FAST_KEPT = 32 };
+
+typedef struct xdi_fast_kept {
+    int64_t begin; /* the first column of them */
+    float *powers; /* [XDI_FAST_KEPT, teacher and student, XDI_TILE] */
+    float teacher_whole[XDI_FAST_KEPT], student_whole[XDI_FAST_KEPT];
+} xdi_fast_kept;
+
+/* Which of the kept tiles begins at column c. */
+static int64_t xdi_fast_kept_tile(const xdi_fast_kept *kept, int64_t c) {
+    return (c - kept->begin) / XDI_TILE;
+}
+
+/* The teacher's powers of a kept tile, the student's behind them. */
+static float *xdi_fast_kept_powers(const xdi_fast_kept *kept, int64_t tile) {
+    return kept->powers + tile * 2 * XDI_TILE;
+}
+
 static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, xdi_fast_row *row) {
+                          bool soft, xdi_fast_kept *kept, xdi_fast_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
@@ -9457,18 +9548,23 @@ static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
         const int64_t n = xdi_fast_tile_at(c, columns);
         const xdi_simd_array student = xdi_fast_array(&a->student, 0, c),
                              teacher = xdi_fast_array(&a->teacher, 0, c);
+        const bool keeps = kept && c >= kept->begin;
         if (hard) xdi_fast_add_tile(tiles, student, n, c, &row->hard);
         if (hard && a->uniform_weight != 0.0)
             row->linear += tiles->linear(student, n, (float)row->linear_reference);
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
+            if (keeps) pair.kept = xdi_fast_kept_powers(kept, xdi_fast_kept_tile(kept, c));
             xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
             xdi_fast_add_tile(tiles, student, n, c, &row->student);
             xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
         }
+        if (!keeps) continue;
+        kept->student_whole[xdi_fast_kept_tile(kept, c)] = row->student.power.whole;
+        kept->teacher_whole[xdi_fast_kept_tile(kept, c)] = row->teacher.power.whole;
     }
     return true;
 }
@@ -9499,9 +9595,10 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
     return begin;
 }
 
-/* References and sums of the one row in a. False when it is a row for the plain kernels; no reference and no
- * sum is then written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
+/* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
+ * the plain kernels; no reference and no sum is then written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
+                              double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool hard_loss = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
@@ -9510,7 +9607,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, dou
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -9544,12 +9641,15 @@ XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
     return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
 }
 
-static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
-                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
-        return;
+/* Whether the powers were kept. */
+static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one,
+                                       xdi_fast_kept *kept) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
+        return kept != NULL;
     plain->references(launch, one);
     plain->stats(launch, one);
+    return false;
 }
 
 /* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
@@ -9602,7 +9702,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -9722,8 +9822,22 @@ XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, c
     return gradient->rows * xdi_fast_stride(gradient) * size > XDI_FAST_STREAMED;
 }
 
+/* How a row's gradient goes through memory. */
+typedef struct xdi_fast_path {
+    bool streamed; /* past the caches */
+    bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
+} xdi_fast_path;
+
+/* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
+ * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
+static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
+    if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
+    g->ahead[0] = (const char *)xdi_fast_array(&a->student, 1, c / 4).data;
+    g->ahead[1] = (const char *)xdi_fast_array(&a->teacher, 1, c / 4).data;
+}
+
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                                  bool streamed) {
+                                  xdi_fast_path path) {
     const bool hard = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
@@ -9743,8 +9857,29 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         g.x = xdi_fast_array(&a->student, 0, c);
         g.y = xdi_fast_array(&a->teacher, 0, c);
         g.out = xdi_fast_array(&a->gradient, 0, c);
-        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        g.streamed = path.streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        if (path.followed) xdi_fast_ask_ahead(a, c, &g);
         tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
+    }
+}
+
+/* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
+static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                              const xdi_fast_kept *kept, bool streamed) {
+    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
+    const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
+    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
+    const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
+    xdi_tile_kept g;
+    for (int64_t c = kept->begin; c < columns; c += XDI_TILE) {
+        const int64_t tile = xdi_fast_kept_tile(kept, c);
+        g.q = xdi_fast_kept_powers(kept, tile);
+        g.p = g.q + XDI_TILE;
+        g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
+        g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
+        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        tiles->kept(&g, xdi_fast_tile_at(c, columns));
     }
 }
 
@@ -9764,7 +9899,8 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one,
+                                   const xdi_fast_kept *kept, xdi_fast_path path) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -9774,7 +9910,8 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, columns, streamed);
+    xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
+    if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -9785,10 +9922,10 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    const xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, path);
     }
     tiles->fence();
     return XD_OK;
@@ -9796,10 +9933,32 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
+/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
+ * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
+static bool xdi_fast_keeps(const xd_loss_args *a) {
+    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
+    const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
+                        a->gradient.dtype == XD_DTYPE_BF16;
+    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
+           (!hard || shared);
+}
+
+/* Where to keep a row's powers; false when there is no memory, and then they are taken twice. */
+static bool xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE;
+    const int64_t most = XDI_FAST_KEPT, count = tiles < most ? tiles : most;
+    kept->begin = (tiles - count) * XDI_TILE;
+    kept->powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
+    return kept->powers != NULL;
+}
+
 static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
-                                    const xd_loss_kernels *plain, xd_loss_args *one, bool streamed) {
+                                    const xd_loss_kernels *plain, xd_loss_args *one, xdi_fast_kept *kept,
+                                    xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
-    xdi_fast_loss_row_partials(launch, tiles, plain, one);
+    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
     if (one->shards > 1) return XD_OK;
     one->all_references = one->references;
     one->all_sums = one->sums;
@@ -9809,20 +9968,24 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
         XDI_TRY(plain->mixture_combine(launch, one));
     }
-    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, streamed);
+    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
     return XD_OK;
 }
 
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
     xd_result result = XD_OK;
+    xdi_fast_kept kept;
+    const bool keeps = xdi_fast_keeps(a) && xdi_fast_keep(launch->ctx, a, &kept);
     for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
-        result = xdi_fast_fused_row(launch, tiles, &plain, &one, streamed);
+        path.followed = r + 1 < a->student.rows;
+        result = xdi_fast_fused_row(launch, tiles, &plain, &one, keeps ? &kept : NULL, path);
     }
     tiles->fence();
+    if (keeps) xdi_scratch_give(launch->ctx, kept.powers);
     return result;
 }
 
@@ -40037,4 +40200,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 b15a9f593b4386cbd7e8e7f635215864256b4bcbf34da3110fc5551430d65846 */
+/* xdistill sha256 dbea2ced4726a11600f408dd81ac46dc86aebc97846be25ba768800a6295a710 */

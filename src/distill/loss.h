@@ -62,9 +62,9 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  *
  * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
  * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
- * when workspace is given, but for two rows of f32 that a context on a CPU keeps from its first forward KL of
- * bf16 on. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every
- * split of vocabulary and positions.
+ * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
+ * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * vocabulary and positions.
  * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is

@@ -158,8 +158,29 @@ static void xdi_fast_add_pair(const xdi_tiles *tiles, xdi_tile_pair *pair, int64
     xdi_fast_take_max(other, pair->other_max, tile);
 }
 
+/* The powers of a row's last tiles as its sums took them, so that the gradient need not take them again: as
+ * many as a second-level cache has room for beside a row of bf16 logits. Each tile's are relative to the
+ * integers that held then. */
+enum { XDI_FAST_KEPT = 32 };
+
+typedef struct xdi_fast_kept {
+    int64_t begin; /* the first column of them */
+    float *powers; /* [XDI_FAST_KEPT, teacher and student, XDI_TILE] */
+    float teacher_whole[XDI_FAST_KEPT], student_whole[XDI_FAST_KEPT];
+} xdi_fast_kept;
+
+/* Which of the kept tiles begins at column c. */
+static int64_t xdi_fast_kept_tile(const xdi_fast_kept *kept, int64_t c) {
+    return (c - kept->begin) / XDI_TILE;
+}
+
+/* The teacher's powers of a kept tile, the student's behind them. */
+static float *xdi_fast_kept_powers(const xdi_fast_kept *kept, int64_t tile) {
+    return kept->powers + tile * 2 * XDI_TILE;
+}
+
 static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns, bool hard,
-                          bool soft, xdi_fast_row *row) {
+                          bool soft, xdi_fast_kept *kept, xdi_fast_row *row) {
     const bool reverse = a->divergence == XD_KL_REVERSE, crossed = a->divergence != XD_JSD;
     const double factor = XDI_TILE_LOG2E / a->temperature;
     xdi_tile_pair pair;
@@ -175,18 +196,23 @@ static bool xdi_fast_scan(const xdi_tiles *tiles, const xd_loss_args *a, int64_t
         const int64_t n = xdi_fast_tile_at(c, columns);
         const xdi_simd_array student = xdi_fast_array(&a->student, 0, c),
                              teacher = xdi_fast_array(&a->teacher, 0, c);
+        const bool keeps = kept && c >= kept->begin;
         if (hard) xdi_fast_add_tile(tiles, student, n, c, &row->hard);
         if (hard && a->uniform_weight != 0.0)
             row->linear += tiles->linear(student, n, (float)row->linear_reference);
         if (soft && crossed) {
             pair.x = reverse ? student : teacher;
             pair.y = reverse ? teacher : student;
+            if (keeps) pair.kept = xdi_fast_kept_powers(kept, xdi_fast_kept_tile(kept, c));
             xdi_fast_add_pair(tiles, &pair, n, c, reverse ? &row->student : &row->teacher,
                               reverse ? &row->teacher : &row->student, row);
         } else if (soft) {
             xdi_fast_add_tile(tiles, student, n, c, &row->student);
             xdi_fast_add_tile(tiles, teacher, n, c, &row->teacher);
         }
+        if (!keeps) continue;
+        kept->student_whole[xdi_fast_kept_tile(kept, c)] = row->student.power.whole;
+        kept->teacher_whole[xdi_fast_kept_tile(kept, c)] = row->teacher.power.whole;
     }
     return true;
 }
@@ -217,9 +243,10 @@ static int64_t xdi_fast_find(const xdi_tiles *tiles, const xd_rows *x, int64_t b
     return begin;
 }
 
-/* References and sums of the one row in a. False when it is a row for the plain kernels; no reference and no
- * sum is then written. */
-static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, double *ref, double *sums) {
+/* References and sums of the one row in a, and its powers where `kept` is given. False when it is a row for
+ * the plain kernels; no reference and no sum is then written. */
+static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, xdi_fast_kept *kept, double *ref,
+                              double *sums) {
     const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
     const bool hard_loss = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
@@ -228,7 +255,7 @@ static bool xdi_fast_partials(const xdi_tiles *tiles, const xd_loss_args *a, dou
     const bool hard = !soft || (hard_loss && !shared);
     double reference[XD_LOSS_REFERENCES] = { 0.0, 0.0, 0.0, 0.0 }, sum[XD_LOSS_SUMS];
     xdi_fast_row row;
-    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, &row))
+    if (columns == 0 || !xdi_fast_dtypes(a) || !xdi_fast_scan(tiles, a, columns, hard, soft, kept, &row))
         return false;
     const xdi_fast_sum *student = soft ? &row.student : &row.hard;
     if (!xdi_fast_fits((double)student->max, student->factor) || row.infinite) return false;
@@ -262,12 +289,15 @@ XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
     return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
 }
 
-static void xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
-                                       const xd_loss_kernels *plain, const xd_loss_args *one) {
-    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, one->references, (double *)one->sums))
-        return;
+/* Whether the powers were kept. */
+static bool xdi_fast_loss_row_partials(const xd_launch *launch, const xdi_tiles *tiles,
+                                       const xd_loss_kernels *plain, const xd_loss_args *one,
+                                       xdi_fast_kept *kept) {
+    if (one->row_scale[0] != 0.0 && xdi_fast_partials(tiles, one, kept, one->references, (double *)one->sums))
+        return kept != NULL;
     plain->references(launch, one);
     plain->stats(launch, one);
+    return false;
 }
 
 /* The largest element and its lowest column, as xdi_loss_row_max finds them. False for rows that are not all
@@ -320,7 +350,7 @@ static xd_result xdi_fast_loss_stats(const xd_launch *launch, const xd_loss_args
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
         double ref[XD_LOSS_REFERENCES], sums[XD_LOSS_SUMS];
-        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, ref, sums) &&
+        if (one.row_scale[0] != 0.0 && xdi_fast_partials(tiles, &one, NULL, ref, sums) &&
             memcmp(ref, one.references, sizeof ref) == 0)
             memcpy(one.sums, sums, sizeof sums);
         else
@@ -440,8 +470,22 @@ XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, c
     return gradient->rows * xdi_fast_stride(gradient) * size > XDI_FAST_STREAMED;
 }
 
+/* How a row's gradient goes through memory. */
+typedef struct xdi_fast_path {
+    bool streamed; /* past the caches */
+    bool followed; /* by the sums of the next row: while powers are taken, memory would be idle */
+} xdi_fast_path;
+
+/* The next row's first lines, for the gradient of the tile at column c to ask for. A fourth of the row, and of f32
+ * alone: more of it drives out the present one, and rows of bf16 wait for powers, not for memory. */
+static void xdi_fast_ask_ahead(const xd_loss_args *a, int64_t c, xdi_tile_gradient *g) {
+    if (!a->teacher.data || g->x.bf16 || g->y.bf16) return;
+    g->ahead[0] = (const char *)xdi_fast_array(&a->student, 1, c / 4).data;
+    g->ahead[1] = (const char *)xdi_fast_array(&a->teacher, 1, c / 4).data;
+}
+
 static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
-                                  bool streamed) {
+                                  xdi_fast_path path) {
     const bool hard = a->labels && a->hard_weight != 0.0;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
     const double hard_scale = a->row_scale[0] * a->hard_weight;
@@ -461,8 +505,29 @@ static void xdi_fast_gradient_row(const xdi_tiles *tiles, const xd_loss_args *a,
         g.x = xdi_fast_array(&a->student, 0, c);
         g.y = xdi_fast_array(&a->teacher, 0, c);
         g.out = xdi_fast_array(&a->gradient, 0, c);
-        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        g.streamed = path.streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        if (path.followed) xdi_fast_ask_ahead(a, c, &g);
         tiles->gradient(&g, kind, xdi_fast_tile_at(c, columns));
+    }
+}
+
+/* The kept tiles' gradient, of their powers. A hard loss takes the same ones. */
+static void xdi_fast_kept_row(const xdi_tiles *tiles, const xd_loss_args *a, int64_t columns,
+                              const xdi_fast_kept *kept, bool streamed) {
+    const double hard_scale = a->labels ? a->row_scale[0] * a->hard_weight : 0.0;
+    const double soft_scale = a->row_scale[0] * a->soft_weight / a->temperature;
+    const xdi_fast_power p = xdi_fast_student(a, a->row), q = xdi_fast_teacher(a, a->row);
+    const double p_all = (double)p.power.whole + p.rest, q_all = (double)q.power.whole + q.rest;
+    xdi_tile_kept g;
+    for (int64_t c = kept->begin; c < columns; c += XDI_TILE) {
+        const int64_t tile = xdi_fast_kept_tile(kept, c);
+        g.q = xdi_fast_kept_powers(kept, tile);
+        g.p = g.q + XDI_TILE;
+        g.p_scale = (float)((hard_scale + soft_scale) * exp2((double)kept->student_whole[tile] - p_all));
+        g.q_scale = (float)(soft_scale * exp2((double)kept->teacher_whole[tile] - q_all));
+        g.out = xdi_fast_array(&a->gradient, 0, c);
+        g.streamed = streamed && (uintptr_t)g.out.data % XDI_SIMD_LINE == 0;
+        tiles->kept(&g, xdi_fast_tile_at(c, columns));
     }
 }
 
@@ -482,7 +547,8 @@ static xdi_fast_column xdi_fast_column_of(const xd_loss_args *a, int64_t at, int
 }
 
 static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *tiles,
-                                   const xd_loss_kernels *plain, const xd_loss_args *one, bool streamed) {
+                                   const xd_loss_kernels *plain, const xd_loss_args *one,
+                                   const xdi_fast_kept *kept, xdi_fast_path path) {
     const int64_t begin = one->offsets[one->shard], columns = one->offsets[one->shard + 1] - begin;
     const bool counts = one->row_scale[0] != 0.0 && one->row->finding == (int)XD_ROW_FINE;
     xdi_fast_column exact[2];
@@ -492,7 +558,8 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
     }
     exact[0] = xdi_fast_column_of(one, (int64_t)one->row->argmax - begin, columns);
     exact[1] = xdi_fast_column_of(one, one->labels ? one->labels[0] - begin : -1, columns);
-    xdi_fast_gradient_row(tiles, one, columns, streamed);
+    xdi_fast_gradient_row(tiles, one, kept ? kept->begin : columns, path);
+    if (kept) xdi_fast_kept_row(tiles, one, columns, kept, path.streamed);
     for (int i = 0; i < 2; i++)
         if (exact[i].at >= 0)
             xdi_loss_store(&one->gradient, 0, exact[i].at,
@@ -503,10 +570,10 @@ static void xdi_fast_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    const xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
     for (int64_t r = 0; r < a->student.rows; r++) {
         const xd_loss_args one = xdi_fast_row_args(a, r);
-        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, streamed);
+        xdi_fast_loss_row_grad(launch, tiles, &plain, &one, NULL, path);
     }
     tiles->fence();
     return XD_OK;
@@ -514,10 +581,32 @@ static xd_result xdi_fast_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* ---- all of it, row by row ---- */
 
+/* Is a row's gradient made of powers that its sums took, and does keeping them pay? Not for f32, where the
+ * caches are busy with the row itself. A hard loss beside the soft one has to take the same powers. */
+static bool xdi_fast_keeps(const xd_loss_args *a) {
+    const bool hard = a->labels && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool shared = a->temperature == 1.0 && a->uniform_weight == 0.0;
+    const bool narrow = a->student.dtype == XD_DTYPE_BF16 && a->teacher.dtype == XD_DTYPE_BF16 &&
+                        a->gradient.dtype == XD_DTYPE_BF16;
+    return soft && narrow && a->gradient.data && a->shards == 1 && a->divergence == XD_KL_FORWARD &&
+           (!hard || shared);
+}
+
+/* Where to keep a row's powers; false when there is no memory, and then they are taken twice. */
+static bool xdi_fast_keep(xd_ctx *ctx, const xd_loss_args *a, xdi_fast_kept *kept) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const int64_t tiles = (columns + XDI_TILE - 1) / XDI_TILE;
+    const int64_t most = XDI_FAST_KEPT, count = tiles < most ? tiles : most;
+    kept->begin = (tiles - count) * XDI_TILE;
+    kept->powers = (float *)xdi_scratch_take(ctx, (size_t)count * sizeof(float[2][XDI_TILE]));
+    return kept->powers != NULL;
+}
+
 static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *tiles,
-                                    const xd_loss_kernels *plain, xd_loss_args *one, bool streamed) {
+                                    const xd_loss_kernels *plain, xd_loss_args *one, xdi_fast_kept *kept,
+                                    xdi_fast_path path) {
     const bool mixed = one->teacher.data && one->soft_weight != 0.0 && one->divergence == XD_JSD;
-    xdi_fast_loss_row_partials(launch, tiles, plain, one);
+    const bool is_kept = xdi_fast_loss_row_partials(launch, tiles, plain, one, kept);
     if (one->shards > 1) return XD_OK;
     one->all_references = one->references;
     one->all_sums = one->sums;
@@ -527,20 +616,24 @@ static xd_result xdi_fast_fused_row(const xd_launch *launch, const xdi_tiles *ti
         xdi_fast_loss_row_mixture(launch, tiles, plain, one);
         XDI_TRY(plain->mixture_combine(launch, one));
     }
-    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, streamed);
+    if (one->gradient.data) xdi_fast_loss_row_grad(launch, tiles, plain, one, is_kept ? kept : NULL, path);
     return XD_OK;
 }
 
 static xd_result xdi_fast_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
     const xd_loss_kernels plain = xd_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
-    const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
+    xdi_fast_path path = { xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data), false };
     xd_result result = XD_OK;
+    xdi_fast_kept kept;
+    const bool keeps = xdi_fast_keeps(a) && xdi_fast_keep(launch->ctx, a, &kept);
     for (int64_t r = 0; r < a->student.rows && result == XD_OK; r++) {
         xd_loss_args one = xdi_fast_row_args(a, r);
-        result = xdi_fast_fused_row(launch, tiles, &plain, &one, streamed);
+        path.followed = r + 1 < a->student.rows;
+        result = xdi_fast_fused_row(launch, tiles, &plain, &one, keeps ? &kept : NULL, path);
     }
     tiles->fence();
+    if (keeps) xdi_scratch_give(launch->ctx, kept.powers);
     return result;
 }
 

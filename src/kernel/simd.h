@@ -25,7 +25,8 @@
  *   fence       what was streamed is in memory before whatever follows
  *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
  *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
- *   top_bits    the representation, as f32, of the largest kept by top, or by top_two */
+ *   top_bits    the representation, as f32, of the largest kept by top, or by top_two
+ *   total       the sum of all lanes, in double */
 
 /* Bytes that memory is read and written by. */
 enum { XDI_SIMD_LINE = 64 };
@@ -65,10 +66,6 @@ static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  
                                             8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
 static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
                                              1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
-
-/* The upper halves of the lanes of two vectors by turns. */
-static const uint16_t xdi_v16_upper[32] = { 1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
-                                            17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63 };
 
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
@@ -230,6 +227,9 @@ XDI_SIMD_INLINE int32_t xdi_v4_top_bits(xdi_v4_bits tops, bool two) {
     }
     return top;
 }
+XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
+    return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
+}
 XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
     const xdi_v4_bits bits = (xdi_v4_bits)v;
     return bits + 0x7fff + ((bits >> 16) & 1);
@@ -353,6 +353,12 @@ XDI_SIMD_INLINE_256 int32_t xdi_v8_top_bits(xdi_v8_bits tops, bool two) {
     for (int i = 1; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
     return top;
 }
+XDI_SIMD_INLINE_256 double xdi_v8_total(xdi_v8 v) {
+    const __m256d four = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(v)),
+                                       _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
     const __m256i bits = _mm256_castps_si256(v);
@@ -468,6 +474,10 @@ XDI_SIMD_INLINE_512 int32_t xdi_v16_top_bits(xdi_v16_bits tops, bool two) {
     const __m512i odd = two ? _mm512_and_si512(tops, _mm512_set1_epi32((int32_t)0xffff0000)) : tops;
     return _mm512_reduce_max_epi32(two ? _mm512_max_epi32(odd, _mm512_slli_epi32(tops, 16)) : odd);
 }
+XDI_SIMD_INLINE_512 double xdi_v16_total(xdi_v16 v) {
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(v)),
+                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))));
+}
 /* The upper half of the result is the number rounded to bf16. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
     const __m512i bits = _mm512_castps_si512(v);
@@ -479,10 +489,11 @@ XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
 XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
     const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
     const __m512i one = _mm512_set1_epi16(1);
-    const __m512i high = _mm512_permutex2var_epi16(a, _mm512_loadu_si512((const void *)xdi_v16_upper), b);
+    const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
     const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
-    const __m512i limit = _mm512_sub_epi16(_mm512_set1_epi16((int16_t)0x8001), _mm512_and_si512(high, one));
-    return _mm512_mask_add_epi16(high, _mm512_cmpge_epu16_mask(low, limit), high, one);
+    const __m512i sticky = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
+    return _mm512_mask_add_epi16(high, _mm512_cmpgt_epu16_mask(sticky, _mm512_set1_epi16((int16_t)0x8000)),
+                                 high, one);
 }
 XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
     _mm512_storeu_si512((void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));

@@ -102,21 +102,6 @@
         const v p = v##_log2_parts(x, &f, &exponent);                                                       \
         return v##_fma(p, f, exponent);                                                                     \
     }                                                                                                       \
-    INLINE double v##_total(v x) {                                                                          \
-        xdi_simd_array lanes;                                                                               \
-        float part[v##_lanes];                                                                              \
-        double sum[4] = { 0.0, 0.0, 0.0, 0.0 };                                                             \
-        lanes.data = part;                                                                                  \
-        lanes.bf16 = false;                                                                                 \
-        v##_store(lanes, 0, x);                                                                             \
-        for (int i = 0; i < v##_lanes; i += 4) {                                                            \
-            sum[0] += (double)part[i];                                                                      \
-            sum[1] += (double)part[i + 1];                                                                  \
-            sum[2] += (double)part[i + 2];                                                                  \
-            sum[3] += (double)part[i + 3];                                                                  \
-        }                                                                                                   \
-        return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                       \
-    }                                                                                                       \
     INLINE float v##_largest(v x) {                                                                         \
         xdi_simd_array lanes;                                                                               \
         float part[v##_lanes], max;                                                                         \

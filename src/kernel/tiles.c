@@ -127,7 +127,7 @@ enum { XDI_TILE_BLOCK = 32 };
     /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
     /* less than each by itself. */                                                                         \
     INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
-                             bool careful, bool own) {                                                      \
+                             bool careful, bool own, v *kept) {                                             \
         const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
         const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
         v right = b;                                                                                        \
@@ -137,17 +137,32 @@ enum { XDI_TILE_BLOCK = 32 };
             right = v##_max(lowest, b);                                                                     \
         }                                                                                                   \
         sums->own = v##_add(sums->own, e);                                                                  \
-        sums->other = v##_add_exp2(b, &pair->q, sums->other);                                               \
+        if (kept) {                                                                                         \
+            const v f = v##_exp2(b, &pair->q);                                                              \
+            sums->other = v##_add(sums->other, f);                                                          \
+            kept[0] = e;                                                                                    \
+            kept[1] = f;                                                                                    \
+        } else {                                                                                            \
+            sums->other = v##_add_exp2(b, &pair->q, sums->other);                                           \
+        }                                                                                                   \
         sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
     }                                                                                                       \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity) {        \
+    INLINE void v##_keep_two(float *kept, int64_t i, v a, v b) {                                            \
+        xdi_simd_array to;                                                                                  \
+        to.data = kept;                                                                                     \
+        to.bf16 = false;                                                                                    \
+        v##_store(to, i, a);                                                                                \
+        v##_store(to, i + v##_lanes, b);                                                                    \
+    }                                                                                                       \
+    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
+                              bool keeps) {                                                                 \
         const xdi_tile_pair given = *pair;                                                                  \
         const double factor = (double)given.q.factor;                                                       \
         const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
         const float back = (float)(exact / factor);                                                         \
         v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
         v##_pair_sums s, r; /* of every other vector */                                                     \
-        v a, b, c, d;                                                                                       \
+        v a, b, c, d, first[2], second[2];                                                                  \
         s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
         r = s;                                                                                              \
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
@@ -155,8 +170,11 @@ enum { XDI_TILE_BLOCK = 32 };
             v##_read_two(given.y, i, parity, &c, &d);                                                       \
             own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
             other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
-            v##_pair_add(&s, &given, a, c, back, careful, own);                                             \
-            v##_pair_add(&r, &given, b, d, back, careful, own);                                             \
+            v##_pair_add(&s, &given, a, c, back, careful, own, keeps ? first : NULL);                       \
+            v##_pair_add(&r, &given, b, d, back, careful, own, keeps ? second : NULL);                      \
+            if (!keeps) continue;                                                                           \
+            v##_keep_two(given.kept, i, first[0], second[0]);                                               \
+            v##_keep_two(given.kept + XDI_TILE, i, first[1], second[1]);                                    \
         }                                                                                                   \
         pair->own = v##_total(v##_add(s.own, r.own));                                                       \
         pair->other = v##_total(v##_add(s.other, r.other));                                                 \
@@ -164,18 +182,22 @@ enum { XDI_TILE_BLOCK = 32 };
         pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */               \
         pair->own_max = v##_top_value(given.x, n, own_tops, parity);                                        \
         pair->other_max = v##_top_value(given.y, n, other_tops, parity);                                    \
-        pair->infinite = v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                               \
+        pair->infinite = careful && v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                    \
     }                                                                                                       \
     INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
         switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
-        case 0: v##_pair_loop(pair, n, false, false, parity); break;                                        \
-        case 1: v##_pair_loop(pair, n, false, true, parity); break;                                         \
-        case 2: v##_pair_loop(pair, n, true, false, parity); break;                                         \
-        default: v##_pair_loop(pair, n, true, true, parity); break;                                         \
+        case 0: v##_pair_loop(pair, n, false, false, parity, false); break;                                 \
+        case 1: v##_pair_loop(pair, n, false, true, parity, false); break;                                  \
+        case 2: v##_pair_loop(pair, n, true, false, parity, false); break;                                  \
+        default: v##_pair_loop(pair, n, true, true, parity, false); break;                                  \
         }                                                                                                   \
     }                                                                                                       \
     LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
-        if (pair->x.bf16 && pair->y.bf16)                                                                   \
+        if (pair->kept && pair->careful)                                                                    \
+            v##_pair_loop(pair, n, true, true, true, true);                                                 \
+        else if (pair->kept)                                                                                \
+            v##_pair_loop(pair, n, false, true, true, true);                                                \
+        else if (pair->x.bf16 && pair->y.bf16)                                                              \
             v##_pair_kind(pair, n, true);                                                                   \
         else                                                                                                \
             v##_pair_kind(pair, n, false);                                                                  \
@@ -188,6 +210,7 @@ enum { XDI_TILE_BLOCK = 32 };
         if (whole == n) return;                                                                             \
         rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
         rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
+        if (pair->kept) rest.kept = pair->kept + whole;                                                     \
         v##_pair_whole(&rest, two);                                                                         \
         pair->own += rest.own;                                                                              \
         pair->other += rest.other;                                                                          \
@@ -340,6 +363,8 @@ enum { XDI_TILE_BLOCK = 32 };
         for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                  \
             v##_read_two(g->x, i, parity, &a, &b);                                                        \
             if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                           \
+            if (teacher && g->ahead[0] && i % 32 == 0)                                                    \
+                __builtin_prefetch(g->ahead[i / 32 % 2] + i / 64 * XDI_SIMD_LINE);                        \
             a = v##_gradient(g, a, c, hard, soft);                                                        \
             b = v##_gradient(g, b, d, hard, soft);                                                        \
             if (sent)                                                                                     \
@@ -391,18 +416,54 @@ enum { XDI_TILE_BLOCK = 32 };
         xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                             \
     }
 
-#define XDI_TILES(v, INLINE, LEAF)                                                            \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                                           \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                                           \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                        \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                       \
-    LEAF void v##_tile_fence(void) {                                                          \
-        v##_fence();                                                                          \
-    }                                                                                         \
-    static const xdi_tiles v##_tiles = { v##_tile_max,   v##_tile_linear,  v##_tile_sum,      \
-                                         v##_tile_pair,  v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_fence, v##_tile_raise,   v##_tile_collect,  \
-                                         v##_tile_range, v##_tile_offsets, v##_tile_unpack };
+#define XDI_TILES_KEPT(v, INLINE, LEAF)                                       \
+    INLINE v v##_kept_at(const xdi_tile_kept *g, int64_t i) {                 \
+        xdi_simd_array p, q;                                                  \
+        p.data = g->p;                                                        \
+        q.data = g->q;                                                        \
+        p.bf16 = q.bf16 = false;                                              \
+        return v##_sub(v##_mul(v##_set(g->p_scale), v##_load(p, i)),          \
+                       v##_mul(v##_set(g->q_scale), v##_load(q, i)));         \
+    }                                                                         \
+    INLINE void v##_kept_loop(const xdi_tile_kept *g, int64_t n, bool sent) { \
+        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                      \
+            const v a = v##_kept_at(g, i), b = v##_kept_at(g, i + v##_lanes); \
+            if (sent)                                                         \
+                v##_stream_two(g->out, i, a, b);                              \
+            else                                                              \
+                v##_store_two(g->out, i, a, b);                               \
+        }                                                                     \
+    }                                                                         \
+    LEAF void v##_tile_kept(const xdi_tile_kept *given, int64_t n) {          \
+        const int64_t two = 2 * v##_lanes, whole = n - n % two;               \
+        uint16_t out[2 * v##_lanes];                                          \
+        xdi_tile_kept g = *given; /* stores cannot change a copy */           \
+        if (g.streamed)                                                       \
+            v##_kept_loop(&g, whole, true);                                   \
+        else                                                                  \
+            v##_kept_loop(&g, whole, false);                                  \
+        if (whole == n) return;                                               \
+        g.p += whole;                                                         \
+        g.q += whole;                                                         \
+        g.out.data = out;                                                     \
+        v##_kept_loop(&g, two, false);                                        \
+        xdi_simd_copy(g.out, 0, n - whole, given->out, whole);                \
+    }
+
+#define XDI_TILES(v, INLINE, LEAF)                                                              \
+    XDI_TILES_SUMS(v, INLINE, LEAF)                                                             \
+    XDI_TILES_PAIR(v, INLINE, LEAF)                                                             \
+    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                          \
+    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                         \
+    XDI_TILES_KEPT(v, INLINE, LEAF)                                                             \
+    LEAF void v##_tile_fence(void) {                                                            \
+        v##_fence();                                                                            \
+    }                                                                                           \
+    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear,  v##_tile_sum,      \
+                                         v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
+                                         v##_tile_kept,    v##_tile_fence,   v##_tile_raise,    \
+                                         v##_tile_collect, v##_tile_range,   v##_tile_offsets,  \
+                                         v##_tile_unpack };
 
 /* ---- what selections need ---- */
 

@@ -27,6 +27,7 @@ typedef struct xdi_tile_pair {
     xdi_tile_power p, q;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not wanted */
     double own, other, cross;
     float own_max, other_max;
     bool infinite;
@@ -59,6 +60,9 @@ typedef enum xdi_tile_soft {
 typedef struct xdi_tile_gradient {
     xdi_simd_array x, y, out;
     bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
+    /* What is read later and asked for meanwhile, with a teacher only: for elements [32 k, 32 k + 32) line k / 2 of
+     * the first or, k odd, the second; NULL -> nothing. */
+    const char *ahead[2];
     bool hard;
     xdi_tile_power h;
     float hard_scale, uniform;
@@ -66,6 +70,14 @@ typedef struct xdi_tile_gradient {
     float soft_scale, teacher_scale, mean;
     xdi_tile_mixture mixture;
 } xdi_tile_gradient;
+
+/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+typedef struct xdi_tile_kept {
+    float *p, *q;
+    float p_scale, q_scale;
+    xdi_simd_array out;
+    bool streamed; /* as in xdi_tile_gradient */
+} xdi_tile_kept;
 
 /* One set of loops. n is the number of elements. */
 typedef struct xdi_tiles {
@@ -81,6 +93,7 @@ typedef struct xdi_tiles {
     void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
                     double *q_sum);
     void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    void (*kept)(const xdi_tile_kept *g, int64_t n);
     void (*fence)(void);
     /* maxima[i] becomes element i where that is larger. */
     void (*raise)(xdi_simd_array x, int64_t n, float *maxima);

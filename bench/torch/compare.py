@@ -16,11 +16,12 @@ should reach; "H100" the same from that card's recorded rates, a prediction. A r
 the target; it is unsteady, and says nothing, when a rate fell below three quarters of its best all the time.
 
 Gradients of losses go over the logits, as a trainer lets them: the logits are restored before each call of either arm,
-outside of the clock. A host may give two cores hardly more memory bandwidth than one ("near") or nearly twice as much
-("far"), and may change that from second to second: what two cores ask of memory is scored by the state of each sample, which
-is told from the rates around it.
+outside of the clock, and what the caches then have to write back is driven out. A host may give two cores hardly more
+memory bandwidth than one ("near") or nearly twice as much ("far"), and may change that from second to second: what two
+cores ask of memory is scored by the state of each sample, which is told from the rates around it.
 
-Threads stay on cores of their own, PyTorch's by OMP_PROC_BIND, ours beside them.
+Threads stay on cores of their own, PyTorch's by OMP_PROC_BIND, ours beside them. Of losses, ours take a few rows at a time
+from what is left.
 
 Rows whose memory exceeds 16 times the last-level cache run from memory, the others are "hot". The allocator keeps its
 memory, so that no arm pays for page faults, and asks for large pages, so that none pays for the ends of small ones. The
@@ -231,6 +232,7 @@ class Loss(Row):
         self.limit = 1e-5 if dtype == torch.float32 else 6e-3
         self.student = torch.empty(rows, cols, dtype=dtype).normal_(0, 4)
         self.kept = self.student.clone()
+        self.passed_by = torch.zeros(2 * cache_bytes() // 4)
         self.student.requires_grad_()
         self.teacher = None
         self.labels = torch.randint(cols, (rows,))
@@ -256,6 +258,7 @@ class Loss(Row):
 
     def restore(self):
         self.student.detach().copy_(self.kept)
+        if self.footprint > cache_bytes(): self.passed_by.sum()
 
     def value_function(self, widen):
         tau = self.temperature

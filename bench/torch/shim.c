@@ -24,10 +24,10 @@ struct shim_part {
     xd_ctx *ctx;
     void (*run)(shim_part *part);
     xd_result result;
-    int64_t rows, cols, k; /* losses and selections */
+    int64_t rows, cols, k; /* selections */
     xd_vocab *vocab;
-    xd_loss_desc loss;
-    xd_param param; /* optimizer, average, norm */
+    xd_loss_desc loss; /* of all rows; a thread takes some at a time */
+    xd_param param;    /* optimizer, average, norm */
     xd_optimizer *optimizer;
     xd_ema *ema;
     bool together; /* optimizer and average in one pass */
@@ -35,9 +35,10 @@ struct shim_part {
     double *top;
     int64_t *ids;
     xd_head_loss_desc head;
-    void *swept; /* what a probe sweeps: the operation's largest array of its own */
+    size_t allocated;                /* bytes that runs have asked for, all told */
+    void *swept;                     /* what a probe sweeps: the operation's largest array of its own */
     int64_t swept_lines, window, at; /* of 64 bytes: all, those of one run, where it begins */
-    int turn; /* of the ways through memory */
+    int turn;                        /* of the ways through memory */
 };
 
 /* An operation, and the threads that run it: the caller is the first of them. */
@@ -49,6 +50,7 @@ struct shim {
     pthread_cond_t wake, done;
     int64_t round; /* raised by one for each run; -1: leave */
     int64_t busy;
+    int64_t taken; /* rows of a loss in this run */
 };
 
 /* ---- threads ---- */
@@ -84,6 +86,13 @@ static void *shim_work(void *argument) {
     }
 }
 
+/* The library's own way, counting what is asked for while an operation runs. */
+static void *shim_allocate(void *user, size_t bytes) {
+    shim_part *part = (shim_part *)user;
+    if (part->owner->round > 0) part->allocated += bytes;
+    return xdi_ctx_allocate(NULL, bytes);
+}
+
 static shim *shim_open(int threads, void (*run)(shim_part *part)) {
     shim *s = (shim *)calloc(1, sizeof *s);
     if (!s || threads < 1 || threads > SHIM_THREADS) exit(2);
@@ -94,7 +103,8 @@ static shim *shim_open(int threads, void (*run)(shim_part *part)) {
     for (int i = 0; i < threads; i++) {
         s->parts[i].owner = s;
         s->parts[i].run = run;
-        if (xd_ctx_create(NULL, &s->parts[i].ctx) != XD_OK) exit(2);
+        const xd_ctx_desc settings = { .allocator = { shim_allocate, xdi_ctx_release, &s->parts[i] } };
+        if (xd_ctx_create(&settings, &s->parts[i].ctx) != XD_OK) exit(2);
     }
     for (int i = 1; i < threads; i++)
         if (pthread_create(&s->workers[i], NULL, shim_work, &s->parts[i]) != 0) exit(2);
@@ -110,6 +120,7 @@ static void shim_check(const shim_part *part) {
 void shim_run(shim *s) {
     pthread_mutex_lock(&s->lock);
     s->busy = s->threads - 1;
+    s->taken = 0;
     __atomic_store_n(&s->round, s->round + 1, __ATOMIC_RELEASE);
     pthread_cond_broadcast(&s->wake);
     pthread_mutex_unlock(&s->lock);
@@ -157,10 +168,38 @@ static char *shim_at(void *data, xd_dtype dtype, int64_t index) {
 
 /* ---- losses ---- */
 
+/* Rows that a thread takes at a time: who is slowed down takes fewer, and nobody waits for long. */
+enum { SHIM_ROWS = 4 };
+
+/* The rows [begin, begin + count) of a matrix, if there is one. */
+static xd_rows shim_rows(xd_rows matrix, int64_t begin, int64_t count) {
+    matrix.data = shim_at(matrix.data, matrix.dtype, begin * matrix.cols);
+    matrix.rows = count;
+    return matrix;
+}
+
+/* The loss of some rows of those of d. */
+static xd_loss_desc shim_block(const xd_loss_desc *d, int64_t begin, int64_t count) {
+    xd_loss_desc block = *d;
+    block.student = shim_rows(d->student, begin, count);
+    block.gradient = shim_rows(d->gradient, begin, count);
+    if (d->teacher.data) block.teacher = shim_rows(d->teacher, begin, count);
+    if (d->labels) block.labels = d->labels + begin;
+    return block;
+}
+
 static void shim_run_loss(shim_part *part) {
-    xd_loss_values values;
-    part->result = xd_loss(part->ctx, &part->loss, &values);
-    part->value = values.loss;
+    const int64_t rows = part->loss.student.rows;
+    part->value = 0.0;
+    while (part->result == XD_OK) {
+        const int64_t begin = __atomic_fetch_add(&part->owner->taken, SHIM_ROWS, __ATOMIC_RELAXED);
+        if (begin >= rows) break;
+        const xd_loss_desc block =
+            shim_block(&part->loss, begin, rows - begin < SHIM_ROWS ? rows - begin : SHIM_ROWS);
+        xd_loss_values values;
+        part->result = xd_loss(part->ctx, &block, &values);
+        part->value += values.loss;
+    }
 }
 
 /* Cross entropy where there are labels, KL or the Jensen-Shannon divergence where there is a teacher; mean over rows;
@@ -171,23 +210,23 @@ shim *shim_loss(int threads, int dtype, int64_t rows, int64_t cols, void *studen
     for (int i = 0; i < threads; i++) {
         shim_part *part = &s->parts[i];
         xd_loss_desc *d = &part->loss;
+        const xd_rows matrix = { student, (xd_dtype)dtype, rows, cols, 0 };
         const int64_t begin = rows * i / threads, end = rows * (i + 1) / threads;
-        xd_rows matrix = { NULL, (xd_dtype)dtype, end - begin, cols, 0 };
         part->result = xd_vocab_create(part->ctx, NULL, 0, cols, cols, &part->vocab);
         shim_check(part);
         d->vocab = part->vocab;
-        matrix.data = shim_at(student, matrix.dtype, begin * cols);
-        d->student = matrix;
-        matrix.data = shim_at(gradient, matrix.dtype, begin * cols);
-        d->gradient = matrix;
-        shim_sweeps(part, matrix.data, matrix.rows * cols * (int64_t)xd_dtype_size(matrix.dtype));
-        matrix.data = shim_at(teacher, matrix.dtype, begin * cols);
+        d->student = d->gradient = matrix;
+        d->gradient.data = gradient;
+        shim_sweeps(part, shim_rows(d->gradient, begin, 0).data,
+                    (end - begin) * cols * (int64_t)xd_dtype_size(matrix.dtype));
         if (teacher) d->teacher = matrix;
+        d->teacher.data = teacher;
         if (jsd) d->divergence = XD_JSD;
-        if (labels) d->labels = labels + begin;
+        d->labels = labels;
         d->temperature = temperature;
         d->denominator_value = (double)rows;
-        d->workspace_bytes = xd_loss_workspace_bytes(d);
+        const xd_loss_desc block = shim_block(d, 0, SHIM_ROWS);
+        d->workspace_bytes = xd_loss_workspace_bytes(&block);
         d->workspace = malloc(d->workspace_bytes);
         if (!d->workspace) exit(2);
     }
@@ -346,7 +385,8 @@ shim *shim_head(int threads, int64_t rows, int64_t cols, int64_t width, void *hi
     shim *s = shim_open(threads, shim_run_head);
     shim_part *part = &s->parts[0];
     xd_head_loss_desc *d = &part->head;
-    const xd_rows x = { hidden, XD_DTYPE_BF16, rows, width, 0 }, w = { weight, XD_DTYPE_BF16, cols, width, 0 };
+    const xd_rows x = { hidden, XD_DTYPE_BF16, rows, width, 0 },
+                  w = { weight, XD_DTYPE_BF16, cols, width, 0 };
     const xd_rows gradient = { hidden_gradient, XD_DTYPE_F32, rows, width, 0 };
     part->result = xd_vocab_create(part->ctx, NULL, 0, cols, cols, &part->vocab);
     shim_check(part);
@@ -364,11 +404,12 @@ shim *shim_head(int threads, int64_t rows, int64_t cols, int64_t width, void *hi
     return s;
 }
 
-/* Bytes that the operation needs beyond its arrays. */
+/* Bytes that the operation needs beyond its arrays, once it has run. */
 int64_t shim_extra_bytes(const shim *s) {
     int64_t bytes = 0;
     for (int i = 0; i < s->threads; i++)
-        bytes += (int64_t)(s->parts[i].loss.workspace_bytes + s->parts[i].head.workspace_bytes);
+        bytes += (int64_t)(s->parts[i].loss.workspace_bytes + s->parts[i].head.workspace_bytes +
+                           s->parts[i].allocated);
     return bytes;
 }
 

@@ -160,7 +160,7 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
     c.teachers[0].teacher_chunks = p.student_chunks;
     c.d.labels = NULL;
     c.d.columns = 0;
-    CHECK_NEAR(run_call(&p, &c).loss, 0.0, 1e-8);
+    CHECK_NEAR(run_call(&p, &c).loss, 0.0, 1e-7); /* both sides' logarithms are of f32 */
     for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++) CHECK_NEAR(c.gradient[i], 0.0, 1e-7);
     xd_projection_free(p.ctx, &identity);
     xd_vocab_destroy(c.vocab);

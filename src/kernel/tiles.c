@@ -467,17 +467,22 @@ enum { XDI_TILE_BLOCK = 32 };
 
 /* ---- what selections need ---- */
 
-/* Without a compressing store: every index is written, and the next one over it when it does not count. */
-static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
-                                   uint32_t *keys, int64_t room) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < n && count < room; i++) {
+/* Elements [i, n), when `count` have been found before them. Every index is written, and the next one over it
+ * when it does not count. */
+static int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
+                                     uint32_t *indices, uint32_t *keys, int64_t count, int64_t room) {
+    for (; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
         indices[count] = (uint32_t)i;
         keys[count] = xdi_tile_key(a);
         count += a >= threshold ? 1 : 0;
     }
     return count;
+}
+
+static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
+                                   uint32_t *keys, int64_t room) {
+    return xdi_tile_collect_rest(x, 0, n, threshold, indices, keys, 0, room);
 }
 
 static void xdi_v4_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {
@@ -518,11 +523,103 @@ XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
 
-/* Eight lanes gain nothing: they have no compressing move. */
-#    define xdi_v8_tile_collect xdi_v4_tile_collect
-#    define xdi_v8_tile_range xdi_v4_tile_range
-#    define xdi_v8_tile_offsets xdi_v4_tile_offsets
-#    define xdi_v8_tile_unpack xdi_v4_tile_unpack
+/* The lanes of four that a mask names, before the others. */
+static const int32_t xdi_v8_front[16][4] = { { 0, 1, 2, 3 }, { 0, 1, 2, 3 }, { 1, 0, 2, 3 }, { 0, 1, 2, 3 },
+                                             { 2, 0, 1, 3 }, { 0, 2, 1, 3 }, { 1, 2, 0, 3 }, { 0, 1, 2, 3 },
+                                             { 3, 0, 1, 2 }, { 0, 3, 1, 2 }, { 1, 3, 0, 2 }, { 0, 1, 3, 2 },
+                                             { 2, 3, 0, 1 }, { 0, 2, 3, 1 }, { 1, 2, 3, 0 }, { 0, 1, 2, 3 } };
+
+/* Keys from the bits of numbers, and the other way round. */
+XDI_SIMD_INLINE_256 __m256i xdi_v8_key(__m256i bits) {
+    const __m256i below = _mm256_srai_epi32(bits, 31);
+    return _mm256_xor_si256(bits, _mm256_andnot_si256(below, _mm256_set1_epi32(0x7fffffff)));
+}
+
+/* What counts of each half moves to its front; the halves are written one after the other. */
+XDI_SIMD_INLINE_256 void xdi_v8_collect_halves(__m256i x, __m256i order, int64_t low, uint32_t *to) {
+    const __m256i moved = _mm256_castps_si256(_mm256_permutevar_ps(_mm256_castsi256_ps(x), order));
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_castsi256_si128(moved));
+    _mm_storeu_si128((__m128i *)(void *)(to + low), _mm256_extracti128_si256(moved, 1));
+}
+
+XDI_SIMD_256 int64_t xdi_v8_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
+                                         uint32_t *keys, int64_t room) {
+    const xdi_v8 limit = xdi_v8_set(threshold), zero = xdi_v8_set(0.0f);
+    __m256i at = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+    int64_t count = 0, i = 0;
+    for (; i + 8 <= n && count + 8 <= room; i += 8) {
+        const xdi_v8 a = xdi_v8_load(x, i);
+        const int mask = _mm256_movemask_ps(_mm256_cmp_ps(a, limit, _CMP_GE_OQ)), low = mask & 15;
+        const __m128i front = _mm_loadu_si128((const __m128i *)(const void *)xdi_v8_front[low]);
+        const __m128i back = _mm_loadu_si128((const __m128i *)(const void *)xdi_v8_front[mask >> 4]);
+        const __m256i order = _mm256_inserti128_si256(_mm256_castsi128_si256(front), back, 1);
+        const int64_t kept = __builtin_popcount((unsigned)low);
+        xdi_v8_collect_halves(at, order, kept, indices + count);
+        xdi_v8_collect_halves(xdi_v8_key(_mm256_castps_si256(_mm256_add_ps(a, zero))), order, kept,
+                              keys + count);
+        count += __builtin_popcount((unsigned)mask);
+        at = _mm256_add_epi32(at, _mm256_set1_epi32(8));
+    }
+    return xdi_tile_collect_rest(x, i, n, threshold, indices, keys, count, room);
+}
+
+XDI_SIMD_256 void xdi_v8_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {
+    uint32_t lows[8], highs[8];
+    __m256i low = _mm256_set1_epi32((int)keys[0]), high = low;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256i key = _mm256_loadu_si256((const __m256i *)(const void *)(keys + i));
+        low = _mm256_min_epu32(low, key);
+        high = _mm256_max_epu32(high, key);
+    }
+    _mm256_storeu_si256((__m256i *)(void *)lows, low);
+    _mm256_storeu_si256((__m256i *)(void *)highs, high);
+    *first = lows[0];
+    *last = highs[0];
+    for (int j = 1; j < 8; j++) {
+        *first = lows[j] < *first ? lows[j] : *first;
+        *last = highs[j] > *last ? highs[j] : *last;
+    }
+    for (; i < n; i++) {
+        *first = keys[i] < *first ? keys[i] : *first;
+        *last = keys[i] > *last ? keys[i] : *last;
+    }
+}
+
+/* Sums over 1 and 2 neighbours make those of a half; the other half has its own and all of that. */
+XDI_SIMD_256 void xdi_v8_tile_offsets(uint32_t *bins, int64_t n) {
+    const __m256i top = _mm256_set1_epi32(7), half = _mm256_set1_epi32(3);
+    __m256i before = _mm256_setzero_si256();
+    for (int64_t i = 0; i < n; i += 8) {
+        const __m256i count = _mm256_loadu_si256((const __m256i *)(const void *)(bins + i));
+        __m256i sum = _mm256_add_epi32(count, _mm256_slli_si256(count, 4));
+        sum = _mm256_add_epi32(sum, _mm256_slli_si256(sum, 8));
+        const __m256i lower = _mm256_permutevar8x32_epi32(sum, half);
+        sum = _mm256_add_epi32(sum, _mm256_blend_epi32(_mm256_setzero_si256(), lower, 0xf0));
+        _mm256_storeu_si256((__m256i *)(void *)(bins + i),
+                            _mm256_add_epi32(before, _mm256_sub_epi32(sum, count)));
+        before = _mm256_add_epi32(before, _mm256_permutevar8x32_epi32(sum, top));
+    }
+}
+
+XDI_SIMD_256 bool xdi_v8_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
+                                     int64_t *ids) {
+    const __m256i low = _mm256_set1_epi64x(0xffffffff), begin = _mm256_set1_epi64x(first);
+    const __m256i upper = _mm256_set_epi32(7, 5, 3, 1, 7, 5, 3, 1);
+    __m256d zeros = _mm256_setzero_pd();
+    int64_t j = 0;
+    for (; j + 4 <= n; j += 4) {
+        const __m256i record = _mm256_loadu_si256((const __m256i *)(const void *)(records + j));
+        const __m256i bits = xdi_v8_key(_mm256_permutevar8x32_epi32(record, upper));
+        const __m256d value = _mm256_cvtps_pd(_mm_castsi128_ps(_mm256_castsi256_si128(bits)));
+        zeros = _mm256_or_pd(zeros, _mm256_cmp_pd(value, _mm256_setzero_pd(), _CMP_EQ_OQ));
+        _mm256_storeu_pd(values + j, value);
+        _mm256_storeu_si256((__m256i *)(void *)(ids + j),
+                            _mm256_add_epi64(_mm256_and_si256(record, low), begin));
+    }
+    const bool rest = xdi_v4_tile_unpack(records + j, n - j, first, values + j, ids + j);
+    return _mm256_movemask_pd(zeros) != 0 || rest;
+}
 
 /* Keys from the bits of numbers, and the other way round. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
@@ -545,13 +642,7 @@ XDI_SIMD_512 int64_t xdi_v16_tile_collect(xdi_simd_array x, int64_t n, float thr
         count += __builtin_popcount((unsigned)mask);
         at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
     }
-    for (; i < n && count < room; i++) {
-        const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
-        indices[count] = (uint32_t)i;
-        keys[count] = xdi_tile_key(a);
-        count += a >= threshold ? 1 : 0;
-    }
-    return count;
+    return xdi_tile_collect_rest(x, i, n, threshold, indices, keys, count, room);
 }
 
 XDI_SIMD_512 void xdi_v16_tile_range(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last) {

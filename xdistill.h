@@ -1811,6 +1811,16 @@ typedef struct xd_cuda_desc {
      * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a
      * warning in the log. Values agree with the other path's as the CPU's do. Default: off, no GPU has measured it. */
     bool cluster;
+    /* Matrix products, those of heads above all, by NVIDIA's cuBLASLt, which xd_cuda_create loads: its path or name; ""
+     * -> the name for the toolkit of the build (libcublasLt.so.13). It takes products whose sides are both F32 or both
+     * BF16, and where bf16 is asked for (xd_matmul_args, xd_head_loss_desc) any two: sides in F32 are rounded into memory
+     * of this context first, in pieces if need be. Sides without a stride of 1, empty products, what it has nothing for,
+     * and all in INVARIANT mode are the unit's own kernel's. Keeps 128 MiB of device memory. One build, library and kind
+     * of GPU give the same bits on every run; unlike the unit's, they depend on the whole shape, the strides and the
+     * addresses' alignment up to 16 bytes. Run a shape once before a graph captures it, since the library may load
+     * kernels then. UNSUPPORTED: it cannot be loaded, lacks a function, has another major version than the build's
+     * header, or there was no cublasLt.h at the build. Default: NULL, no library; no GPU has measured it. */
+    const char *cublas;
 } xd_cuda_desc;
 
 /* Makes ctx compute on the calling thread's current device, and the tensors of its operations live there:
@@ -1828,8 +1838,8 @@ typedef struct xd_cuda_desc {
  * it is, and steps over other arrays bring theirs along, in more launches. Softmax pieces
  * and selections allocate device memory in each call. The thread's current device is the same
  * after every call. Work on two streams at once needs two contexts. Ranks of one process may share a GPU.
- * Errors: STATE, UNSUPPORTED (compute capability below 8.0), MEMORY, DEVICE (with CUDA's own text, as when
- * this build has no code for the GPU). */
+ * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas), MEMORY, DEVICE (with CUDA's or cuBLASLt's own
+ * text, as when this build has no code for the GPU). */
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
 
 /* Waits for the context's work and takes the context back to the CPU. Destroy everything made on the GPU
@@ -40291,4 +40301,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 8e387b0d31fccbecab416a1b5e6510741a9919454f92e03b059abdc32d255e16 */
+/* xdistill sha256 6605de1dbeed17dfda406f379335e1c76cae1cbd24303af27be689960800d80c */

@@ -1,7 +1,8 @@
 /* Losses, head, optimizers, averages and norms on one GPU, timed by events on the stream. The other arm of every row is a
  * copy on the device that reads and writes as many bytes as the operation must, so "speedup" is the operation's score
  * against the memory it runs on, whatever state the card is in; "predicted" is what it should take there by the target
- * of its kind. A result that is wrong is not timed.
+ * of its kind. A result that is wrong is not timed. The head is timed with the unit's own products and, where cuBLASLt
+ * can be loaded, with those.
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/gpu.cu xdistill_cuda.cu -o build/gpu      build/gpu [-J FILE]
  *
@@ -147,9 +148,10 @@ static void close_copy(void) {
     cudaFree(copy_arm.to);
 }
 
-static void open_case(gpu_case *c, void (*launch)(gpu_case *c)) {
+static void open_case(gpu_case *c, void (*launch)(gpu_case *c), const char *cublas = NULL) {
     xd_cuda_desc desc = {};
     desc.cluster = clusters;
+    desc.cublas = cublas;
     memset(c, 0, sizeof *c);
     c->launch = launch;
     require(NULL, xd_ctx_create(NULL, &c->ctx));
@@ -283,10 +285,10 @@ static void launch_head(gpu_case *c) {
 }
 
 /* Bound by arithmetic, six products a weight and row: the row shows the rate it reached. */
-static void bench_head(void) {
+static void bench_head(const char *cublas) {
     const int64_t rows = GPU_HEAD_ROWS, columns = GPU_VOCABULARY, width = GPU_WIDTH;
     gpu_case c;
-    open_case(&c, launch_head);
+    open_case(&c, launch_head, cublas);
     require(c.ctx, xd_vocab_create_even(c.ctx, NULL, columns, &c.vocab));
     c.head.student.hidden = { device_noise(rows * width, XD_DTYPE_BF16, 0.1, 3), XD_DTYPE_BF16, rows, width, 0 };
     c.head.student.weight = { device_noise(columns * width, XD_DTYPE_BF16, 1.0, 4), XD_DTYPE_BF16, columns, width, 0 };
@@ -302,14 +304,28 @@ static void bench_head(void) {
     c.values = (xd_loss_values *)device_room(sizeof *c.values);
     double best = HUGE_VAL;
     for (int round = 0; round < 5; round++) best = fmin(best, measure(&c));
-    printf("  %-22s N=%lld V=%lld H=%lld bf16: %.3f ms at best of 5, %.1f TFLOP/s, %.1f MB of workspace\n", "head_ce",
-           (long long)rows, (long long)columns, (long long)width, 1e3 * best,
+    printf("  %-22s N=%lld V=%lld H=%lld bf16: %.3f ms at best of 5, %.1f TFLOP/s, %.1f MB of workspace\n",
+           cublas ? "head_ce, cuBLASLt" : "head_ce", (long long)rows, (long long)columns, (long long)width, 1e3 * best,
            6.0 * (double)rows * (double)columns * (double)width / best * 1e-12, 1e-6 * (double)c.head.workspace_bytes);
     void *const all[] = { c.head.student.hidden.data,  c.head.student.weight.data, c.head.hidden_gradient.data,
                           c.head.weight_gradient,      (void *)c.head.loss.labels, c.head.loss.status,
                           c.head.workspace,            c.values };
     for (void *memory : all) cudaFree(memory);
     close_case(&c);
+}
+
+/* Whether cuBLASLt can be loaded under its usual name; says why not. */
+static bool has_cublas(void) {
+    xd_cuda_desc desc = {};
+    xd_ctx *ctx = NULL;
+    xd_cuda *gpu = NULL;
+    desc.cublas = "";
+    require(NULL, xd_ctx_create(NULL, &ctx));
+    const bool loaded = xd_cuda_create(ctx, &desc, &gpu) == XD_OK;
+    if (!loaded) printf("  %-22s not measured: %s\n", "head_ce, cuBLASLt", xd_last_error(ctx)->message);
+    xd_cuda_destroy(gpu);
+    xd_ctx_destroy(ctx);
+    return loaded;
 }
 
 /* ---- parameters ---- */
@@ -486,7 +502,8 @@ int main(int argc, char **argv) {
         bench_params(&b, 1, GPU_PARAMS);
         bench_params(&b, ARRAYS, GPU_ARRAY);
     }
-    bench_head();
+    bench_head(NULL);
+    if (has_cublas()) bench_head("");
     close_copy();
     printf("# wrong results: %d\n", wrong);
     if (json) fclose(json);

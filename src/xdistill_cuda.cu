@@ -22,6 +22,7 @@
 #include "cuda/optimizer.cu"
 #include "cuda/norm.cu"
 #include "cuda/matmul.cu"
+#include "cuda/matmul_cublas.cu"
 #include "cuda/loss.cuh"
 #include "cuda/loss.cu"
 #include "cuda/loss_fused.cu"

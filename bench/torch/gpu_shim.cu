@@ -2,6 +2,8 @@
  * gives (PyTorch's) and on the default stream, so that its events time both. Built by `make bench-torch-gpu`:
  *
  *     nvcc -O3 -arch=native -shared -Xcompiler -fPIC -I. bench/torch/gpu_shim.cu xdistill_cuda.cu -o build/bench/gpu_shim.so
+ *
+ * GPU_CUBLAS in the environment is xd_cuda_desc.cublas: empty for cuBLASLt under its usual name, or its path.
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
@@ -58,7 +60,9 @@ static shim *shim_open(void (*run)(shim *s)) {
     if (!s) exit(2);
     s->run = run;
     shim_require(s, xd_ctx_create(NULL, &s->ctx));
-    shim_require(s, xd_cuda_create(s->ctx, NULL, &s->gpu));
+    xd_cuda_desc desc = {};
+    desc.cublas = getenv("GPU_CUBLAS");
+    shim_require(s, xd_cuda_create(s->ctx, &desc, &s->gpu));
     s->status = (xd_status *)shim_room(sizeof *s->status);
     s->values = (xd_loss_values *)shim_room(sizeof *s->values);
     s->norm = (xd_gradient_norm *)shim_room(sizeof *s->norm);

@@ -64,7 +64,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     }
 }
 
-static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *args) {
+static xd_result xdi_cuda_matmul_plain(const xd_launch *launch, const xd_matmul_args *args) {
     const int64_t down = (args->a.rows + XDI_CUDA_TILE - 1) / XDI_CUDA_TILE;
     const int64_t across = (args->b.cols + XDI_CUDA_TILE - 1) / XDI_CUDA_TILE;
     if (down == 0 || across == 0) return XD_OK;

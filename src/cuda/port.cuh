@@ -37,6 +37,8 @@
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
+struct xdi_cuda_cublas;
+
 /* The device that a context computes on. The table comes first, so that a context's table leads back here. */
 struct xd_cuda {
     xd_kernels kernels;
@@ -49,6 +51,7 @@ struct xd_cuda {
     size_t workspace_bytes;
     int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
     size_t block_shared_bytes; /* that a block may have, set with it */
+    xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 
 static xd_cuda *xdi_cuda_of(const xd_ctx *ctx) {

@@ -94,7 +94,7 @@ static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     return XD_OK;
 }
 
-static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, bool cluster) {
+static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc *desc) {
     int architecture = 0;
     XDI_TRY(xdi_cuda_inspect(ctx, cuda));
     cuda->workspace_bytes = XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum);
@@ -103,28 +103,32 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, bool cluster) {
                 cuda->workspace_bytes, cuda->device);
     XDI_TRY(xdi_cuda_load_all(ctx));
     XDI_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
-    return cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
+    if (desc->cublas) XDI_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
+    return desc->cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
 }
 
+/* The device is the current one. */
 static void xdi_cuda_free(xd_cuda *cuda) {
+    xdi_cuda_cublas_close(cuda);
     if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
     xd_release(cuda->ctx, cuda);
 }
 
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out) {
+    const xd_cuda_desc d = desc ? *desc : xd_cuda_desc();
     XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_STATE,
                 "the context has a device already");
     xd_cuda *cuda = (xd_cuda *)xd_allocate(ctx, sizeof *cuda);
     XDI_REQUIRE(ctx, cuda, XD_ERROR_MEMORY, "no room for the handle of a device");
     cuda->ctx = ctx;
     cuda->kernels = xdi_cuda_table();
-    if (desc) cuda->allocator = desc->allocator;
+    cuda->allocator = d.allocator;
     if (!cuda->allocator.allocate || !cuda->allocator.release) {
         cuda->allocator.allocate = xdi_cuda_allocate_plain;
         cuda->allocator.release = xdi_cuda_release_plain;
         cuda->allocator.user = NULL;
     }
-    const xd_result result = xdi_cuda_set_up(ctx, cuda, desc && desc->cluster);
+    const xd_result result = xdi_cuda_set_up(ctx, cuda, &d);
     if (result != XD_OK) {
         xdi_cuda_free(cuda);
         return result;
@@ -137,13 +141,9 @@ XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda *
 XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     if (!cuda) return;
     xd_ctx *ctx = cuda->ctx;
-    {
-        const xd_launch launch = xd_ctx_launch(ctx);
-        xdi_cuda_scope scope(ctx, cuda->device);
-        xdi_cuda_synchronize(&launch);
-        xd_ctx_set_kernels(ctx, NULL);
-        if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
-        cuda->workspace = NULL;
-    }
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xdi_cuda_scope scope(ctx, cuda->device);
+    xdi_cuda_synchronize(&launch);
+    xd_ctx_set_kernels(ctx, NULL);
     xdi_cuda_free(cuda);
 }

@@ -36,7 +36,8 @@ struct Gpu {
     xd_cuda *cuda = nullptr;
     cudaStream_t stream = nullptr;
 
-    explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false) {
+    explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false,
+                 const char *cublas = nullptr) {
         xd_ctx_desc desc = {};
         xd_cuda_desc device = {};
         desc.reduction = reduction;
@@ -45,6 +46,7 @@ struct Gpu {
         desc.stream = stream;
         CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
         device.cluster = cluster;
+        device.cublas = cublas;
         CHECK(xd_cuda_create(ctx, &device, &cuda) == XD_OK);
     }
     ~Gpu() {

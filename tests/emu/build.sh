@@ -2,6 +2,8 @@
 # Builds the emulation for one kind of build: tests/emu/build.sh plain|checker|asan FOLDER
 # makes FOLDER/libemu.a and writes the flags for a .cu, for other sources and for the link into FOLDER/flags.sh as
 # EMU_CU, EMU_HOST and EMU_LINK. CXX names the compiler. Only what is older than its sources is built again.
+# Beside it lie two libraries that a program loads by their names, as it would NVIDIA's: libcublasLt.so.13, and
+# libcublasLt_other.so of another version. They work on the program's emulation, so programs give their symbols away.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 mode=$1
@@ -26,10 +28,12 @@ asan)
 esac
 
 mkdir -p "$out"
+out=$(cd "$out" && pwd)
+# DT_RPATH: a sanitizer's dlopen stands between the program and the loader, which then ignores DT_RUNPATH.
 cat > "$out/flags.sh" <<EOF
 EMU_CU="$common $cu -x c++"
 EMU_HOST="$common $layer"
-EMU_LINK="$link -lpthread -ldl"
+EMU_LINK="$link -rdynamic -Wl,--disable-new-dtags,-rpath,$out -lpthread -ldl"
 EOF
 
 # True when the file $1 is missing or older than one of the others.
@@ -48,3 +52,12 @@ for part in control symbol fiber exec shared bulk atomic check memory stream run
     fi
 done
 [ -e "$out/libemu.a" ] || ar rcs "$out/libemu.a" "$out"/*.o
+
+# nodelete: a graph or a stream that outlives dlclose holds functions of the library.
+build_cublaslt() {
+    stale "$out/$1" "$here/cublaslt.cpp" "$here"/*.h "$here"/include/*.h "$0" || return 0
+    $cxx $common $layer -Wall -Wextra -Wshadow -fPIC -shared -DEMU_CUBLASLT_VERSION="$2" "$here/cublaslt.cpp" $link \
+        -Wl,-soname,"$1" -Wl,-z,nodelete -o "$out/$1"
+}
+build_cublaslt libcublasLt.so.13 130100
+build_cublaslt libcublasLt_other.so 120803

@@ -96,9 +96,10 @@ bool sealed(const char *function) {
 /* ---- handles ---- */
 
 static int handles[kHandleKinds];
-static const char *const handle_names[kHandleKinds] = { "device blocks", "pinned blocks", "streams",
-                                                        "events",        "graphs",        "graph execs",
-                                                        "communicators" };
+static const char *const handle_names[kHandleKinds] = {
+    "device blocks",    "pinned blocks",       "streams", "events", "graphs", "graph execs", "communicators",
+    "cuBLASLt handles", "cuBLASLt descriptors"
+};
 
 void count_handle(Handle kind, int change) {
     Lock lock(big_lock);

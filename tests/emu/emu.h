@@ -55,7 +55,18 @@ void set_sticky(int device, cudaError_t error);
 cudaError_t sticky_error(int device);
 
 /* Handles that are alive, by kind; a process should end with none. */
-enum Handle { kDeviceBlock, kPinnedBlock, kStream, kEvent, kGraph, kGraphExec, kCommunicator, kHandleKinds };
+enum Handle {
+    kDeviceBlock,
+    kPinnedBlock,
+    kStream,
+    kEvent,
+    kGraph,
+    kGraphExec,
+    kCommunicator,
+    kCublasLt,
+    kCublasLtDescriptor,
+    kHandleKinds
+};
 void count_handle(Handle kind, int change);
 
 /* Whether kernels of a device may touch memory of another one. */

@@ -300,7 +300,8 @@ long emu_calls(void);
 int emu_report_count(void);
 int emu_take_reports(char *text, size_t room);
 
-/* Live device blocks, pinned blocks, streams, events, graphs and communicators; `text` may be NULL. */
+/* Live device blocks, pinned blocks, streams, events, graphs, communicators, handles and descriptors of cuBLASLt;
+ * `text` may be NULL. */
 int emu_live_handles(char *text, size_t room);
 
 /* Kernel launches so far, a repetition by the comparison not counted. */

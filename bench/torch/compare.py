@@ -447,7 +447,7 @@ class Select(Row):
 
 
 class Head(Row):
-    """Cross entropy with its head, on one core: the bf16 products decide."""
+    """Cross entropy with its head, on one core: the products decide, of bf16 or, without an instruction for those, f32."""
 
     op, dtype, ceiling, limit, threads = "head", "bfloat16", None, 1e-2, 1
 
@@ -691,7 +691,7 @@ def roofline(row, target, far, blocks):
     asked = [far if state == "far" else target[1] for state in states]
     of_state = {state: [score for score, other in zip(scores, states) if other == state] for state in sorted(set(states))}
     floor = statistics.median(max(f.values()) for f in floors)
-    names = {"bytes": "in place", "reads": "read", "sfu": "exp", "flop": "bf16 dot", "latency": "target"}
+    names = {"bytes": "in place", "reads": "read", "sfu": "exp", "flop": "dot", "latency": "target"}
     bound = max(set(tops), key=tops.count)
     amount = {"bytes": row.bytes, "reads": row.reads, "sfu": row.powers + row.logarithms, "flop": row.products,
               "latency": 0}[bound]

@@ -504,20 +504,50 @@ __attribute__((target("avx512f,avx512bf16"))) static void shim_run_dots(shim_par
     for (int i = 1; i < 16; i++) sum[0] = _mm512_add_ps(sum[0], sum[i]);
     part->value += (double)_mm512_reduce_add_ps(sum[0]);
 }
+
+__attribute__((target("avx512f"))) static void shim_run_products_512(shim_part *part) {
+    __m512 sum[16];
+    const __m512 half = _mm512_set1_ps(0.5f);
+    for (int i = 0; i < 16; i++) sum[i] = _mm512_set1_ps((float)i);
+    for (int64_t k = 0; k < 100000; k++)
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) sum[i] = _mm512_fmadd_ps(sum[i], half, half);
+    for (int i = 1; i < 16; i++) sum[0] = _mm512_add_ps(sum[0], sum[i]);
+    part->value += (double)_mm512_reduce_add_ps(sum[0]);
+}
+
+__attribute__((target("avx2,fma"))) static void shim_run_products_256(shim_part *part) {
+    __m256 sum[8];
+    float lanes[8];
+    const __m256 half = _mm256_set1_ps(0.5f);
+    for (int i = 0; i < 8; i++) sum[i] = _mm256_set1_ps((float)i);
+    for (int64_t k = 0; k < 200000; k++)
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) sum[i] = _mm256_fmadd_ps(sum[i], half, half);
+    for (int i = 1; i < 8; i++) sum[0] = _mm256_add_ps(sum[0], sum[i]);
+    _mm256_storeu_ps(lanes, sum[0]);
+    part->value += (double)lanes[0];
+}
 #endif
 
-/* Sums of bf16 products from registers, shim_dot_count operations a call; NULL where the processor has no instruction
- * for them. */
+/* Sums of products from registers, shim_dot_count operations a call: of bf16 where the processor has an instruction
+ * for them, else of f32, which the head's products are then; NULL where neither is known. */
 shim *shim_dots(int threads) {
 #if defined(XDI_X86)
-    if (xd_cpu_best() == XD_CPU_AVX512_BF16) return shim_open(threads, shim_run_dots);
+    switch (xd_cpu_best()) {
+    case XD_CPU_AVX512_BF16: return shim_open(threads, shim_run_dots);
+    case XD_CPU_AVX512: return shim_open(threads, shim_run_products_512);
+    case XD_CPU_AVX2: return shim_open(threads, shim_run_products_256);
+    default: break;
+    }
 #endif
     (void)threads;
     return NULL;
 }
 
 int64_t shim_dot_count(void) {
-    return (int64_t)100000 * 16 * 64;
+    const int lanes = xd_cpu_best() == XD_CPU_AVX2 ? 8 : 16, terms = xd_cpu_best() == XD_CPU_AVX512_BF16 ? 2 : 1;
+    return (int64_t)100000 * 16 * lanes * terms * 2;
 }
 
 /* What callers pass as a dtype: bf16, or else f32. */

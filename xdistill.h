@@ -1387,7 +1387,8 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
  * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
  * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
  * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
- * INVARIANT. Local. Errors: ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
+ * INVARIANT; it has an order of its own, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
+ * ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
 
 /* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The
@@ -3070,9 +3071,10 @@ XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
  * hidden_gradient is whole on every rank of the vocabulary's group.
  *
  * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
- * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows. In INVARIANT
- * mode hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same
- * bits for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
+ * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
+ * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
+ * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);
@@ -9618,7 +9620,7 @@ enum { XDI_FAST_KEPT = 32 };
 
 typedef struct xdi_fast_kept {
     int64_t begin; /* the first column of them */
-    float *powers; /* [XDI_FAST_KEPT, teacher and student, XDI_TILE] */
+    float *powers; /* [tiles kept, teacher and student, XDI_TILE] */
     float teacher_whole[XDI_FAST_KEPT], student_whole[XDI_FAST_KEPT];
 } xdi_fast_kept;
 
@@ -40301,4 +40303,4 @@ XD_API xd_result xd_model_gather(xd_comm *world, const xd_model_gather_desc *des
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 6605de1dbeed17dfda406f379335e1c76cae1cbd24303af27be689960800d80c */
+/* xdistill sha256 586b219787c4f231ce85bcebc3023100dd8e84d4756446648eddcc51d1f83a0c */

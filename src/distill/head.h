@@ -38,9 +38,10 @@ XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
  * hidden_gradient is whole on every rank of the vocabulary's group.
  *
  * Collective as xd_loss; with a hidden_gradient on more than one rank, one more exchange over the
- * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows. In INVARIANT
- * mode hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same
- * bits for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
+ * vocabulary a chunk. Deterministic; weight and bias gradients do not depend on chunk_rows, but where cuBLASLt
+ * multiplies (xd_cuda_desc.cublas: the last bits of theirs may). In INVARIANT mode
+ * hidden_gradient is summed over tiles of XD_HEAD_TILE columns in the canonical tree, so it has the same bits
+ * for every split at a multiple of that; other splits are UNSUPPORTED, and so is a GPU.
  * Errors, the same on every rank, outputs untouched: those of xd_loss; SHAPE and DTYPE of the heads, ARGUMENT
  * for chunk_rows that is not a multiple of 256, MEMORY. */
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out);

@@ -165,7 +165,7 @@ enum { XDI_FAST_KEPT = 32 };
 
 typedef struct xdi_fast_kept {
     int64_t begin; /* the first column of them */
-    float *powers; /* [XDI_FAST_KEPT, teacher and student, XDI_TILE] */
+    float *powers; /* [tiles kept, teacher and student, XDI_TILE] */
     float teacher_whole[XDI_FAST_KEPT], student_whole[XDI_FAST_KEPT];
 } xdi_fast_kept;
 

@@ -40,7 +40,8 @@ XD_API xd_matrix xd_matrix_transposed(xd_matrix matrix);
  * result has the same bits whichever rows and columns are computed with it, and `accumulate` over pieces of
  * k that are multiples of 256 gives the bits of one call. XD_SGEMM, when the implementation is compiled with
  * it (the argument list of cblas_sgemm without the leading order), is used for F32 by contexts that are not
- * INVARIANT. Local. Errors: ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
+ * INVARIANT; it has an order of its own, as has a GPU's cuBLASLt (xd_cuda_desc.cublas). Local. Errors:
+ * ARGUMENT for shapes that do not fit, DTYPE, MEMORY. */
 XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace);
 
 /* The product on a CPU level, without a context: nothing is checked, workspace is required, XD_SGEMM is not used. The

@@ -33,7 +33,7 @@ mpi_sources := $(sort $(wildcard tests/mpi/*.c))
 mpi_tests := $(mpi_sources:tests/mpi/%.c=build/mpi/%)
 headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h)
 
-.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format amalgamate clean
+.PHONY: help demo demo-mpi demo-real teacher test check golden golden-levels bench bench-torch bench-torch-xtoken bench-torch-gpu bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -71,7 +71,7 @@ $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
 $(test_dir)/implementation.o: tests/build/implementation.c | $(test_dir)
 	$(test_implementation_cc) $(test_includes) $(dependencies) -c $< -o $@
 
-build/golden: $(wildcard tests/golden/* src/*.h src/*/*) | build
+build/golden: $(wildcard tests/golden/* src/*.h src/*/* src/*/*/*) | build
 	$(CC) -std=c99 -O2 $(warnings) -Isrc -Itests tests/golden/*.c -o $@ $(LIBS)
 
 demo: build/demo ## build and run the demonstration in examples/demo; ARGS are its options
@@ -174,9 +174,15 @@ gpu-check: ## everything worth knowing on a machine with a GPU, in minutes: buil
 amalgamate: ## write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py
 
-format: ## lay out the sources with clang-format
-	clang-format -i $(wildcard src/*.h src/*/*.[ch] tests/*.[ch] tests/*/*.[ch] xdistill_*.h) \
-	    $(wildcard examples/*.c examples/*/*.[ch] bench/*.[ch] tools/*.c)
+# Laid out by hand are the table of contents src/xdistill.h, the examples that are read one by one, and all C++.
+formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] xdistill_*.h tests/*.[ch] tests/golden/*.[ch] tests/mpi/*.[ch]) \
+    $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c examples/*/*.[ch])
+
+format: ## lay out the sources with clang-format of the version that .clang-format names
+	@clang-format -i $(formatted)
+
+check-format: ## fail when format would change something
+	@clang-format --dry-run -Werror $(formatted)
 
 prefix = $(DESTDIR)$(PREFIX)
 

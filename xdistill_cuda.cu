@@ -967,7 +967,7 @@ static xd_result xdi_cuda_copy_load(xd_ctx *ctx) {
 
 /* >>cuda/reduce.cu */
 
-/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/reduce_cpu.c, the same bits. Every piece
+/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/cpu/reduce.c, the same bits. Every piece
  * is read once and the sum written once; a thread has read all of its elements before it writes, so the sum
  * may lie in a piece. */
 
@@ -1224,7 +1224,7 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
 
 /* >>cuda/optimizer.cu */
 
-/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/optimizer_cpu.c, and
+/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/cpu/optimizer.c, and
  * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
@@ -1825,8 +1825,8 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
 
 /* >>cuda/norm.cu */
 
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/optimizer_cpu.c
- * and clip_cpu.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c
+ * and clip.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
  * each, to which the next list of the same call is added; one block merges the parts in order. Their number does
  * not depend on the GPU, so plain sums have the same bits on each; exact ones are integers and free of every order. */
 
@@ -2953,7 +2953,7 @@ static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
 
 /* >>cuda/loss.cu */
 
-/* The losses over a row of logits: kernel/loss_cpu.c is the reference, kernel/loss.h has the formulas.
+/* The losses over a row of logits: kernel/cpu/loss.c is the reference, kernel/loss.h has the formulas.
  *
  * references, stats, mixture: one read of the rows. grad: one read, one write; the gradient may be the student's
  * memory, each thread reads its eight columns before it writes them. Terms are f32, with base-2 exponentials; what is
@@ -3549,7 +3549,7 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
     return column;
 }
 
-/* xdi_loss_gradient_at of kernel/loss_cpu.c. */
+/* xdi_loss_gradient_at of kernel/cpu/loss.c. */
 static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
                                                           const xd_loss_row &row,
                                                           const xdi_cuda_loss_column &column) {
@@ -3814,6 +3814,20 @@ static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
     XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
+}
+
+static xd_loss_kernels xdi_cuda_loss_table() {
+    xd_loss_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
+    kernels.references = xdi_cuda_loss_references;
+    kernels.merge_references = xdi_cuda_loss_merge_references;
+    kernels.stats = xdi_cuda_loss_stats;
+    kernels.combine = xdi_cuda_loss_combine;
+    kernels.mixture = xdi_cuda_loss_mixture;
+    kernels.mixture_combine = xdi_cuda_loss_mixture_combine;
+    kernels.grad = xdi_cuda_loss_grad;
+    kernels.fused = xdi_cuda_loss_fused;
+    return kernels;
 }
 
 /* >>cuda/loss_cluster.cu */
@@ -4329,7 +4343,7 @@ static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int archite
 
 /* >>cuda/loss_rows.cu */
 
-/* Which rows count, what they are multiplied by, and how their losses become one value: kernel/rows_cpu.c is the
+/* Which rows count, what they are multiplied by, and how their losses become one value: kernel/cpu/rows.c is the
  * reference. Sums over rows are taken by one block of 256 threads, in the order of the threads; the rows of a
  * micro-batch are few beside their columns. */
 
@@ -4676,7 +4690,7 @@ static xd_row_kernels xdi_cuda_rows_table() {
 
 /* >>cuda/mft.cu */
 
-/* Minimal fine-tuning and the cosine: kernel/mft_cpu.c is the reference, kernel/mft.h has the formulas. The former's
+/* Minimal fine-tuning and the cosine: kernel/cpu/mft.c is the reference, kernel/mft.h has the formulas. The former's
  * columns are f32 like those of the losses, its rows double; the cosine is double throughout, with the CPU's bits
  * wherever its sums have them. */
 
@@ -4724,7 +4738,7 @@ static __device__ inline double xdi_cuda_mft_entropy(double p) {
     return p > 0.0 ? p * log(p) : 0.0;
 }
 
-/* xdi_mft_correct_row of kernel/mft_cpu.c, where its formula stands. */
+/* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
     for (int i = 0; i < a.shards; i++) {
@@ -4819,7 +4833,7 @@ static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft
     return column;
 }
 
-/* xdi_mft_write_at of kernel/mft_cpu.c. */
+/* xdi_mft_write_at of kernel/cpu/mft.c. */
 static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
                                              const xdi_cuda_mft_column &column) {
     const xd_loss_row &row = a.row[r];
@@ -4916,7 +4930,7 @@ static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args
     })
 }
 
-/* xdi_cosine_exponent of kernel/mft_cpu.c. */
+/* xdi_cosine_exponent of kernel/cpu/mft.c. */
 static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_t r, int side,
                                                     int *exponent) {
     double largest = 0.0;
@@ -5029,7 +5043,7 @@ static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args 
 
 /* ---- cosine: slopes, grid (rows / teams), block 256; one read of both rows, one write ---- */
 
-/* xdi_cosine_slope of kernel/mft_cpu.c. */
+/* xdi_cosine_slope of kernel/cpu/mft.c. */
 static __device__ inline void xdi_cuda_mft_slope(const xd_mft_args &a, int64_t r, double *of_x,
                                                  double *of_y) {
     const xd_loss_row &row = a.row[r];
@@ -5102,7 +5116,7 @@ static xd_mft_kernels xdi_cuda_mft_table() {
 
 /* >>cuda/loss_softmax.cu */
 
-/* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/softmax_cpu.c is the reference.
+/* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/cpu/softmax.c is the reference.
  * Terms are f32, sums and what is kept per row double. */
 
 /* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
@@ -5373,7 +5387,7 @@ static xd_softmax_kernels xdi_cuda_softmax_table() {
 
 /* >>cuda/topk.cu */
 
-/* Top-k losses: kernel/topk_cpu.c is the reference. The columns outside a row's ids are summed like the other losses,
+/* Top-k losses: kernel/cpu/topk.c is the reference. The columns outside a row's ids are summed like the other losses,
  * eight at a time in f32; the k + 1 entries of a row belong to one warp and are double throughout. */
 
 static __device__ inline double xdi_cuda_warp_sum(double value) {
@@ -5901,7 +5915,7 @@ static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
 
 /* >>cuda/topk_select.cu */
 
-/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/topk_cpu.c.
+/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/cpu/topk.c.
  *
  * select: one block of 256 a row. Four passes over eight bits each find the k-th largest value, as in a radix sort
  * that keeps only the digit it needs; a fifth takes what is larger, and of the equals the lowest columns; a bitonic
@@ -6118,23 +6132,15 @@ static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_select_merge_kernel);
 }
 
-static xd_loss_kernels xdi_cuda_loss_table() {
-    xd_loss_kernels kernels;
+static xd_topk_kernels xdi_cuda_topk_table() {
+    xd_topk_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
-    kernels.references = xdi_cuda_loss_references;
-    kernels.merge_references = xdi_cuda_loss_merge_references;
-    kernels.stats = xdi_cuda_loss_stats;
-    kernels.combine = xdi_cuda_loss_combine;
-    kernels.mixture = xdi_cuda_loss_mixture;
-    kernels.mixture_combine = xdi_cuda_loss_mixture_combine;
-    kernels.grad = xdi_cuda_loss_grad;
-    kernels.fused = xdi_cuda_loss_fused;
-    kernels.topk_maxima = xdi_cuda_topk_maxima;
-    kernels.topk_stats = xdi_cuda_topk_stats;
-    kernels.topk_merge = xdi_cuda_topk_merge;
-    kernels.topk_divergence = xdi_cuda_topk_divergence;
-    kernels.topk_grad = xdi_cuda_topk_grad;
-    kernels.topk_entries = xdi_cuda_topk_entries_run;
+    kernels.maxima = xdi_cuda_topk_maxima;
+    kernels.stats = xdi_cuda_topk_stats;
+    kernels.merge = xdi_cuda_topk_merge;
+    kernels.divergence = xdi_cuda_topk_divergence;
+    kernels.grad = xdi_cuda_topk_grad;
+    kernels.entries = xdi_cuda_topk_entries_run;
     kernels.select = xdi_cuda_select;
     kernels.select_merge = xdi_cuda_select_merge;
     return kernels;
@@ -6142,7 +6148,7 @@ static xd_loss_kernels xdi_cuda_loss_table() {
 
 /* >>cuda/xtoken.cu */
 
-/* Projected losses across tokenizers: kernel/xtoken_cpu.c is the reference. Probabilities are f32 from a
+/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32 from a
  * logarithm taken in double; sums, and everything about a chunk, are double. Every cell is added to by one thread or
  * warp in one order. */
 
@@ -6642,7 +6648,7 @@ static xd_xtoken_kernels xdi_cuda_xtoken_table() {
 
 /* >>cuda/xtoken_gold.cu */
 
-/* Losses over common and uncommon ids of two tokenizers: kernel/xtoken_cpu.c is the reference. What needs no
+/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no
  * exponential has its bits; where sums go over many blocks, these leave their parts in the caller's scratch and
  * one block adds them in order, so that a sum does not depend on the GPU. */
 
@@ -6999,7 +7005,7 @@ static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
 /* >>cuda/xtoken_rows.cu */
 
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer.
- * kernel/xtoken_cpu.c is the reference. */
+ * kernel/cpu/xtoken.c is the reference. */
 
 /* ---- moments: one block a row; two or three reads, all but the first mostly from the cache ---- */
 
@@ -7129,7 +7135,7 @@ static void xdi_cuda_xtoken_rows_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/xtoken_lists.cu */
 
-/* Losses across tokenizers whose chunks have lists of columns of their own: kernel/xtoken_cpu.c is the reference. */
+/* Losses across tokenizers whose chunks have lists of columns of their own: kernel/cpu/xtoken.c is the reference. */
 
 /* The chunk that an entry of the lists belongs to. */
 static __device__ inline int64_t xdi_cuda_list_place(const xd_xtoken_args &a, int64_t entry) {
@@ -7297,7 +7303,7 @@ static void xdi_cuda_list_kernels_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/xtoken_chunks.cu */
 
-/* Averages of chunks, with the bits of kernel/xtoken_cpu.c. Which chunk a row belongs to is memory of the host and
+/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. Which chunk a row belongs to is memory of the host and
  * travels in the parameters, a few hundred rows a launch, so that nothing is copied or kept. */
 
 /* Of rows, or of chunks, `first` and on: the chunk among all, -1 for none, and its size. */
@@ -7426,7 +7432,7 @@ static void xdi_cuda_chunks_fill(xd_xtoken_kernels *kernels) {
 
 /* >>cuda/uld.cu */
 
-/* Universal logit distillation: kernel/uld_cpu.c is the reference. Exponentials are f32, and everything that
+/* Universal logit distillation: kernel/cpu/uld.c is the reference. Exponentials are f32, and everything that
  * is made of them is double. Sums go over blocks that leave their parts in the scratch, where one block adds
  * them in order. */
 
@@ -7942,6 +7948,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.device = XD_DEVICE_CUDA;
     kernels.memory = xdi_cuda_memory_table();
     kernels.loss = xdi_cuda_loss_table();
+    kernels.topk = xdi_cuda_topk_table();
     kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
@@ -8052,4 +8059,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 aa2baa39dae3d266814c42536c1a532fee29f84a77fb27204d19d55488e5dc79 */
+/* xdistill sha256 b270c619d5d6c27841514706575a1320b297206ed5c8dd0f920e789e386f3514 */

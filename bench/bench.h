@@ -35,7 +35,8 @@ typedef struct bench_row {
     const char *ceiling_name;
     double error; /* relative error against the reference, checked before timing */
     double error_limit;
-    double target; /* score that a row should reach: with the floor, what the model predicts; 0 -> no prediction */
+    double
+        target; /* score that a row should reach: with the floor, what the model predicts; 0 -> no prediction */
     double extra_bytes; /* memory that the operation takes beyond its arrays, at its peak */
 } bench_row;
 
@@ -101,7 +102,7 @@ static void bench_describe(bench_machine *m) {
 }
 
 #if !defined(__CUDACC__) /* benches of a GPU measure its own */
-#include "ceilings.h"
+#    include "ceilings.h"
 
 /* Bytes a second of one window. */
 static double bench_rate_read(const void *data, int64_t lines, bench_way way) {
@@ -131,8 +132,10 @@ static bench_machine bench_measure_machine(size_t bytes) {
     memset(&m, 0, sizeof m);
     void *memory = malloc(bytes + 64), *other = malloc(bytes + 64);
     if (!memory || !other) exit(2);
-    char *a = (char *)memory + (64 - (uintptr_t)memory % 64), *b = (char *)other + (64 - (uintptr_t)other % 64);
-    for (size_t i = 0; i < bytes / sizeof(float); i++) ((float *)(void *)a)[i] = ((float *)(void *)b)[i] = 1.0f;
+    char *a = (char *)memory + (64 - (uintptr_t)memory % 64),
+         *b = (char *)other + (64 - (uintptr_t)other % 64);
+    for (size_t i = 0; i < bytes / sizeof(float); i++)
+        ((float *)(void *)a)[i] = ((float *)(void *)b)[i] = 1.0f;
     for (int i = 0; i < BENCH_WAYS * SWEEPS; i++) {
         const bench_way way = bench_ways[i % BENCH_WAYS];
         for (size_t at = 0; at + window <= bytes; at += window)
@@ -167,8 +170,8 @@ static void bench_header(const bench_machine *m, const char *title) {
            "thread)\n",
            m->cpu, m->cores, m->cache_bytes >> 20, m->read * 1e-9, m->copy * 1e-9, m->in_place * 1e-9);
     printf("# %-22s %-26s %-5s %12s %12s %12s %7s %6s %6s %9s %12s %8s %6s %8s\n", "op", "variant", "type",
-           "time(us)", "p90(us)", "model(us)", "GB/s", "score", "asked", "extra(KB)", "ref(us)", "speedup", "A/A",
-           "error");
+           "time(us)", "p90(us)", "model(us)", "GB/s", "score", "asked", "extra(KB)", "ref(us)", "speedup",
+           "A/A", "error");
 }
 
 typedef struct bench_times {
@@ -239,8 +242,8 @@ static bool bench_run(FILE *json, const bench_machine *m, const bench_row *row, 
     }
     const bench_times t = bench_interleave(ours, reference);
     const double floor_seconds = row->bytes > 0.0 ? row->bytes / row->ceiling : 0.0;
-    printf("  %-22s %-26s %-5s %12.2f %12.2f %12.2f %7.2f %6.2f %6.2f %9.1f %12.2f %8.2f %6.2f %8.1e\n", row->op,
-           row->variant, row->dtype, t.ours.median * 1e6, t.ours.high * 1e6,
+    printf("  %-22s %-26s %-5s %12.2f %12.2f %12.2f %7.2f %6.2f %6.2f %9.1f %12.2f %8.2f %6.2f %8.1e\n",
+           row->op, row->variant, row->dtype, t.ours.median * 1e6, t.ours.high * 1e6,
            row->target > 0.0 ? floor_seconds / row->target * 1e6 : 0.0, row->bytes / t.ours.median * 1e-9,
            floor_seconds / t.ours.median, row->target, row->extra_bytes / 1024.0, t.reference.median * 1e6,
            t.ratio.median, t.aa_spread, row->error);

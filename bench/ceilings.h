@@ -9,9 +9,9 @@ typedef uint64_t bench_words __attribute__((vector_size(64)));
 typedef float bench_floats __attribute__((vector_size(64)));
 
 #if defined(__x86_64__) && defined(__GLIBC__)
-#define BENCH_BEST_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
+#    define BENCH_BEST_LEVEL __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
-#define BENCH_BEST_LEVEL
+#    define BENCH_BEST_LEVEL
 #endif
 
 /* Which way of going through memory is the fastest differs from machine to machine: some streams at a time, of

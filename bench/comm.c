@@ -148,7 +148,8 @@ static double run_mpi(const long *order) {
         const xd_interval piece = xd_chunk(count, size, r);
         counts[r] = (int)(piece.end - piece.begin);
     }
-    float *send = (float *)calloc((size_t)count, sizeof *send), *recv = (float *)calloc((size_t)count, sizeof *recv);
+    float *send = (float *)calloc((size_t)count, sizeof *send),
+          *recv = (float *)calloc((size_t)count, sizeof *recv);
     if (!send || !recv) exit(2);
     double begin = 0.0;
     pin(rank);
@@ -256,8 +257,8 @@ static void close_team(team_case *c) {
 }
 
 /* Minimal bytes: every rank's payload read once, every result written once. */
-static bool bench_team(FILE *json, const bench_machine *m, team_operation operation, int ranks,
-                       int64_t count, bool pinned) {
+static bool bench_team(FILE *json, const bench_machine *m, team_operation operation, int ranks, int64_t count,
+                       bool pinned) {
     static const char *const names[] = { "barrier", "all_reduce", "reduce_scatter" };
     const double payload = operation == BARRIER ? 0.0 : (double)count * sizeof(float);
     const double bytes = payload * (operation == ALL_REDUCE ? 2 * ranks : ranks + 1);
@@ -268,8 +269,8 @@ static bool bench_team(FILE *json, const bench_machine *m, team_operation operat
     c.pinned = pinned;
     const int length = snprintf(variant, sizeof variant, "%d ranks%s", ranks, pinned ? "" : ", free");
     if (operation != BARRIER)
-        snprintf(variant + length, sizeof variant - (size_t)length, payload < 1024 ? ", %.0f B" : ", %.0f KiB",
-                 payload < 1024 ? payload : payload / 1024);
+        snprintf(variant + length, sizeof variant - (size_t)length,
+                 payload < 1024 ? ", %.0f B" : ", %.0f KiB", payload < 1024 ? payload : payload / 1024);
     snprintf(shape, sizeof shape, "\"n\":%d,\"bytes\":%.0f,\"pinned\":%s", ranks, payload,
              pinned ? "true" : "false");
     const bench_row row = { names[operation],

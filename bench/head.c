@@ -9,7 +9,7 @@
 #include "bench.h"
 
 #if defined(XDI_X86)
-#include <immintrin.h>
+#    include <immintrin.h>
 #endif
 
 enum { ROWS = 512, VOCABULARY = 8192, WIDTH = 1024 };
@@ -45,7 +45,7 @@ __attribute__((target("avx512f,avx512bf16"))) static float dots(int64_t n) {
     const __m512bh one = (__m512bh)_mm512_set1_epi16(0x3f80);
     for (int i = 0; i < 16; i++) sum[i] = _mm512_set1_ps((float)i);
     for (int64_t k = 0; k < n; k++)
-#pragma GCC unroll 16
+#    pragma GCC unroll 16
         for (int i = 0; i < 16; i++) sum[i] = _mm512_dpbf16_ps(sum[i], one, one);
     for (int i = 1; i < 16; i++) sum[0] = _mm512_add_ps(sum[0], sum[i]);
     return _mm512_reduce_add_ps(sum[0]);
@@ -56,7 +56,7 @@ __attribute__((target("avx512f"))) static float products(int64_t n) {
     const __m512 factor = _mm512_set1_ps(0.5f);
     for (int i = 0; i < 16; i++) sum[i] = _mm512_set1_ps((float)i);
     for (int64_t k = 0; k < n; k++)
-#pragma GCC unroll 16
+#    pragma GCC unroll 16
         for (int i = 0; i < 16; i++) sum[i] = _mm512_fmadd_ps(sum[i], factor, factor);
     for (int i = 1; i < 16; i++) sum[0] = _mm512_add_ps(sum[0], sum[i]);
     return _mm512_reduce_add_ps(sum[0]);
@@ -161,10 +161,19 @@ static bool bench_head(FILE *json, bool kl, bool bf16) {
     open_case(&head, kl, bf16);
     open_case(&logits, kl, bf16);
     const double operations = (kl ? 8.0 : 6.0) * ROWS * (double)VOCABULARY * WIDTH, rate = peak(bf16);
-    bench_row row = { "head", kl ? "KL, teacher's head" : "CE", "\"N\":512,\"V\":8192,\"H\":1024",
-                      bf16 ? "bf16" : "f32", rate > 0.0 ? operations : 0.0, rate, "multiply-adds from registers",
-                      0.0, 1e-5, 0.60, (double)head.d.workspace_bytes };
-    const bench_arm ours = { "xdistill", &head, run_head, NULL }, other = { "logits in memory", &logits, run_logits, NULL };
+    bench_row row = { "head",
+                      kl ? "KL, teacher's head" : "CE",
+                      "\"N\":512,\"V\":8192,\"H\":1024",
+                      bf16 ? "bf16" : "f32",
+                      rate > 0.0 ? operations : 0.0,
+                      rate,
+                      "multiply-adds from registers",
+                      0.0,
+                      1e-5,
+                      0.60,
+                      (double)head.d.workspace_bytes };
+    const bench_arm ours = { "xdistill", &head, run_head, NULL },
+                    other = { "logits in memory", &logits, run_logits, NULL };
     run_head(&head);
     run_logits(&logits);
     row.error = fabs(head.values.loss - logits.values.loss) / logits.values.loss;

@@ -332,10 +332,17 @@ static void run_sort(void *state) {
 static void bench_select(void) {
     select_case *c = (select_case *)allocate(sizeof *c);
     const bench_arm ours = { "xdistill", c, run_select, NULL }, sort = { "qsort", c, run_sort, NULL };
-    bench_row row = {
-        "select", "8192 of 50000", "\"N\":1,\"V\":50000,\"K\":8192", "f32",
-        SELECT_BYTES, SELECT_BYTES / 60e-6, "60 us", 0.0, 0.0, 1.0, 0.0
-    };
+    bench_row row = { "select",
+                      "8192 of 50000",
+                      "\"N\":1,\"V\":50000,\"K\":8192",
+                      "f32",
+                      SELECT_BYTES,
+                      SELECT_BYTES / 60e-6,
+                      "60 us",
+                      0.0,
+                      0.0,
+                      1.0,
+                      0.0 };
     c->ctx = context(XD_REDUCTION_DETERMINISTIC);
     require(c->ctx, xd_vocab_create(c->ctx, NULL, 0, SELECT_OF, SELECT_OF, &c->vocab));
     for (uint64_t i = 0; i < SELECT_OF; i++)
@@ -411,7 +418,9 @@ static bench_row param_row(const char *op, const char *variant, double bytes, do
                            const char *name, double target) {
     static char shape[32];
     snprintf(shape, sizeof shape, "\"P\":%d", ELEMENTS);
-    const bench_row row = { op, variant, shape, "f32", bytes * ELEMENTS, ceiling, name, 0.0, 1e-6, target, 0.0 };
+    const bench_row row = {
+        op, variant, shape, "f32", bytes * ELEMENTS, ceiling, name, 0.0, 1e-6, target, 0.0
+    };
     return row;
 }
 

@@ -4,23 +4,23 @@
 #define XDISTILL_BENCH_UNITS_H
 
 /* The sums of 2^(factor x - whole) and of log2 x over the XDI_TILE numbers of x, in two chains. */
-#define BENCH_UNITS(v, LEAF)                                                        \
-    LEAF double bench_powers_##v(xdi_simd_array x) {                                \
-        const xdi_tile_power power = xdi_tile_power_of(XDI_TILE_LOG2E, 8.0);        \
-        v sum = v##_set(0.0f), more = sum;                                          \
-        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {                     \
-            sum = v##_add(sum, v##_exp2(v##_load(x, i), &power));                   \
-            more = v##_add(more, v##_exp2(v##_load(x, i + v##_lanes), &power));     \
-        }                                                                           \
-        return v##_total(v##_add(sum, more));                                       \
-    }                                                                               \
-    LEAF double bench_logarithms_##v(xdi_simd_array x) {                            \
-        v sum = v##_set(0.0f), more = sum;                                          \
-        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {                     \
-            sum = v##_add(sum, v##_log2(v##_load(x, i)));                           \
-            more = v##_add(more, v##_log2(v##_load(x, i + v##_lanes)));             \
-        }                                                                           \
-        return v##_total(v##_add(sum, more));                                       \
+#define BENCH_UNITS(v, LEAF)                                                    \
+    LEAF double bench_powers_##v(xdi_simd_array x) {                            \
+        const xdi_tile_power power = xdi_tile_power_of(XDI_TILE_LOG2E, 8.0);    \
+        v sum = v##_set(0.0f), more = sum;                                      \
+        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {                 \
+            sum = v##_add(sum, v##_exp2(v##_load(x, i), &power));               \
+            more = v##_add(more, v##_exp2(v##_load(x, i + v##_lanes), &power)); \
+        }                                                                       \
+        return v##_total(v##_add(sum, more));                                   \
+    }                                                                           \
+    LEAF double bench_logarithms_##v(xdi_simd_array x) {                        \
+        v sum = v##_set(0.0f), more = sum;                                      \
+        for (int64_t i = 0; i < XDI_TILE; i += 2 * v##_lanes) {                 \
+            sum = v##_add(sum, v##_log2(v##_load(x, i)));                       \
+            more = v##_add(more, v##_log2(v##_load(x, i + v##_lanes)));         \
+        }                                                                       \
+        return v##_total(v##_add(sum, more));                                   \
     }
 BENCH_UNITS(xdi_v4, XDI_SIMD_128)
 #if defined(XDI_X86)

@@ -62,22 +62,35 @@ static xd_result guarded_fill(const xd_launch *launch, void *to, uint8_t value, 
         enter();                                                                            \
         return leave(plain.group.entry(launch, args));                                      \
     }
-#define LOSS_ENTRIES(X)                                                                                   \
-    X(loss, references, xd_loss_args)                                                                     \
-    X(loss, merge_references, xd_loss_args) X(loss, stats, xd_loss_args) X(loss, combine, xd_loss_args)   \
-        X(loss, mixture, xd_loss_args) X(loss, mixture_combine, xd_loss_args) X(loss, grad, xd_loss_args) \
-            X(loss, topk_maxima, xd_topk_args) X(loss, topk_stats, xd_topk_args)                          \
-                X(loss, topk_merge, xd_topk_args) X(loss, topk_divergence, xd_topk_args)                  \
-                    X(loss, topk_grad, xd_topk_args) X(loss, topk_entries, xd_topk_args)                  \
-                        X(loss, select, xd_select_args) X(loss, select_merge, xd_select_args)             \
-                            X(rows, scales, xd_row_args) X(rows, sum, xd_row_args)                        \
-                                X(rows, finish, xd_row_args) X(softmax, stats, xd_softmax_args)           \
-                                    X(softmax, merge, xd_softmax_args) X(softmax, write, xd_softmax_args) \
-                                        X(softmax, row_sums, xd_softmax_args)                             \
-                                            X(softmax, write_backward, xd_softmax_args)                   \
-                                                X(softmax, pick, xd_softmax_args)                         \
-                                                    X(softmax, take, xd_softmax_args)                     \
-                                                        X(softmax, write_target_backward, xd_softmax_args)
+/* clang-format off */
+#define LOSS_ENTRIES(X) \
+    X(loss, references, xd_loss_args) \
+    X(loss, merge_references, xd_loss_args) \
+    X(loss, stats, xd_loss_args) \
+    X(loss, combine, xd_loss_args) \
+    X(loss, mixture, xd_loss_args) \
+    X(loss, mixture_combine, xd_loss_args) \
+    X(loss, grad, xd_loss_args) \
+    X(topk, maxima, xd_topk_args) \
+    X(topk, stats, xd_topk_args) \
+    X(topk, merge, xd_topk_args) \
+    X(topk, divergence, xd_topk_args) \
+    X(topk, grad, xd_topk_args) \
+    X(topk, entries, xd_topk_args) \
+    X(topk, select, xd_select_args) \
+    X(topk, select_merge, xd_select_args) \
+    X(rows, scales, xd_row_args) \
+    X(rows, sum, xd_row_args) \
+    X(rows, finish, xd_row_args) \
+    X(softmax, stats, xd_softmax_args) \
+    X(softmax, merge, xd_softmax_args) \
+    X(softmax, write, xd_softmax_args) \
+    X(softmax, row_sums, xd_softmax_args) \
+    X(softmax, write_backward, xd_softmax_args) \
+    X(softmax, pick, xd_softmax_args) \
+    X(softmax, take, xd_softmax_args) \
+    X(softmax, write_target_backward, xd_softmax_args)
+/* clang-format on */
 LOSS_ENTRIES(GUARDED)
 
 static xd_result guarded_count(const xd_launch *launch, const xd_positions *positions, int64_t *part) {

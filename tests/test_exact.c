@@ -262,7 +262,7 @@ static void add(xd_fixed *to, const xd_fixed *from, int count) {
 }
 
 static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, int shards, sums *out) {
-    const xd_loss_kernels k = xd_ctx_kernels(ctx).loss;
+    const xd_topk_kernels k = xd_ctx_kernels(ctx).topk;
     const xd_launch launch = xd_ctx_launch(ctx);
     int64_t ids[ROWS * K], order[K];
     double maxima[ROWS], values[ROWS * K];
@@ -284,7 +284,7 @@ static void run_topk(xd_ctx *ctx, const double *scale, const int64_t *offsets, i
         xd_fixed part[ROWS * XD_TOPK_SUMS];
         a.logits = rows_of(false, offsets[a.shard], offsets[a.shard + 1]);
         a.sums = part;
-        CHECK(k.topk_stats(&launch, &a) == XD_OK);
+        CHECK(k.stats(&launch, &a) == XD_OK);
         add(out->topk, part, ROWS * XD_TOPK_SUMS);
     }
 }

@@ -85,8 +85,9 @@ static void check_forms(xd_ctx *ctx, int64_t m, int64_t n, int64_t k) {
 }
 
 XD_TEST(every_level_multiplies_every_form_exactly) {
-    const int64_t sizes[][3] = { { 1, 1, 1 },   { 4, 8, 2 },    { 8, 32, 16 },   { 7, 31, 5 },   { 9, 33, 257 },
-                                 { 17, 70, 3 }, { 6, 16, 512 }, { 2, 530, 30 }, { 13, 40, 301 }, { 5, 3, 0 } };
+    const int64_t sizes[][3] = { { 1, 1, 1 },     { 4, 8, 2 },   { 8, 32, 16 },  { 7, 31, 5 },
+                                 { 9, 33, 257 },  { 17, 70, 3 }, { 6, 16, 512 }, { 2, 530, 30 },
+                                 { 13, 40, 301 }, { 5, 3, 0 } };
     for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
         const xd_ctx_desc desc = { .cpu = (xd_cpu_level)level };
         xd_ctx *ctx = NULL;

@@ -55,10 +55,9 @@ XD_TEST(votes_add_up_in_the_order_of_ids) {
 XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     const int64_t two[] = { 4, 2 }, one[] = { 3 }, bad[] = { 1, 7 };
     const int64_t foreign[] = { 7 }, own[] = { 2 };
-    const xd_pieces tokens[] = { { text("ab"), two, 2 },
-                                 { text("<|x|>"), one, 1 },
-                                 { text("c"), one, 1 },
-                                 { text("de"), bad, 2 } };
+    const xd_pieces tokens[] = {
+        { text("ab"), two, 2 }, { text("<|x|>"), one, 1 }, { text("c"), one, 1 }, { text("de"), bad, 2 }
+    };
     xd_votes_pass pass;
     xd_ctx *ctx = new_ctx();
     xd_votes *votes = NULL;
@@ -80,7 +79,8 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     CHECK_EQ_INT(xd_votes_read(votes, &cells, &count), XD_OK);
     CHECK_EQ_INT(count, 4);
     CHECK(cells[0].student_id == 0 && cells[0].teacher_id == 2 && fabs(cells[0].weight - 1.0 / 11.0) < 1e-12);
-    CHECK(cells[1].student_id == 0 && cells[1].teacher_id == 4 && fabs(cells[1].weight - 10.0 / 11.0) < 1e-12);
+    CHECK(cells[1].student_id == 0 && cells[1].teacher_id == 4 &&
+          fabs(cells[1].weight - 10.0 / 11.0) < 1e-12);
     CHECK(cells[2].student_id == 3 && cells[2].teacher_id == 2 && cells[2].weight == 1.0);
     CHECK(cells[3].student_id == 4 && cells[3].teacher_id == 0 && cells[3].weight == 1.0);
     xd_votes_destroy(votes);
@@ -130,7 +130,8 @@ XD_TEST(cutting_keeps_the_last_entry_as_the_reference_does) {
     int32_t ids[] = { 10, 11, 12, -1, -1, 97 };
     float weights[] = { 0.5f, 0.25f, 1.0f / 12.0f, 0.0f, 0.0f, 1.0f / 6.0f };
     const xd_projection_rows in = { ids, weights, 1, 6 };
-    const xd_projection_cut_desc cut = { 4, false, false }, last = { 4, true, false }, none = { -1, false, false };
+    const xd_projection_cut_desc cut = { 4, false, false }, last = { 4, true, false },
+                                 none = { -1, false, false };
     const int32_t sorted[] = { 10, 11, 97, 12 }, kept[] = { 10, 11, 97, 97 };
     const double sorted_shares[] = { 0.5, 0.25, 0.1667, 0.0833 };
     const double kept_shares[] = { 0.4615, 0.2308, 0.1538, 0.1538 };
@@ -147,7 +148,8 @@ XD_TEST(cutting_keeps_the_last_entry_as_the_reference_does) {
 }
 
 XD_TEST(equal_strings_are_exact_and_the_highest_id_wins) {
-    const xd_text student[] = { text("a"), text("b"), text("") }, teacher[] = { text("a"), text(""), text("a") };
+    const xd_text student[] = { text("a"), text("b"), text("") },
+                  teacher[] = { text("a"), text(""), text("a") };
     int32_t ids[] = { 1, 0, 1, 0, 1, 0 };
     float weights[] = { 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f };
     xd_projection_rows rows = { ids, weights, 3, 2 };

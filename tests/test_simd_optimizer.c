@@ -391,7 +391,8 @@ XD_TEST(long_arrays_are_worked_on_once_everywhere) {
         simd_cast(ctx, level, out[3], XD_DTYPE_F32, out[2], XD_DTYPE_BF16, n);
         simd_cast(ctx, level, out[2], XD_DTYPE_BF16, out[3], XD_DTYPE_F32, n);
         for (int i = 0; i < 4; i++)
-            CHECK(simd_same(of[i], out[i], i == 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, n)); /* 2 was cast to bf16 */
+            CHECK(
+                simd_same(of[i], out[i], i == 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, n)); /* 2 was cast to bf16 */
     }
     free(memory);
     xd_ctx_destroy(ctx);

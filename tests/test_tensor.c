@@ -293,7 +293,9 @@ XD_TEST(every_plan_between_two_lines_of_ranks_moves_what_is_missing_and_no_more)
                     const xd_topology ta = grid(a, 0), tb = grid(b, 0);
                     xd_layout_desc da = line(&ta, n), db = line(&tb, n);
                     xd_layout *from = NULL, *to = NULL;
-                    da.placement[0].kind = form / 2 == 0 ? XD_SHARD : form / 2 == 1 ? XD_REPLICATE : XD_PARTIAL;
+                    da.placement[0].kind = form / 2 == 0   ? XD_SHARD
+                                           : form / 2 == 1 ? XD_REPLICATE
+                                                           : XD_PARTIAL;
                     db.placement[0].kind = form % 2 ? XD_REPLICATE : XD_SHARD;
                     wrong += xd_layout_create(ctx, &da, &from) != XD_OK ||
                              xd_layout_create(ctx, &db, &to) != XD_OK;

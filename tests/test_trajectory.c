@@ -83,7 +83,9 @@ static void train_step(xd_comm *world, run *r, rank_state *s, int step) {
     xd_gradient_norm norm;
     memset(&status, 0, sizeof status);
     reduce(world, r, s, step);
-    const xd_gradient_norm_desc clip = { .params = &s->param, .param_count = 1, .max_norm = 1.0, .status = &status };
+    const xd_gradient_norm_desc clip = {
+        .params = &s->param, .param_count = 1, .max_norm = 1.0, .status = &status
+    };
     CHECK(xd_gradient_norm_compute(xd_comm_ctx(world), world, &clip, &norm) == XD_OK);
     const xd_optimizer_step_desc how = { .gradient_scale = &norm.coefficient, .status = &status };
     CHECK(xd_optimizer_step(s->optimizer, &how, NULL) == XD_OK);

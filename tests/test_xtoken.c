@@ -305,7 +305,7 @@ XD_TEST(bf16_logits_are_the_f32_logits_they_stand_for) {
         c.teachers[0].logits.data = teacher;
         c.d.student.dtype = c.teachers[0].logits.dtype = XD_DTYPE_BF16;
         CHECK_NEAR(run_call(&p, &c).loss, loss, 1e-6); /* sums may take bf16 in another order */
-        c.d.gradient = c.d.student; /* over the logits */
+        c.d.gradient = c.d.student;                    /* over the logits */
         run_call(&p, &c);
         for (int i = 0; i < STUDENT_ROWS * STUDENT_SIZE; i++)
             CHECK(student[i] == xd_bf16_from_f32(c.gradient[i]));

@@ -8,9 +8,12 @@
 src/xdistill.h is the table of contents: each part it includes is put in its place, once, in that order, under
 a `>>folder/part` marker. The parts' own quoted includes say what they use; they are checked, then dropped:
 
-  order   a part uses only parts that are listed before it, and every file under src/ is listed exactly once
-  layers  a part includes, and names, only things of its own folder and of the folders below it
-  names   everything at file scope is prefixed, and defined by one part only (all parts end in one unit)
+  order     a part includes only parts that are listed before it, and every file under src/ is listed exactly once
+  layers    a part includes, and names, only things of its own folder and of the layers before it
+  circles   no part uses another that, directly or through others, uses it
+  includes  a part reaches the declaration of every name that it uses by its own includes
+  openings  a .c file begins with a comment that says what it is
+  names     everything at file scope is prefixed, and defined by one part only (all parts end in one unit)
 """
 
 import argparse
@@ -19,76 +22,23 @@ import pathlib
 import re
 import sys
 
-LAYERS = ["base", "kernel", "comm", "tensor", "model", "train", "distill", "io"]
+import parts
+from parts import INCLUDE, line_of
+
+LAYERS = ["base", "kernel", "kernel/cpu", "kernel/simd", "comm", "tensor", "train", "io", "model", "checkpoint", "text",
+          "loss", "align", "teacher", "xtoken", "compat", "dmd"]
+ROOFS = {"kernel/kernels.c": "kernel/simd"}  # the part that closes a layer stands over the layer's folders
+LEFT = "xtoken/"  # the circle of the cross-tokenizer losses is to be opened yet
 UNITS = [("src/xdistill.h", "xdistill.h"), ("src/xdistill_cuda.cu", "xdistill_cuda.cu")]
 PREFIXES = ("xd_", "XD_", "xdi_", "XDI_", "XDISTILL_")
-FEATURES = {"_POSIX_C_SOURCE", "_GNU_SOURCE", "_DEFAULT_SOURCE", "_XOPEN_SOURCE", "_DARWIN_C_SOURCE"}
 NOTICE = "/* Generated from %s by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */\n"
 SEAL = re.compile(r"/\* xdistill sha256 ([0-9a-f]{64}) \*/\n\Z")
-INCLUDE = re.compile(r'^#[ \t]*include[ \t]+"([^"]+)".*\n', re.M)  # the manual shows indented ones
-COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
-DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n", re.M)
 
 
-def line_of(text, offset):
-    return text.count("\n", 0, offset) + 1
-
-
-def blank_comments(text):
-    """The code alone: comments and string contents become blanks, line numbers stay."""
-    def blank(match):
-        piece = match.group()
-        return '""' if piece[0] in "\"'" else " " + "\n" * piece.count("\n")
-    return COMMENT_OR_STRING.sub(blank, text)
-
-
-def collapse(text, opening, closing):
-    """Replace each outermost bracketed piece by the empty pair; return the text and the pieces."""
-    out, pieces, depth, start = [], [], 0, 0
-    for i, c in enumerate(text):
-        if c == opening:
-            if depth == 0:
-                out.append(text[start:i + 1])
-                start = i + 1
-            depth += 1
-        elif c == closing and depth > 0:
-            depth -= 1
-            if depth == 0:
-                pieces.append(text[start:i])
-                out.append(closing)
-                start = i + 1
-    if depth == 0:
-        out.append(text[start:])
-    return "".join(out), pieces
-
-
-def declared_names(text):
-    """(defined, announced): the names a part gives to the whole unit, and those it only announces.
-
-    Defined are macros, functions, objects, types, tags and constants; announced are prototypes and opaque
-    types.
-    """
-    code = blank_comments(text)
-    macros = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", code, re.M))
-    defined = macros - set(re.findall(r"^[ \t]*#[ \t]*undef[ \t]+(\w+)", code, re.M)) - FEATURES
-    code = re.sub(r'extern "" \{', "", DIRECTIVE.sub("", code))
-    code = re.sub(r"\(\s*\*\s*(?:const\s+)?(\w+)\s*(?:\[\w*\])?\)", r" \1 ", code)  # pointers to functions
-    flat, bodies = collapse(code, "{", "}")
-    for before, body in zip(re.findall(r"(\benum\b[\w\s]*|\S\s*)\{\}", flat), bodies):
-        if before.startswith("enum"):
-            defined.update(re.findall(r"(?:^|,)\s*(\w+)", collapse(body, "(", ")")[0]))
-    flat = collapse(collapse(flat, "(", ")")[0], "[", "]")[0].replace("[]", "")
-    defined.update(re.findall(r"(\w+)\s*\(\)\s*\{\}", flat))
-    defined.update(re.findall(r"\b(?:struct|union|enum)\s+(\w+)\s*\{\}", flat))
-    announced = set()
-    for statement in re.sub(r"\(\)\s*\{\}", ";", flat).split(";"):
-        head = statement.split("=")[0].strip()
-        callable_only = head.endswith("()") and "=" not in statement and "typedef" not in head
-        opaque = re.match(r"extern\b|(?:typedef\s+)?(?:struct|union|enum)\s+(\w+)(?:\s+\1)?$", head)
-        last = re.search(r"[\w*}]\s*\b(\w+)$", head.replace("()", "").strip())
-        if last:
-            (announced if callable_only or opaque else defined).add(last.group(1))
-    return defined, announced
+def layer_of(name):
+    """The number of a part's layer; -1 for the CUDA unit, whose folder uses the public header alone."""
+    folder = ROOFS.get(name, name.rsplit("/", 1)[0])
+    return LAYERS.index(folder) if folder in LAYERS else -1
 
 
 class Unit:
@@ -96,9 +46,10 @@ class Unit:
 
     def __init__(self, root, source):
         self.root, self.source = root, root / source
-        self.parts, self.errors = {}, []
+        self.texts, self.errors = {}, []
 
-    def complain(self, path, line, message):
+    def complain(self, name, line, message):
+        path = name if isinstance(name, pathlib.Path) else self.root / "src" / name
         self.errors.append("%s:%d: %s" % (path.relative_to(self.root), line, message))
 
     def read(self):
@@ -111,70 +62,80 @@ class Unit:
                 continue
             if not path.is_file():
                 self.complain(self.source, line, "there is no src/%s" % name)
-            elif name in self.parts:
+            elif name in self.texts:
                 self.complain(self.source, line, "%s is listed twice" % name)
             else:
-                self.parts[name] = path.read_text()
+                self.texts[name] = path.read_text()
+        self.parts = parts.Parts(self.texts)
         return table
 
     def check_includes(self):
         listed = set()
-        for name, text in self.parts.items():
-            path, folder = self.root / "src" / name, name.split("/")[0]
+        for name, text in self.texts.items():
+            folder = name.rsplit("/", 1)[0]
             listed.add(name)
             if folder not in LAYERS + ["cuda"]:
-                self.complain(path, 1, "folder %s is not one of the layers" % folder)
+                self.complain(name, 1, "folder %s is not one of the layers" % folder)
                 continue
             for match in INCLUDE.finditer(text):
                 used, line = match.group(1), line_of(text, match.start())
-                below = used.split("/")[0]
-                if used not in self.parts and not (folder == "cuda" and used == "xdistill.h"):
-                    self.complain(path, line, "%s is not listed in %s" % (used, self.source.name))
+                if used not in self.texts and not (folder == "cuda" and used == "xdistill.h"):
+                    self.complain(name, line, "%s is not listed in %s" % (used, self.source.name))
                 elif used not in listed and used != "xdistill.h":
-                    self.complain(path, line, "%s is used before it is listed" % used)
-                elif folder in LAYERS and LAYERS.index(below) > LAYERS.index(folder):
-                    self.complain(path, line, "layer %s must not include %s" % (folder, used))
+                    self.complain(name, line, "%s is used before it is listed" % used)
+                elif layer_of(used) > layer_of(name):
+                    self.complain(name, line, "layer %s must not include %s" % (folder, used))
 
     def check_names(self):
-        home, owner = {}, {}  # where a name is defined, and where it is first made known
-        for name, text in self.parts.items():
-            defined, announced = declared_names(text)
-            for symbol in sorted(defined):
+        home = {}  # where a name is defined
+        for name in self.texts:
+            for symbol in sorted(self.parts.names[name][0]):
                 if not symbol.startswith(PREFIXES):
-                    message = "%s at file scope has no xd_ or xdi_ prefix" % symbol
-                    self.complain(self.root / "src" / name, 1, message)
+                    self.complain(name, 1, "%s at file scope has no xd_ or xdi_ prefix" % symbol)
                 elif home.setdefault(symbol, name) != name:
-                    message = "%s is defined in %s too" % (symbol, home[symbol])
-                    self.complain(self.root / "src" / name, 1, message)
-            for symbol in defined | announced:
-                owner.setdefault(symbol, name)
-        for name, text in self.parts.items():
-            self.check_uses(name, blank_comments(text), owner)
+                    self.complain(name, 1, "%s is defined in %s too" % (symbol, home[symbol]))
 
-    def check_uses(self, name, code, owner):
-        """A .c file includes nothing, so its layer shows only in the names that it uses."""
-        folder, seen = name.split("/")[0], set()
-        for match in re.finditer(r"\b(?:xdi?|XDI?)_\w+", code):
-            symbol = match.group()
-            above = owner.get(symbol, name).split("/")[0]
-            if not {folder, above} <= set(LAYERS) or symbol in seen:
+    def check_uses(self):
+        """What a part names of others: nothing of a higher layer, and nothing that its includes do not bring."""
+        for name, uses in self.parts.used.items():
+            reach = self.parts.reach(name)
+            for symbol, line in uses.items():
+                owner = self.parts.owner(symbol)
+                if layer_of(owner) > layer_of(name):
+                    self.complain(name, line, "layer %s must not use %s of %s" % (name.rsplit("/", 1)[0], symbol, owner))
+                elif layer_of(name) >= 0 and not self.parts.makers[symbol] & reach:
+                    self.complain(name, line, "%s is declared in %s, which this part does not include"
+                                  % (symbol, self.parts.known[symbol]))
+
+    def check_circles(self):
+        arrows = self.parts.arrows()
+        for group in parts.circles(arrows):
+            if all(name.startswith(LEFT) for name in group):
                 continue
-            if LAYERS.index(above) > LAYERS.index(folder):
-                self.complain(self.root / "src" / name, line_of(code, match.start()),
-                              "layer %s must not use %s of %s" % (folder, symbol, owner[symbol]))
-                seen.add(symbol)
+            for name in group:
+                for other in sorted(set(group) & set(arrows[name])):
+                    symbols = ", ".join(sorted(arrows[name][other])[:4])
+                    self.complain(name, 1, "a circle: uses %s of %s" % (symbols, other))
+
+    def check_openings(self):
+        for name, text in self.texts.items():
+            if name.endswith(".c") and not text.startswith("/* "):
+                self.complain(name, 1, "the first line is no comment that says what this is")
 
     def generate(self):
         """The text of the generated file, sealed by its hash."""
         table = self.read()
         self.check_includes()
         self.check_names()
+        self.check_uses()
+        self.check_circles()
+        self.check_openings()
 
         def inline(match):
             name = match.group(1)
-            if name not in self.parts:  # the CUDA unit keeps its include of the header beside it
+            if name not in self.texts:  # the CUDA unit keeps its include of the header beside it
                 return match.group() if self.source.suffix == ".cu" and name == "xdistill.h" else ""
-            body = INCLUDE.sub("", without_guard(self.parts[name])).strip("\n")
+            body = INCLUDE.sub("", without_guard(self.texts[name])).strip("\n")
             marker = name[:-2] if name.endswith(".h") else name
             return "/* >>%s */\n\n%s\n\n" % (marker, re.sub(r"\n{3,}", "\n\n", body))
 
@@ -214,8 +175,8 @@ def main():
             unit = Unit(root, source)
             outputs.append((root / target, unit.generate()))
             errors += unit.errors
-            listed |= set(unit.parts)
-    sources = {p.relative_to(root / "src").as_posix() for p in (root / "src").glob("*/*") if p.is_file()}
+            listed |= set(unit.texts)
+    sources = {p.relative_to(root / "src").as_posix() for p in (root / "src").glob("*/**/*") if p.is_file()}
     errors += ["src/%s: not listed" % name for name in sorted(sources - listed)]
 
     for path, text in outputs:

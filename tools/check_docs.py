@@ -39,7 +39,7 @@ def declarations(path):
 
 
 def check_comments():
-    found = [(path, *declaration) for path in sorted(ROOT.glob("src/*/*.h")) if path.name != "internal.h"
+    found = [(path, *declaration) for path in sorted(ROOT.glob("src/**/*.h")) if path.name != "internal.h"
              for declaration in declarations(path)]
     explained = {name for _, _, name, good in found if good}  # a type may be announced before it is explained
     for path, line, name, _ in found:

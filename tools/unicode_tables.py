@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write src/distill/unicode_tables.h: what tokenizers need of Unicode 16, as integer arrays.
+"""Write src/text/unicode_tables.h: what tokenizers need of Unicode 16, as integer arrays.
 
     pip install unicodedata2==16.0.0
-    python3 tools/unicode_tables.py > src/distill/unicode_tables.h
+    python3 tools/unicode_tables.py > src/text/unicode_tables.h
 
 The file is committed, so nobody needs this to build. Simple case folding is not in that package: it comes from
 Python's own str, whose Unicode may be older, and from the list of later additions below.

@@ -4,14 +4,14 @@
 /* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
  * so the implementation sets them when it comes first; context.c stops with the line to add when it came too late. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
-#define _POSIX_C_SOURCE 200809L
-#if !defined(_DEFAULT_SOURCE)
-#define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
-#endif
+#    define _POSIX_C_SOURCE 200809L
+#    if !defined(_DEFAULT_SOURCE)
+#        define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
+#    endif
 #endif
 
 #if defined(__FAST_MATH__)
-#error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
+#    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
 #endif
 
 #include <stdbool.h>
@@ -24,30 +24,31 @@
 
 /* XDISTILL_STATIC makes every public function private to the one file that includes the implementation. */
 #if !defined(XD_API)
-#if defined(XDISTILL_STATIC) && defined(__GNUC__)
-#define XD_API static __attribute__((unused))
-#elif defined(XDISTILL_STATIC)
-#define XD_API static
-#elif defined(__cplusplus)
-#define XD_API extern "C"
-#else
-#define XD_API extern
-#endif
+#    if defined(XDISTILL_STATIC) && defined(__GNUC__)
+#        define XD_API static __attribute__((unused))
+#    elif defined(XDISTILL_STATIC)
+#        define XD_API static
+#    elif defined(__cplusplus)
+#        define XD_API extern "C"
+#    else
+#        define XD_API extern
+#    endif
 #endif
 
 #if defined(__GNUC__)
-#define XD_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+#    define XD_PRINTF(format_index, first_argument) \
+        __attribute__((format(printf, format_index, first_argument)))
 #else
-#define XD_PRINTF(format_index, first_argument)
+#    define XD_PRINTF(format_index, first_argument)
 #endif
 
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
-#define XDI_X86 1
+#    define XDI_X86 1
 #endif
 
 #if !defined(XD_ASSERT)
-#define XD_ASSERT(condition) ((void)0)
+#    define XD_ASSERT(condition) ((void)0)
 #endif
 
 #endif

@@ -1,3 +1,7 @@
+/* The context: settings, errors, log, memory for the length of a call. */
+
+#include "base/internal.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -5,7 +9,8 @@
 #include <time.h>
 
 #if !defined(CLOCK_MONOTONIC)
-#error "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
+#    error \
+        "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
 #endif
 
 /* Memory that a call took or may take. Larger blocks are not kept. */

@@ -46,19 +46,19 @@ struct xd_kernels;
 
 /* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
-    xd_allocator allocator;      /* zero -> malloc and free */
-    xd_logger logger;            /* zero -> silent */
-    xd_log_level log_level;      /* lines above it are dropped; 0 -> XD_LOG_WARN */
-    xd_clock clock;              /* zero -> CLOCK_MONOTONIC */
-    xd_files files;              /* zero -> POSIX files */
-    xd_reduction reduction;      /* 0 -> XD_REDUCTION_DETERMINISTIC */
-    double timeout_seconds;      /* deadline of one collective; 0 -> 60 */
-    double init_timeout_seconds; /* deadline of joining a world and of its first collective; 0 -> 600 */
-    int rank;                    /* world rank, for messages; joining a world sets it */
-    xd_cpu_level cpu;            /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
+    xd_allocator allocator;           /* zero -> malloc and free */
+    xd_logger logger;                 /* zero -> silent */
+    xd_log_level log_level;           /* lines above it are dropped; 0 -> XD_LOG_WARN */
+    xd_clock clock;                   /* zero -> CLOCK_MONOTONIC */
+    xd_files files;                   /* zero -> POSIX files */
+    xd_reduction reduction;           /* 0 -> XD_REDUCTION_DETERMINISTIC */
+    double timeout_seconds;           /* deadline of one collective; 0 -> 60 */
+    double init_timeout_seconds;      /* deadline of joining a world and of its first collective; 0 -> 600 */
+    int rank;                         /* world rank, for messages; joining a world sets it */
+    xd_cpu_level cpu;                 /* 0 -> the best of this machine; one it lacks is UNSUPPORTED */
     const struct xd_kernels *kernels; /* another backend's table; NULL -> the CPU's (xd_cuda_create sets it).
                                          Stays the caller's, outlives the context. */
-    void *stream;                /* where a device backend's work is ordered; NULL -> its default stream */
+    void *stream; /* where a device backend's work is ordered; NULL -> its default stream */
 } xd_ctx_desc;
 
 /* Creates a context. desc is read during the call only; NULL -> all defaults.

@@ -1,17 +1,21 @@
+/* What instructions this processor has, and the levels' names. */
+
+#include "base/cpu.h"
+
 #include <string.h>
 
 #if defined(XDI_X86)
-#include <cpuid.h>
+#    include <cpuid.h>
 
 /* Not every compiler can ask for it by name. Asking the processor instead takes microseconds on a virtual
  * machine; what has a name was asked once, before main. */
 static bool xdi_cpu_has_f16c(void) {
-#if !defined(__clang__) && __GNUC__ >= 11
+#    if !defined(__clang__) && __GNUC__ >= 11
     return __builtin_cpu_supports("f16c") != 0;
-#else
+#    else
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
-#endif
+#    endif
 }
 #endif
 

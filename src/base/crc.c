@@ -1,3 +1,7 @@
+/* CRC-32C. */
+
+#include "base/crc.h"
+
 /* The polynomial 0x1EDC6F41 with its bits reversed. */
 #define XDI_CRC_POLYNOMIAL 0x82f63b78u
 

@@ -1,3 +1,7 @@
+/* Element types. */
+
+#include "base/dtype.h"
+
 #include <string.h>
 
 typedef struct xdi_dtype_row {
@@ -6,10 +10,9 @@ typedef struct xdi_dtype_row {
     const char *name;
 } xdi_dtype_row;
 
-static const xdi_dtype_row xdi_dtype_rows[XD_DTYPE_COUNT] = {
-    { 0, false, "NONE" },
+static const xdi_dtype_row xdi_dtype_rows[XD_DTYPE_COUNT] = { { 0, false, "NONE" },
 #define XDI_DTYPE_ROW(name, bytes, floating, text) { bytes, floating, text },
-    XD_DTYPES(XDI_DTYPE_ROW)
+                                                              XD_DTYPES(XDI_DTYPE_ROW)
 #undef XDI_DTYPE_ROW
 };
 

@@ -5,21 +5,21 @@
 
 /* Element types: name, bytes, is floating, safetensors spelling. Arithmetic exists for F32 F64 BF16 F16 I32 I64 U8;
  * the others can be stored, moved, loaded and saved. Order = ascending alignment rank of the safetensors format. */
-#define XD_DTYPES(X)                   \
-    X(BOOL, 1, false, "BOOL")          \
-    X(U8, 1, false, "U8")              \
-    X(I8, 1, false, "I8")              \
-    X(F8_E5M2, 1, true, "F8_E5M2")     \
-    X(F8_E4M3, 1, true, "F8_E4M3")     \
-    X(I16, 2, false, "I16")            \
-    X(U16, 2, false, "U16")            \
-    X(F16, 2, true, "F16")             \
-    X(BF16, 2, true, "BF16")           \
-    X(I32, 4, false, "I32")            \
-    X(U32, 4, false, "U32")            \
-    X(F32, 4, true, "F32")             \
-    X(F64, 8, true, "F64")             \
-    X(I64, 8, false, "I64")            \
+#define XD_DTYPES(X)               \
+    X(BOOL, 1, false, "BOOL")      \
+    X(U8, 1, false, "U8")          \
+    X(I8, 1, false, "I8")          \
+    X(F8_E5M2, 1, true, "F8_E5M2") \
+    X(F8_E4M3, 1, true, "F8_E4M3") \
+    X(I16, 2, false, "I16")        \
+    X(U16, 2, false, "U16")        \
+    X(F16, 2, true, "F16")         \
+    X(BF16, 2, true, "BF16")       \
+    X(I32, 4, false, "I32")        \
+    X(U32, 4, false, "U32")        \
+    X(F32, 4, true, "F32")         \
+    X(F64, 8, true, "F64")         \
+    X(I64, 8, false, "I64")        \
     X(U64, 8, false, "U64")
 
 /* Tag of an element type; XD_DTYPES lists them. */
@@ -28,7 +28,7 @@ typedef enum xd_dtype {
 #define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
     XD_DTYPES(XDI_DTYPE_ENUM)
 #undef XDI_DTYPE_ENUM
-    XD_DTYPE_COUNT
+        XD_DTYPE_COUNT
 } xd_dtype;
 
 /* Bytes of one element; 0 for XD_DTYPE_NONE and for values outside the enumeration. */

@@ -39,14 +39,14 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels);
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
 /* The only two macros that return. */
-#define XDI_REQUIRE(ctx, condition, result, ...)                            \
-    do {                                                                    \
-        if (!(condition)) return XDI_FAIL((ctx), (result), __VA_ARGS__);    \
+#define XDI_REQUIRE(ctx, condition, result, ...)                         \
+    do {                                                                 \
+        if (!(condition)) return XDI_FAIL((ctx), (result), __VA_ARGS__); \
     } while (0)
-#define XDI_TRY(expression)                                \
-    do {                                                   \
-        const xd_result xdi_try_result = (expression);     \
-        if (xdi_try_result != XD_OK) return xdi_try_result;\
+#define XDI_TRY(expression)                                 \
+    do {                                                    \
+        const xd_result xdi_try_result = (expression);      \
+        if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
 #endif

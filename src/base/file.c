@@ -1,12 +1,14 @@
+/* POSIX behind the file callbacks. Reads and writes are whole or fail: a short read is EIO, because every caller knows
+ * from the file's size how much there must be. */
+
+#include "base/internal.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* POSIX behind the file callbacks. Reads and writes are whole or fail: a short read is EIO, because every caller knows
- * from the file's size how much there must be. */
 
 static int xdi_file_open(void *user, const char *path, xd_file_mode mode, intptr_t *file) {
     (void)user;

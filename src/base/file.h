@@ -14,8 +14,9 @@ typedef enum xd_file_mode {
 typedef struct xd_files {
     int (*open)(void *user, const char *path, xd_file_mode mode, intptr_t *file);
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
-    int (*read)(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset);        /* all or error */
-    int (*write)(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset); /* all or error */
+    int (*read)(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset); /* all or error */
+    int (*write)(void *user, intptr_t file, const void *buffer, size_t bytes,
+                 uint64_t offset); /* all or error */
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);

@@ -1,3 +1,7 @@
+/* bf16 and f16, by integer arithmetic. */
+
+#include "base/half.h"
+
 #include <string.h>
 
 static uint32_t xdi_half_bits(float value) {
@@ -14,7 +18,8 @@ static float xdi_half_float(uint32_t bits) {
 
 XD_API uint16_t xd_bf16_from_f32(float value) {
     const uint32_t bits = xdi_half_bits(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x0040u); /* NaN: keep it one, quiet */
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((bits >> 16) | 0x0040u); /* NaN: keep it one, quiet */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -45,7 +50,8 @@ XD_API float xd_f32_from_f16(uint16_t bits) {
     const uint32_t sign = ((uint32_t)bits & 0x8000u) << 16;
     const uint32_t exponent = ((uint32_t)bits >> 10) & 0x1fu;
     const uint32_t mantissa = (uint32_t)bits & 0x3ffu;
-    if (exponent == 31u) return xdi_half_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
+    if (exponent == 31u)
+        return xdi_half_float(sign | 0x7f800000u | (mantissa ? 0x400000u | (mantissa << 13) : 0u));
     if (exponent) return xdi_half_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
     const float magnitude = (float)mantissa * 5.9604644775390625e-8f; /* 2^-24: exact */
     return sign ? -magnitude : magnitude;

@@ -5,11 +5,11 @@
 
 /* Functions that several parts use. Unused ones are no warning: a user may need half of the library. */
 #if !defined(XD_PRIVATE)
-#if defined(__GNUC__)
-#define XD_PRIVATE static __attribute__((unused))
-#else
-#define XD_PRIVATE static
-#endif
+#    if defined(__GNUC__)
+#        define XD_PRIVATE static __attribute__((unused))
+#    else
+#        define XD_PRIVATE static
+#    endif
 #endif
 
 /* file.c: the POSIX entries where the caller gave none. */

@@ -1,3 +1,9 @@
+/* A reader of JSON. */
+
+#include "base/internal.h"
+#include "base/json.h"
+#include "base/publish.h"
+
 #include <errno.h>
 #include <locale.h>
 #include <math.h>

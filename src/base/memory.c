@@ -1,3 +1,7 @@
+/* The arena: offsets into memory that is somebody else's. */
+
+#include "base/internal.h"
+
 XD_API xd_arena xd_arena_over(void *base, size_t capacity) {
     xd_arena arena;
     arena.base = (unsigned char *)base;

@@ -1,3 +1,7 @@
+/* Random numbers from counters. */
+
+#include "base/philox.h"
+
 #include <math.h>
 #include <string.h>
 

@@ -1,3 +1,8 @@
+/* A file that appears under its name only when it is whole. */
+
+#include "base/extend.h"
+#include "base/publish.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,23 +5,23 @@
 
 /* What went wrong, by kind; the message says what exactly. Errors found on one rank are agreed: every rank of the
  * group returns one (spec of the error classes: metadata, data, broken group). */
-#define XD_RESULTS(X)                                                                                              \
-    X(ERROR_ARGUMENT, "an argument is invalid on its own")                                                         \
-    X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                                                  \
-    X(ERROR_SHAPE, "shapes disagree")                                                                              \
-    X(ERROR_DTYPE, "element types disagree or are not supported here")                                             \
-    X(ERROR_STATE, "the call is legal, but not now")                                                               \
-    X(ERROR_MISMATCH, "ranks passed different things to one collective call")                                      \
-    X(ERROR_PEER, "another rank failed or left")                                                                   \
-    X(ERROR_TIMEOUT, "a rank did not arrive before the deadline")                                                  \
-    X(ERROR_DATA, "a value in the data is out of range or not finite")                                             \
-    X(ERROR_IO, "the operating system refused a file operation")                                                   \
-    X(ERROR_FORMAT, "a file is malformed")                                                                         \
-    X(ERROR_CORRUPT, "a checksum or coverage check failed")                                                        \
-    X(ERROR_MISSING, "a required name is absent")                                                                  \
-    X(ERROR_UNEXPECTED, "a name is present that was not asked for")                                                \
-    X(ERROR_UNSUPPORTED, "not available in this build, on this device or in this mode")                            \
-    X(ERROR_MEMORY, "no memory")                                                                                   \
+#define XD_RESULTS(X)                                                                   \
+    X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
+    X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
+    X(ERROR_SHAPE, "shapes disagree")                                                   \
+    X(ERROR_DTYPE, "element types disagree or are not supported here")                  \
+    X(ERROR_STATE, "the call is legal, but not now")                                    \
+    X(ERROR_MISMATCH, "ranks passed different things to one collective call")           \
+    X(ERROR_PEER, "another rank failed or left")                                        \
+    X(ERROR_TIMEOUT, "a rank did not arrive before the deadline")                       \
+    X(ERROR_DATA, "a value in the data is out of range or not finite")                  \
+    X(ERROR_IO, "the operating system refused a file operation")                        \
+    X(ERROR_FORMAT, "a file is malformed")                                              \
+    X(ERROR_CORRUPT, "a checksum or coverage check failed")                             \
+    X(ERROR_MISSING, "a required name is absent")                                       \
+    X(ERROR_UNEXPECTED, "a name is present that was not asked for")                     \
+    X(ERROR_UNSUPPORTED, "not available in this build, on this device or in this mode") \
+    X(ERROR_MEMORY, "no memory")                                                        \
     X(ERROR_DEVICE, "a device or its driver reported a failure")
 
 typedef enum xd_result {
@@ -29,18 +29,18 @@ typedef enum xd_result {
 #define XDI_RESULT_ENUM(name, text) XD_##name,
     XD_RESULTS(XDI_RESULT_ENUM)
 #undef XDI_RESULT_ENUM
-    XD_RESULT_COUNT
+        XD_RESULT_COUNT
 } xd_result;
 
 /* The last failure of a context: what, where in the source, on which rank, and who caused it. */
 typedef struct xd_error {
     xd_result result;
-    const char *file;     /* source position of the check that failed */
+    const char *file; /* source position of the check that failed */
     int line;
     const char *function;
-    int rank;             /* world rank of this context */
-    int culprit;          /* world rank that caused it; -1 when unknown or this rank itself */
-    char message[512];    /* what was got and what was expected, numbers included */
+    int rank;          /* world rank of this context */
+    int culprit;       /* world rank that caused it; -1 when unknown or this rank itself */
+    char message[512]; /* what was got and what was expected, numbers included */
 } xd_error;
 
 /* "ERROR_SHAPE" and the like; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */

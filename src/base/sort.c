@@ -1,3 +1,7 @@
+/* Heap sort of pointers. */
+
+#include "base/internal.h"
+
 /* Lets items[root] sink to its place in the heap items[0, count). */
 static void xdi_sort_sift(const void **items, size_t root, size_t count, xdi_sort_order order) {
     const void *moving = items[root];

@@ -1,3 +1,8 @@
+/* Collectives: checks, the control record all ranks compare, counters, and the communicators they run on. */
+
+#include "comm/internal.h"
+#include "kernel/kernels.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,8 @@
+/* The stack of a rank's leaves: the canonical tree over gradients, built as they come. */
+
+#include "base/internal.h"
+#include "comm/leaves.h"
+
 #include <inttypes.h>
 #include <string.h>
 

@@ -1,3 +1,8 @@
+/* Meshes: ranks by named axes, and the groups along them. */
+
+#include "comm/internal.h"
+#include "comm/mesh.h"
+
 #include <stdio.h>
 #include <string.h>
 

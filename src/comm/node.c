@@ -1,3 +1,14 @@
+/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, made by
+ * rank 0 and mapped by all, which loses its name before anybody uses it. So nothing is left behind, whoever dies.
+ *
+ * Rank r holds a lock on byte r of the file for as long as it has the memory, and the system takes the lock away when
+ * the process ends: that is how the others see that a rank has died. Such locks belong to processes, and a process
+ * never finds its own. Ranks that are threads of one process are therefore not seen by each other, and a group with
+ * such ranks shares nothing here. */
+
+#include "comm/internal.h"
+#include "comm/topology.h"
+
 #include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
@@ -6,14 +17,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-/* Memory of the host that the processes of a group share when all of them are on one node: a file in memory, made by
- * rank 0 and mapped by all, which loses its name before anybody uses it. So nothing is left behind, whoever dies.
- *
- * Rank r holds a lock on byte r of the file for as long as it has the memory, and the system takes the lock away when
- * the process ends: that is how the others see that a rank has died. Such locks belong to processes, and a process
- * never finds its own. Ranks that are threads of one process are therefore not seen by each other, and a group with
- * such ranks shares nothing here. */
 
 enum {
     XDI_NODE_LINE = 64,    /* the first bytes of the file are the library's own */

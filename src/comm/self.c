@@ -1,6 +1,9 @@
-#include <string.h>
-
 /* A group of one: the piece that goes to this rank is the piece that came from it. */
+
+#include "comm/internal.h"
+#include "kernel/kernels.h"
+
+#include <string.h>
 
 static const int xdi_self_world_rank = 0;
 
@@ -30,7 +33,8 @@ static xd_result xdi_self_execute(xd_transport *transport, const xd_collective *
     const xd_kernels kernels = xd_ctx_kernels(transport->ctx);
     const bool theirs =
         kernels.memory.owns(transport->ctx, recv); /* a context on a device may move host memory too */
-    const xd_reduce_kernels reduce = theirs ? kernels.reduce : xd_reduce_kernels_cpu();
+    const xd_reduce_kernels reduce =
+        theirs ? kernels.reduce : xd_kernels_cpu(xd_ctx_settings(transport->ctx)->cpu).reduce;
     xd_launch launch = xd_ctx_launch(transport->ctx);
     if (c->stream) launch.stream = c->stream;
     if (c->leaves.total)

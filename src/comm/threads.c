@@ -1,9 +1,3 @@
-#include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <string.h>
-#include <time.h>
-
 /* Ranks as threads of one process: the reference transport. Peers read each other's buffers in place.
  *
  * Every rank has a slot. To take part in round p it fills page p % 2 of its slot (control record, where its
@@ -17,6 +11,15 @@
  * call, and its caller may free the buffers; so whoever touches the memory of peers says so in `busy` first
  * and looks whether the world is still whole, and whoever leaves a broken call waits until its peers are
  * not busy. Copying never waits for anything, so that is soon. */
+
+#include "comm/internal.h"
+#include "kernel/kernels.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
 
 enum {
     XDI_THREADS_INLINE = 4096, /* bytes of a payload that travels in the page */
@@ -388,7 +391,8 @@ static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c
                                     int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
     const size_t size = xd_dtype_size(c->dtype);
     const xd_reduce_kernels reduce =
-        t->on_device ? xd_ctx_kernels(t->base.ctx).reduce : xd_reduce_kernels_cpu();
+        (t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_kernels_cpu(xd_ctx_settings(t->base.ctx)->cpu))
+            .reduce;
     const xd_launch launch = xdi_threads_launch(t, c);
     if (count == 0) return XD_OK;
     for (int r = 0; r < t->base.size; r++) {

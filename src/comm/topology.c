@@ -1,3 +1,8 @@
+/* Which ranks stand where: axes, orders, experts. Pure functions of a desc. */
+
+#include "comm/internal.h"
+#include "comm/topology.h"
+
 #include <string.h>
 
 XD_PRIVATE bool xdi_topology_name_is_valid(const char *name) {

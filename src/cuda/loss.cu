@@ -1,4 +1,4 @@
-/* The losses over a row of logits: kernel/loss_cpu.c is the reference, kernel/loss.h has the formulas.
+/* The losses over a row of logits: kernel/cpu/loss.c is the reference, kernel/loss.h has the formulas.
  *
  * references, stats, mixture: one read of the rows. grad: one read, one write; the gradient may be the student's
  * memory, each thread reads its eight columns before it writes them. Terms are f32, with base-2 exponentials; what is
@@ -594,7 +594,7 @@ static __device__ inline xdi_cuda_loss_column xdi_cuda_loss_column_of(const xd_l
     return column;
 }
 
-/* xdi_loss_gradient_at of kernel/loss_cpu.c. */
+/* xdi_loss_gradient_at of kernel/cpu/loss.c. */
 static __device__ inline double xdi_cuda_loss_gradient_at(const xd_loss_args &a, int64_t r,
                                                           const xd_loss_row &row,
                                                           const xdi_cuda_loss_column &column) {

@@ -180,3 +180,17 @@ static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
     XDI_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
+
+static xd_loss_kernels xdi_cuda_loss_table() {
+    xd_loss_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
+    kernels.references = xdi_cuda_loss_references;
+    kernels.merge_references = xdi_cuda_loss_merge_references;
+    kernels.stats = xdi_cuda_loss_stats;
+    kernels.combine = xdi_cuda_loss_combine;
+    kernels.mixture = xdi_cuda_loss_mixture;
+    kernels.mixture_combine = xdi_cuda_loss_mixture_combine;
+    kernels.grad = xdi_cuda_loss_grad;
+    kernels.fused = xdi_cuda_loss_fused;
+    return kernels;
+}

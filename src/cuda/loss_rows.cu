@@ -1,4 +1,4 @@
-/* Which rows count, what they are multiplied by, and how their losses become one value: kernel/rows_cpu.c is the
+/* Which rows count, what they are multiplied by, and how their losses become one value: kernel/cpu/rows.c is the
  * reference. Sums over rows are taken by one block of 256 threads, in the order of the threads; the rows of a
  * micro-batch are few beside their columns. */
 

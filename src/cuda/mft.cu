@@ -1,4 +1,4 @@
-/* Minimal fine-tuning and the cosine: kernel/mft_cpu.c is the reference, kernel/mft.h has the formulas. The former's
+/* Minimal fine-tuning and the cosine: kernel/cpu/mft.c is the reference, kernel/mft.h has the formulas. The former's
  * columns are f32 like those of the losses, its rows double; the cosine is double throughout, with the CPU's bits
  * wherever its sums have them. */
 
@@ -46,7 +46,7 @@ static __device__ inline double xdi_cuda_mft_entropy(double p) {
     return p > 0.0 ? p * log(p) : 0.0;
 }
 
-/* xdi_mft_correct_row of kernel/mft_cpu.c, where its formula stands. */
+/* xdi_mft_correct_row of kernel/cpu/mft.c, where its formula stands. */
 static __device__ void xdi_cuda_mft_correct_row(const xd_mft_args &a, int64_t r, xd_loss_row *row) {
     double x = 0.0, y = 0.0;
     for (int i = 0; i < a.shards; i++) {
@@ -141,7 +141,7 @@ static __device__ inline xdi_cuda_mft_column xdi_cuda_mft_column_of(const xd_mft
     return column;
 }
 
-/* xdi_mft_write_at of kernel/mft_cpu.c. */
+/* xdi_mft_write_at of kernel/cpu/mft.c. */
 static __device__ void xdi_cuda_mft_write_at(const xd_mft_args &a, int64_t r,
                                              const xdi_cuda_mft_column &column) {
     const xd_loss_row &row = a.row[r];
@@ -238,7 +238,7 @@ static xd_result xdi_cuda_mft_largest(const xd_launch *launch, const xd_mft_args
     })
 }
 
-/* xdi_cosine_exponent of kernel/mft_cpu.c. */
+/* xdi_cosine_exponent of kernel/cpu/mft.c. */
 static __device__ inline bool xdi_cuda_mft_exponent(const xd_mft_args &a, int64_t r, int side,
                                                     int *exponent) {
     double largest = 0.0;
@@ -351,7 +351,7 @@ static xd_result xdi_cuda_mft_cosine(const xd_launch *launch, const xd_mft_args 
 
 /* ---- cosine: slopes, grid (rows / teams), block 256; one read of both rows, one write ---- */
 
-/* xdi_cosine_slope of kernel/mft_cpu.c. */
+/* xdi_cosine_slope of kernel/cpu/mft.c. */
 static __device__ inline void xdi_cuda_mft_slope(const xd_mft_args &a, int64_t r, double *of_x,
                                                  double *of_y) {
     const xd_loss_row &row = a.row[r];

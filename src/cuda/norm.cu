@@ -1,5 +1,5 @@
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/optimizer_cpu.c
- * and clip_cpu.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c
+ * and clip.c. Reads every gradient once. Two stages: at most 512 blocks walk the chunks and leave a part
  * each, to which the next list of the same call is added; one block merges the parts in order. Their number does
  * not depend on the GPU, so plain sums have the same bits on each; exact ones are integers and free of every order. */
 

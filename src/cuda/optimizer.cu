@@ -1,4 +1,4 @@
-/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/optimizer_cpu.c, and
+/* Optimizer steps and averages. The formulas and their rounding order stand in kernel/cpu/optimizer.c, and
  * the bits are the same. All of them move bytes and compute little: 16-byte accesses, each array read and
  * written once.
  *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients

@@ -1,4 +1,4 @@
-/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/reduce_cpu.c, the same bits. Every piece
+/* Sums over ranks: xd_reduce_pieces and xd_reduce_leaves of kernel/cpu/reduce.c, the same bits. Every piece
  * is read once and the sum written once; a thread has read all of its elements before it writes, so the sum
  * may lie in a piece. */
 

@@ -38,6 +38,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.device = XD_DEVICE_CUDA;
     kernels.memory = xdi_cuda_memory_table();
     kernels.loss = xdi_cuda_loss_table();
+    kernels.topk = xdi_cuda_topk_table();
     kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();

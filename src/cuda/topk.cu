@@ -1,4 +1,4 @@
-/* Top-k losses: kernel/topk_cpu.c is the reference. The columns outside a row's ids are summed like the other losses,
+/* Top-k losses: kernel/cpu/topk.c is the reference. The columns outside a row's ids are summed like the other losses,
  * eight at a time in f32; the k + 1 entries of a row belong to one warp and are double throughout. */
 
 static __device__ inline double xdi_cuda_warp_sum(double value) {

@@ -1,4 +1,4 @@
-/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/topk_cpu.c.
+/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/cpu/topk.c.
  *
  * select: one block of 256 a row. Four passes over eight bits each find the k-th largest value, as in a radix sort
  * that keeps only the digit it needs; a fifth takes what is larger, and of the equals the lowest columns; a bitonic
@@ -215,23 +215,15 @@ static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_select_merge_kernel);
 }
 
-static xd_loss_kernels xdi_cuda_loss_table() {
-    xd_loss_kernels kernels;
+static xd_topk_kernels xdi_cuda_topk_table() {
+    xd_topk_kernels kernels;
     memset(&kernels, 0, sizeof kernels);
-    kernels.references = xdi_cuda_loss_references;
-    kernels.merge_references = xdi_cuda_loss_merge_references;
-    kernels.stats = xdi_cuda_loss_stats;
-    kernels.combine = xdi_cuda_loss_combine;
-    kernels.mixture = xdi_cuda_loss_mixture;
-    kernels.mixture_combine = xdi_cuda_loss_mixture_combine;
-    kernels.grad = xdi_cuda_loss_grad;
-    kernels.fused = xdi_cuda_loss_fused;
-    kernels.topk_maxima = xdi_cuda_topk_maxima;
-    kernels.topk_stats = xdi_cuda_topk_stats;
-    kernels.topk_merge = xdi_cuda_topk_merge;
-    kernels.topk_divergence = xdi_cuda_topk_divergence;
-    kernels.topk_grad = xdi_cuda_topk_grad;
-    kernels.topk_entries = xdi_cuda_topk_entries_run;
+    kernels.maxima = xdi_cuda_topk_maxima;
+    kernels.stats = xdi_cuda_topk_stats;
+    kernels.merge = xdi_cuda_topk_merge;
+    kernels.divergence = xdi_cuda_topk_divergence;
+    kernels.grad = xdi_cuda_topk_grad;
+    kernels.entries = xdi_cuda_topk_entries_run;
     kernels.select = xdi_cuda_select;
     kernels.select_merge = xdi_cuda_select_merge;
     return kernels;

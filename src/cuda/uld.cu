@@ -1,4 +1,4 @@
-/* Universal logit distillation: kernel/uld_cpu.c is the reference. Exponentials are f32, and everything that
+/* Universal logit distillation: kernel/cpu/uld.c is the reference. Exponentials are f32, and everything that
  * is made of them is double. Sums go over blocks that leave their parts in the scratch, where one block adds
  * them in order. */
 

@@ -1,4 +1,4 @@
-/* Projected losses across tokenizers: kernel/xtoken_cpu.c is the reference. Probabilities are f32 from a
+/* Projected losses across tokenizers: kernel/cpu/xtoken.c is the reference. Probabilities are f32 from a
  * logarithm taken in double; sums, and everything about a chunk, are double. Every cell is added to by one thread or
  * warp in one order. */
 

@@ -1,4 +1,4 @@
-/* Averages of chunks, with the bits of kernel/xtoken_cpu.c. Which chunk a row belongs to is memory of the host and
+/* Averages of chunks, with the bits of kernel/cpu/xtoken.c. Which chunk a row belongs to is memory of the host and
  * travels in the parameters, a few hundred rows a launch, so that nothing is copied or kept. */
 
 /* Of rows, or of chunks, `first` and on: the chunk among all, -1 for none, and its size. */

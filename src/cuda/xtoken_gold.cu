@@ -1,4 +1,4 @@
-/* Losses over common and uncommon ids of two tokenizers: kernel/xtoken_cpu.c is the reference. What needs no
+/* Losses over common and uncommon ids of two tokenizers: kernel/cpu/xtoken.c is the reference. What needs no
  * exponential has its bits; where sums go over many blocks, these leave their parts in the caller's scratch and
  * one block adds them in order, so that a sum does not depend on the GPU. */
 

@@ -1,3 +1,8 @@
+/* Model files from tensors that are spread over ranks. */
+
+#include "base/extend.h"
+#include "io/gather.h"
+
 #include <string.h>
 
 /* What one rank keeps during a save; writer and slab exist on root only. */

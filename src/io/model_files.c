@@ -1,3 +1,10 @@
+/* A model's directory: one file or several with an index. */
+
+#include "base/json.h"
+#include "base/publish.h"
+#include "io/internal.h"
+#include "io/model_files.h"
+
 #include <stdio.h>
 #include <string.h>
 

@@ -1,3 +1,9 @@
+/* The safetensors format: reading, and writing at offsets known beforehand. */
+
+#include "base/json.h"
+#include "base/publish.h"
+#include "io/internal.h"
+
 #include <string.h>
 
 enum {

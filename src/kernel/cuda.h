@@ -11,7 +11,8 @@ typedef struct xd_cuda xd_cuda;
 
 /* Settings of a GPU. Zero is the default of every field. */
 typedef struct xd_cuda_desc {
-    xd_allocator allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+    xd_allocator
+        allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
     /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Takes rows of more than
      * 2048 columns that begin on 16 bytes and fit, where one rank has the whole vocabulary; the others, and all in
      * INVARIANT mode, are worked on as without it. Needs compute capability 9.0 and a build for it, else there is a

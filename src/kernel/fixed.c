@@ -1,3 +1,7 @@
+/* Sums of integers in place of floating point: the same whatever their order. */
+
+#include "kernel/fixed.h"
+
 #include <math.h>
 
 /* floor and rint of what is below 2^52 and, to be rounded, not negative: without a call, and without a branch

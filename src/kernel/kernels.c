@@ -1,3 +1,7 @@
+/* The kernel table of a CPU level and of a context, and what is called through it. */
+
+#include "kernel/simd/internal.h"
+
 #include <string.h>
 
 static xd_result xdi_cpu_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
@@ -18,8 +22,8 @@ static xd_result xdi_cpu_synchronize(const xd_launch *launch) {
     return XD_OK;
 }
 
-static xd_result xdi_cpu_copies(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
-                                void *dst, size_t size) {
+static xd_result xdi_cpu_copies(const xd_launch *launch, const xd_copy *copies, int64_t count,
+                                const void *src, void *dst, size_t size) {
     (void)launch;
     for (int64_t i = 0; i < count; i++) xd_copy_run(&copies[i], src, dst, size);
     return XD_OK;
@@ -90,18 +94,20 @@ XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     kernels.xtoken = xd_xtoken_kernels_cpu();
     kernels.uld = xd_uld_kernels_cpu();
     kernels.loss = xd_loss_kernels_cpu_plain();
+    kernels.topk = xd_topk_kernels_cpu();
     kernels.mft = xd_mft_kernels_cpu();
+    kernels.reduce = xd_reduce_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_fast_loss_fill(&kernels.loss);
-        xdi_fast_topk_fill(&kernels.loss);
+        xdi_fast_topk_fill(&kernels.topk);
         xdi_fast_mft_fill(&kernels.mft);
         xdi_fast_rows_fill(&kernels.rows, &kernels.softmax);
         xdi_fast_xtoken_fill(&kernels.xtoken);
         xdi_fast_uld_fill(&kernels.uld);
+        xdi_fast_reduce_fill(&kernels.reduce);
     }
     kernels.optimizer = xdi_optimizer_kernels_level(level);
     kernels.clip = xd_clip_cpu;
-    kernels.reduce = xd_reduce_kernels_cpu();
     kernels.copies = xdi_cpu_copies;
     kernels.matmul = xdi_matmul_cpu;
     return kernels;
@@ -159,4 +165,41 @@ XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
         xdi_scratch_give(ctx, memory);
     else
         kernels.memory.release(ctx, memory);
+}
+
+static bool xdi_matmul_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16;
+}
+
+static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
+    XDI_REQUIRE(ctx, p->a.cols == p->b.rows, XD_ERROR_ARGUMENT,
+                "a matrix of %lld columns times one of %lld rows", (long long)p->a.cols,
+                (long long)p->b.rows);
+    XDI_REQUIRE(ctx, p->a.rows >= 0 && p->a.cols >= 0 && p->b.cols >= 0, XD_ERROR_ARGUMENT,
+                "a product of %lld x %lld x %lld elements", (long long)p->a.rows, (long long)p->a.cols,
+                (long long)p->b.cols);
+    XDI_REQUIRE(ctx, p->out_stride >= p->b.cols, XD_ERROR_ARGUMENT,
+                "rows of the product are %lld elements apart and %lld long", (long long)p->out_stride,
+                (long long)p->b.cols);
+    XDI_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
+                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
+                xd_dtype_name(p->b.dtype));
+    return XD_OK;
+}
+
+XD_API xd_result xd_matmul(xd_ctx *ctx, const xd_matmul_args *args, void *workspace) {
+    void *owned = NULL;
+    xd_launch launch;
+    XDI_TRY(xdi_matmul_validate(ctx, args));
+    if (!workspace) workspace = owned = xd_allocate(ctx, XD_MATMUL_WORKSPACE_BYTES);
+    XDI_REQUIRE(ctx, workspace, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes",
+                XD_MATMUL_WORKSPACE_BYTES);
+    memset(&launch, 0, sizeof launch);
+    launch.ctx = ctx;
+    launch.stream = xd_ctx_settings(ctx)->stream;
+    launch.workspace = workspace;
+    launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
+    const xd_result result = xd_ctx_kernels(ctx).matmul(&launch, args);
+    xd_release(ctx, owned);
+    return result;
 }

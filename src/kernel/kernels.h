@@ -10,6 +10,7 @@
 #include "kernel/reduce.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/topk.h"
 #include "kernel/uld.h"
 #include "kernel/xtoken.h"
 
@@ -28,11 +29,12 @@ typedef struct xd_device_handle {
  * a copy must stay as it is until synchronize. On the CPU all of them are done when they return. */
 typedef struct xd_device_ops {
     void *(*allocate)(xd_ctx *ctx, size_t bytes); /* NULL when there is no room; the contents are undefined */
-    void (*release)(xd_ctx *ctx, void *memory);   /* takes effect behind work already launched; NULL is fine */
+    void (*release)(xd_ctx *ctx, void *memory); /* takes effect behind work already launched; NULL is fine */
     xd_result (*copy)(const xd_launch *launch, void *to, const void *from, size_t bytes, xd_copy_kind kind);
     xd_result (*fill)(const xd_launch *launch, void *to, uint8_t value, size_t bytes);
-    xd_result (*synchronize)(const xd_launch *launch); /* waits at most the context's timeout_seconds: TIMEOUT */
-    bool (*owns)(xd_ctx *ctx, const void *memory);     /* the kernels reach it; false for the host's */
+    xd_result (*synchronize)(
+        const xd_launch *launch);                  /* waits at most the context's timeout_seconds: TIMEOUT */
+    bool (*owns)(xd_ctx *ctx, const void *memory); /* the kernels reach it; false for the host's */
     /* Order between streams, of other contexts too: what is launched after `wait` runs behind what was launched before
      * the last `record`. Destroying needs no context. On the CPU there is nothing to order and no event. */
     void *(*event_create)(xd_ctx *ctx); /* NULL when there is none */
@@ -56,6 +58,7 @@ typedef struct xd_kernels {
     xd_device_type device;
     xd_device_ops memory;
     xd_loss_kernels loss;
+    xd_topk_kernels topk;
     xd_mft_kernels mft;
     xd_row_kernels rows;
     xd_softmax_kernels softmax;
@@ -64,8 +67,8 @@ typedef struct xd_kernels {
     xd_optimizer_kernels optimizer;
     xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
     xd_reduce_kernels reduce;
-    xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src, void *dst,
-                        size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
+    xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
+                        void *dst, size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 

@@ -71,12 +71,12 @@ typedef struct xd_loss_row {
 /* Inputs and outputs of the loss entries; each entry reads and writes what its comment above names. */
 typedef struct xd_loss_args {
     xd_rows student;
-    xd_rows teacher;         /* data NULL -> hard loss only */
-    const int64_t *labels;   /* [rows] global ids; NULL -> soft loss only */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    const int64_t *offsets;  /* [shards + 1] first global column of each shard; in memory of the device */
+    xd_rows teacher;          /* data NULL -> hard loss only */
+    const int64_t *labels;    /* [rows] global ids; NULL -> soft loss only */
+    const double *row_scale;  /* [rows] factor of the row's gradient; 0 -> the row is passed over */
+    const int64_t *offsets;   /* [shards + 1] first global column of each shard; in memory of the device */
     int64_t begin, end, size; /* offsets[shard], [shard + 1] and [shards], for who cannot read them */
-    int shard, shards;       /* this shard */
+    int shard, shards;        /* this shard */
     double temperature;
     xd_divergence divergence;
     double beta;
@@ -96,90 +96,6 @@ typedef struct xd_loss_args {
     xd_rows gradient;         /* may be the student's memory; columns past the shard's are set to zero */
 } xd_loss_args;
 
-/* Top-k losses: sums over the columns outside a row's ids, and the logits at them, in three steps like the
- * above: maxima and stats per shard, merge over shards in rank order, divergence of the merged sides. z =
- * x/tau:
- *   OUTSIDE  sum over v not in ids of e^(z - M)
- *   ENTROPY  sum over v not in ids of e^(z - M) (z - M) */
-enum { XD_TOPK_MAX, XD_TOPK_OUTSIDE, XD_TOPK_ENTROPY, XD_TOPK_BAD, XD_TOPK_SUMS };
-
-/* What becomes of the probability outside the k ids. */
-typedef enum xd_topk_mode {
-    XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
-    XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
-    XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
-} xd_topk_mode;
-
-/* One side, student or teacher, of one row after the merge. */
-typedef struct xd_topk_side {
-    double max, outside, entropy; /* reference and the two sums relative to it */
-    int finding;                  /* xd_row_finding */
-} xd_topk_side;
-
-/* The gradient of one row: at an id the slot's own value; at a column outside p_v (outside + entropy ln p_v),
- * with ln p_v = (x - max)/tau - log. All times scale. */
-typedef struct xd_topk_row {
-    double max, log;
-    double outside, entropy;
-    double loss; /* divergence of the row, nats */
-    double student_mass, teacher_mass;
-    int finding; /* xd_row_finding; loss and gradient are zero when it is not XD_ROW_FINE */
-} xd_topk_row;
-
-/* Inputs and outputs of the top-k entries. */
-typedef struct xd_topk_args {
-    xd_rows logits;
-    const int64_t *ids; /* [rows, k] global; negative: no entry */
-    int64_t k;
-    const int64_t *offsets; /* [shards + 1], in memory of the device */
-    int64_t begin, end, size;
-    int shard, shards;
-    double temperature;
-    bool fixed;              /* sums are xd_fixed, relative to maxima of the whole row */
-    bool outside;            /* the two sums are wanted */
-    const double *row_scale; /* [rows] factor of the row's gradient; 0 -> the row is passed over */
-    double *maxima; /* [rows] largest logit of this shard; of the whole row when fixed. NaN: not finite. */
-    void *sums;     /* [rows, XD_TOPK_SUMS] double or xd_fixed */
-    double *values; /* [rows, k] stats: logits at this shard's ids; merge: at all ids */
-    int64_t *order; /* [k] scratch; a device wants [rows, k] */
-    const int64_t *all; /* every shard's sums, then values, as 8-byte words in rank order */
-    int64_t all_stride; /* words from one shard to the next */
-    xd_topk_side *side; /* [rows] written by merge */
-    /* divergence and grad: values and side are the student's */
-    const double *teacher_values;     /* [rows, k] logits, or log-probabilities; -infinity: no entry */
-    const xd_topk_side *teacher_side; /* [rows]; NULL -> teacher_log and log-probabilities */
-    const float *teacher_log; /* [rows] logarithm of the teacher's whole sum; NULL -> values are log-probs */
-    double teacher_temperature; /* that divides teacher_values; 1 for log-probabilities */
-    xd_topk_mode mode;
-    xd_divergence divergence;
-    double beta;
-    double weight;     /* of the gradient, beside row_scale */
-    double *slots;     /* [rows, k] gradient at each id */
-    double *log_probs; /* [rows, k] the student's, as the mode normalises them; or NULL */
-    double *scratch;   /* [3 (k + 1)]; a device wants that for every row */
-    xd_topk_row *row;  /* [rows] */
-    xd_rows gradient;
-    /* entries: what the caller gave, and where the kernels' form of it goes */
-    const int64_t *given_ids;
-    const float *given_values; /* -infinity: the entry is absent */
-    int64_t *entry_ids;        /* absent: -1; negative or too large: size */
-    double *entry_values;
-} xd_topk_args;
-
-/* The k largest of each row, descending, lowest id first among equals; NaN is smaller than everything. Rows
- * with fewer columns are filled with -infinity and id -1. */
-typedef struct xd_select_args {
-    xd_rows logits;
-    int64_t k, first, columns;
-    double *values; /* [rows, k] */
-    int64_t *ids;   /* [rows, k] global */
-    /* select_merge: the shards' values, then ids, as 8-byte words in rank order */
-    const int64_t *all;
-    int64_t all_stride; /* words from one shard to the next */
-    int shards;
-} xd_select_args;
-
 /* Loss entries of the kernel table. All rows are independent; the same inputs give the same bits at any
  * position. */
 typedef struct xd_loss_kernels {
@@ -194,18 +110,9 @@ typedef struct xd_loss_kernels {
     /* Optional, not for fixed sums: references and stats in one sweep; and where one shard is the whole row, all up to the
      * gradient (when gradient.data is set), row by row, so that a row is read from memory once. */
     xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
-    xd_result (*topk_maxima)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*topk_stats)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*topk_merge)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*topk_divergence)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*topk_grad)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*topk_entries)(const xd_launch *launch, const xd_topk_args *args);
-    xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
-    xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_loss_kernels;
 
-/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the
- * others. */
+/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
 XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void);
 
 #endif

@@ -26,7 +26,8 @@ typedef struct xd_update_array {
     float step_size;       /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
-    void *average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
+    void *
+        average; /* [count]; moves towards the new parameter (value, or master without one) as by the lerp entry, in
                     * the same pass over memory and with the same bits; NULL -> none */
     xd_dtype average_dtype; /* also F64 */
     /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry forms
@@ -43,16 +44,16 @@ typedef struct xd_array_list xd_array_list;
 typedef struct xd_update_args {
     const xd_update_array *arrays;
     int64_t array_count;
-    const float *gradient_scale; /* one value that multiplies every gradient first; NULL -> none */
-    float one_minus_beta1;       /* Adam */
-    float one_minus_beta2;       /* Adam */
-    float beta2;                 /* Adam */
-    float eps;                   /* Adam */
-    float momentum;              /* SGD */
-    bool couple_decay;           /* Adam: the L2 form, weight decay through the gradient */
-    bool maximize;               /* turn the sign of every gradient */
-    double keep;                 /* of the averages; see xd_lerp_args */
-    bool weighted_sum;           /* of the averages */
+    const float *gradient_scale;     /* one value that multiplies every gradient first; NULL -> none */
+    float one_minus_beta1;           /* Adam */
+    float one_minus_beta2;           /* Adam */
+    float beta2;                     /* Adam */
+    float eps;                       /* Adam */
+    float momentum;                  /* SGD */
+    bool couple_decay;               /* Adam: the L2 form, weight decay through the gradient */
+    bool maximize;                   /* turn the sign of every gradient */
+    double keep;                     /* of the averages; see xd_lerp_args */
+    bool weighted_sum;               /* of the averages */
     double beta1_exact, beta2_exact; /* before rounding; read only when an array gives steps */
     xd_array_list *list;             /* NULL -> nothing is kept */
 } xd_update_args;
@@ -70,8 +71,8 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;       /* decay b; the weight is 1 - b, formed in double and rounded once */
-    bool weighted_sum; /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    double keep;         /* decay b; the weight is 1 - b, formed in double and rounded once */
+    bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
     xd_array_list *list; /* NULL -> nothing is kept */
 } xd_lerp_args;
 
@@ -106,7 +107,8 @@ typedef enum xd_norm_type {
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
-    double sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
+    double
+        sum; /* of |x|^p, unused when exact: in array order, or in lanes where the CPU level has them; over BF16
                  * they may be f32 lanes, which keep the sum within 2^-19 of the true one */
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */

@@ -61,10 +61,11 @@ XD_API xd_result xd_reduce_leaves(xd_ctx *ctx, void *out, const void *const *for
 /* The two as entries of the table, for transports: on launch->stream, what the dtype and the operation ask for has been
  * checked. The lists of pointers are read during the call. */
 typedef struct xd_reduce_kernels {
-    xd_result (*pieces)(const xd_launch *launch, void *out, const void *const *pieces, int ranks, int64_t count,
-                        xd_dtype dtype, xd_reduce_op op);
-    xd_result (*leaves)(const xd_launch *launch, void *out, const void *const *forests, const xd_leaves *leaves,
-                        int ranks, int64_t stride, int64_t count, xd_dtype dtype, xd_reduce_op op);
+    xd_result (*pieces)(const xd_launch *launch, void *out, const void *const *pieces, int ranks,
+                        int64_t count, xd_dtype dtype, xd_reduce_op op);
+    xd_result (*leaves)(const xd_launch *launch, void *out, const void *const *forests,
+                        const xd_leaves *leaves, int ranks, int64_t stride, int64_t count, xd_dtype dtype,
+                        xd_reduce_op op);
 } xd_reduce_kernels;
 
 /* The CPU's entries. */

@@ -2,7 +2,7 @@
 #define XDI_KERNEL_ROWS_H
 
 #include "kernel/fixed.h"
-#include "kernel/loss.h"
+#include "kernel/topk.h"
 #include "kernel/table.h"
 
 /* Which rows of a loss count, what they are multiplied by, and how their losses become one value. */

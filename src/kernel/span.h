@@ -8,14 +8,14 @@
 
 /* Arrays are worked on in spans that stay in the first cache: narrow ones are widened into a buffer and
  * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of what it does
- * to a span. The walk over arrays, spans and dtypes is written once, in optimizer_cpu.c. */
+ * to a span. The walk over arrays, spans and dtypes is written once, in cpu/optimizer.c. */
 enum { XDI_SPAN = 512 };
 
 /* A span's sum of squares in f32 is trusted above 2^-60: what its terms lose by becoming subnormal is
  * below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
-/* How far an average moves; see lerp in optimizer_cpu.c. */
+/* How far an average moves; see lerp in cpu/optimizer.c. */
 typedef struct xdi_span_average {
     float weight; /* 1 - keep */
     float keep;
@@ -48,37 +48,24 @@ typedef struct xdi_span_kernels {
     bool fast; /* gathers exact norms by exponent; for speed only */
 } xdi_span_kernels;
 
-/* optimizer_simd.c: the spans of a level, XD_CPU_PLAIN and above. */
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
-
-/* optimizer_simd.c: the entries of a level. */
-XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
-
-/* optimizer_cpu.c: elements of the span that begins at element `at` of `count`. */
+/* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
 XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
 
-/* optimizer_cpu.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
+/* cpu/optimizer.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
  * widened copies; and the way back, which copies f32. */
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer);
 XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
                                 xd_dtype dtype, int64_t at, int64_t n);
 
-/* reduce_simd.c: true for the sums and averages that spans do. */
-XD_PRIVATE bool xdi_reduce_takes_spans(xd_dtype dtype, xd_reduce_op op);
-
-/* reduce_simd.c: reduces pieces of such a dtype in rank order; arguments as for xd_reduce_pieces. */
-XD_PRIVATE void xdi_reduce_spans(const xdi_span_kernels *spans, void *out, const void *const *pieces,
-                                 int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op);
-
-/* optimizer_cpu.c: ends an expression. A product that is added to something later would be fused with the
+/* cpu/optimizer.c: ends an expression. A product that is added to something later would be fused with the
  * addition under -ffp-contract=fast, which changes bits. */
 XD_PRIVATE float xdi_span_rounded(float product);
 
-/* optimizer_cpu.c: the gradient that an update works with: scaled and turned as asked. */
+/* cpu/optimizer.c: the gradient that an update works with: scaled and turned as asked. */
 XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient);
 
-/* optimizer_cpu.c: the entries of the table, on the spans of a level. */
+/* cpu/optimizer.c: the entries of the table, on the spans of a level. */
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
                                     const xdi_span_kernels *spans, xdi_span_update update);
 XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
@@ -90,17 +77,9 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
 XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
                                   const xdi_span_kernels *spans);
 
-/* span_<level>.c, for plain optimizer_cpu.c: the spans of a level, and its table of entries. The faster ones finish
- * their last few elements with the plain spans. */
-#define XDI_SPAN_LEVEL(level)                                              \
-    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void);     \
-    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void);
-XDI_SPAN_LEVEL(plain)
-XDI_SPAN_LEVEL(portable)
-#if defined(XDI_X86)
-XDI_SPAN_LEVEL(avx2)
-XDI_SPAN_LEVEL(avx512)
-#endif
+/* cpu/optimizer.c: the plain spans and the plain table of entries. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_plain(void);
+XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
 
 /* A function and its spans make an entry, six entries the table of a level. */
 #define XDI_SPAN_ENTRIES(level, spans)                                                               \
@@ -125,9 +104,14 @@ XDI_SPAN_LEVEL(avx512)
         return xdi_norm_run(launch, args, sum, &(spans));                                            \
     }                                                                                                \
     static const xd_optimizer_kernels xdi_##level##_optimizer = {                                    \
-        xdi_##level##_entry_adam, xdi_##level##_entry_sgd,   xdi_##level##_entry_lerp,               \
-        xdi_##level##_entry_cast, xdi_##level##_entry_scale, xdi_##level##_entry_norm,               \
-        NULL,                     NULL,                                                              \
+        xdi_##level##_entry_adam,                                                                    \
+        xdi_##level##_entry_sgd,                                                                     \
+        xdi_##level##_entry_lerp,                                                                    \
+        xdi_##level##_entry_cast,                                                                    \
+        xdi_##level##_entry_scale,                                                                   \
+        xdi_##level##_entry_norm,                                                                    \
+        NULL,                                                                                        \
+        NULL,                                                                                        \
     };                                                                                               \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                              \
         return &(spans);                                                                             \

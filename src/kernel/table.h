@@ -26,8 +26,9 @@ typedef struct xd_status {
 /* How every kernel is called. */
 typedef struct xd_launch {
     xd_ctx *ctx;
-    void *stream;     /* NULL on the CPU */
-    void *workspace;  /* device memory for the operation's partials; size from the operation's _workspace query */
+    void *stream; /* NULL on the CPU */
+    void *
+        workspace; /* device memory for the operation's partials; size from the operation's _workspace query */
     size_t workspace_bytes;
     xd_status *status; /* may be NULL */
 } xd_launch;

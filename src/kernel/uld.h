@@ -77,7 +77,7 @@ typedef struct xd_jsd_args {
     xd_uld_sum *out;                    /* [XD_ULD_SUMS] */
 } xd_jsd_args;
 
-/* Estimates of KL(student || reference), as in distill/estimator.h. */
+/* Estimates of KL(student || reference), as in loss/estimator.h. */
 typedef struct xd_estimate_args {
     const float *logprobs, *reference, *weight; /* [count]; weight NULL -> 1 */
     int64_t count;

@@ -1,3 +1,7 @@
+/* Intervals and regions: unions, cuts, and copies from one box to another. */
+
+#include "tensor/internal.h"
+
 #include <string.h>
 
 XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end) {

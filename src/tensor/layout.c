@@ -1,3 +1,8 @@
+/* Layouts: which rank holds which intervals of a tensor. */
+
+#include "tensor/internal.h"
+#include "tensor/layout.h"
+
 #include <string.h>
 
 struct xd_layout {

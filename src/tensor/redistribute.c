@@ -1,3 +1,9 @@
+/* From one layout to another: the copies and messages, planned once. */
+
+#include "base/extend.h"
+#include "kernel/kernels.h"
+#include "tensor/redistribute.h"
+
 #include <string.h>
 
 /* Who holds what of a layout. A cell is one choice of coordinates on the axes that split (or stay partial);
@@ -31,7 +37,7 @@ struct xd_plan {
     int64_t stride[2][XD_DIMS_MAX];
     int step_count;
     xdi_plan_exchange step[2];
-    xd_layout *middle; /* between two steps */
+    xd_layout *middle;               /* between two steps */
     void *middle_data, *send, *recv; /* in memory of the context's device, like the next */
     void *zero;                      /* eight bytes */
 };

@@ -1,3 +1,7 @@
+/* Views of tensors. */
+
+#include "tensor/tensor.h"
+
 #include <string.h>
 
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype) {

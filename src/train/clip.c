@@ -1,8 +1,19 @@
+/* Norms of gradients over ranks, and clipping by them. */
+
+#include "train/clip.h"
+#include "train/internal.h"
+
 #include <math.h>
 #include <string.h>
 
 /* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
-enum { XDI_CLIP_BATCH = 1024, XDI_CLIP_COUNTS = 3, XDI_CLIP_NOT_FINITE = 0, XDI_CLIP_NAN = 1, XDI_CLIP_FAILED = 2 };
+enum {
+    XDI_CLIP_BATCH = 1024,
+    XDI_CLIP_COUNTS = 3,
+    XDI_CLIP_NOT_FINITE = 0,
+    XDI_CLIP_NAN = 1,
+    XDI_CLIP_FAILED = 2
+};
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
     return p->gradient && !p->frozen && !p->buffer && p->count > 0;

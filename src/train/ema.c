@@ -1,3 +1,8 @@
+/* Exponential moving averages of parameters. */
+
+#include "train/internal.h"
+#include "train/optimizer.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -253,15 +258,16 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
 }
 
 /* Fills the block that the object stands at the head of. */
-static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params, int64_t count,
-                               size_t host_bytes, size_t device_bytes) {
+static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
+                               int64_t count, size_t host_bytes, size_t device_bytes) {
     const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx).optimizer;
     xd_arena arena = xd_arena_over(ema, host_bytes);
     void *shadows = device_bytes ? xd_ctx_kernels(ctx).memory.allocate(ctx, device_bytes) : NULL;
     xd_arena device = xd_arena_over(shadows, device_bytes);
     ema->ctx = ctx;
     if (device_bytes && !shadows)
-        return XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes of the device",
+        return XDI_FAIL(ctx, XD_ERROR_MEMORY,
+                        "no room for the average of %lld parameters: %zu bytes of the device",
                         (long long)count, device_bytes);
     xdi_ema_lay_out(&arena, shadows ? &device : &arena, d, params, count, ema);
     ema->ctx = ctx;

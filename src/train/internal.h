@@ -6,21 +6,23 @@
 #include "train/ema.h"
 #include "train/param.h"
 
-/* optimizer.c: true when some operation of this step found bad data, so that the step must not happen.
+/* param.c: true when some operation of this step found bad data, so that the step must not happen.
  * NULL is fine. On a device the host cannot know: always false, and the kernels see the status of the
  * launch below. */
 XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status);
 
-/* optimizer.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
+/* param.c: a launch without workspace, of a step that `status` can stop; NULL: nothing can. */
 XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status);
 
-/* optimizer.c: where the tensors of a context are. */
+/* param.c: where the tensors of a context are. */
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx);
 
-/* optimizer.c: a parameter's gradient dtype with its default filled in. */
+/* param.c: a parameter's gradient dtype with its default filled in. */
 XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 
-/* optimizer.c: true for parameters that a step changes: neither frozen nor a buffer, and with a gradient. */
+/* param.c: true for parameters that have an optimizer's state: neither frozen nor a buffer; and for those of them that
+ * a step changes, which have a gradient. */
+XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
 /* ema.c: true when the next update averages (it does not copy or pass) and the average was made over this
@@ -37,7 +39,7 @@ XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *
 /* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
-/* optimizer.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
+/* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 
 #endif

@@ -1,3 +1,8 @@
+/* AdamW and SGD over lists of parameters. */
+
+#include "train/internal.h"
+#include "train/optimizer.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -12,36 +17,6 @@ struct xd_optimizer {
     xd_update_array *updates;   /* [desc.param_count]; filled anew in every step */
     xd_array_list *list;        /* of the updates, on a device; NULL on the CPU */
 };
-
-XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
-    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
-}
-
-XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
-    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
-}
-
-XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
-    xd_launch launch = xd_ctx_launch(ctx);
-    launch.status = (xd_status *)status; /* kernels only read it */
-    return launch;
-}
-
-XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param) {
-    return param->gradient_dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : param->gradient_dtype;
-}
-
-XD_PRIVATE bool xdi_train_takes(xd_dtype dtype) {
-    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
-}
-
-static bool xdi_optimizer_owns(const xd_param *param) {
-    return !param->frozen && !param->buffer;
-}
-
-XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
-    return param->gradient && xdi_optimizer_owns(param);
-}
 
 static void xdi_optimizer_defaults(xd_optimizer_desc *d) {
     if (d->learning_rate == 0.0) d->learning_rate = 1e-3;
@@ -92,7 +67,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         const char *name = p->name ? p->name : "(unnamed)";
-        if (!xdi_optimizer_owns(p)) continue;
+        if (!xdi_train_owns(p)) continue;
         XDI_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                     "%s: %lld elements at %p", name, (long long)p->count, p->value);
         XDI_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
@@ -112,7 +87,7 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
                                      xd_optimizer_state *state) {
     xd_optimizer_state taken;
     memset(&taken, 0, sizeof taken);
-    if (xdi_optimizer_owns(p)) {
+    if (xdi_train_owns(p)) {
         if (p->dtype != XD_DTYPE_F32) taken.master = xdi_optimizer_take(arena, p->count);
         taken.exp_avg = xdi_optimizer_take(arena, p->count);
         if (d->kind != XD_OPTIMIZER_SGD) taken.exp_avg_sq = xdi_optimizer_take(arena, p->count);
@@ -122,7 +97,8 @@ static void xdi_optimizer_take_state(xd_arena *arena, const xd_optimizer_desc *d
 
 /* Lays everything out, the state in `memory`, which is the same arena on the CPU. Run once without memory for the
  * sizes, once with it. */
-static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d, xd_optimizer *o) {
+static void xdi_optimizer_lay_out(xd_arena *arena, xd_arena *memory, const xd_optimizer_desc *d,
+                                  xd_optimizer *o) {
     const size_t n = (size_t)d->param_count, groups = d->group_count > 0 ? (size_t)d->group_count : 1;
     void *self = xd_arena_take_pointer(arena, sizeof *o);
     void *group = xd_arena_take_pointer(arena, groups * sizeof *o->groups);
@@ -183,8 +159,8 @@ static xd_result xdi_optimizer_allocate_device(xd_optimizer *o, size_t bytes) {
     const xd_device_ops memory = xd_ctx_kernels(o->ctx).memory;
     o->device_memory = memory.allocate(o->ctx, bytes);
     XDI_REQUIRE(o->ctx, o->device_memory, XD_ERROR_MEMORY,
-                "no room for the state of %lld parameters: %zu bytes of the device", (long long)o->desc.param_count,
-                bytes);
+                "no room for the state of %lld parameters: %zu bytes of the device",
+                (long long)o->desc.param_count, bytes);
     return memory.fill(&launch, o->device_memory, 0, bytes);
 }
 
@@ -307,7 +283,8 @@ static xd_result xdi_optimizer_collect(xd_optimizer *o, const xd_ema *average, x
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         XDI_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
-                    "%s: value, dtype, count or flags changed since creation", p->name ? p->name : "(unnamed)");
+                    "%s: value, dtype, count or flags changed since creation",
+                    p->name ? p->name : "(unnamed)");
         if (!xdi_train_steps(p)) continue;
         xd_update_array *update = &o->updates[args->array_count++];
         *update = xdi_optimizer_update(o, i);

@@ -56,7 +56,8 @@ typedef struct xd_optimizer_step_desc {
                                   * &norm.coefficient, which equals scaling f32 gradients beforehand to the
                                   * bit. NULL or 1 -> none */
     const xd_status *status; /* when it holds a finding the step does nothing at all; NULL -> always step */
-    struct xd_ema *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
+    struct xd_ema
+        *ema; /* updated with the step as by xd_ema_update(ema, XD_EMA_NEXT, status) right after it, to the
                          * bit. When it was created over the optimizer's own list it costs one pass over memory
                          * instead of two. NULL -> none */
 } xd_optimizer_step_desc;
@@ -80,7 +81,7 @@ XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimi
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate);
 
 /* One step of every parameter that has a gradient and is neither frozen nor a buffer; the others keep value,
- * state and step count. Formulas and rounding order: kernel/optimizer_cpu.c.
+ * state and step count. Formulas and rounding order: kernel/cpu/optimizer.c.
  *
  *   desc      NULL -> no modifiers
  *   skipped   when not NULL: receives whether desc->status stopped the step; on a device, where only the kernels

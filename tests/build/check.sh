@@ -13,7 +13,7 @@ hostile="-O3 -march=native -ffp-contract=fast"
 sanitize="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all"
 
 steps() {
-    echo amalgamate tools docs layout test
+    echo amalgamate tools docs format layout test
     for cc in gcc clang; do
         for std in c99 c11 gnu11 c++11 c++17; do
             for level in O0 O3; do echo "compile:$cc:$std:$level"; done
@@ -81,6 +81,12 @@ step_projection_pt() {
 
 step_docs() { need python3; python3 tools/check_docs.py; }
 
+step_format() {
+    version=$(sed -n 's/^# clang-format \([0-9]*\)$/\1/p' .clang-format)
+    clang-format --version 2>/dev/null | grep -q "version $version\." || { echo "needs clang-format $version"; exit 77; }
+    make --no-print-directory check-format
+}
+
 # Tests compiled against src/ must find the header there: a copy beside them would hide it.
 step_layout() { ! ls tests/xdistill.h tests/*/xdistill.h 2>/dev/null; }
 
@@ -104,20 +110,15 @@ step_headers() {
     return $status
 }
 
-# Each part compiles by itself and the objects link: what a part takes from another is declared in a header.
+# Each part compiles by itself, as it stands, and the objects link: what a part takes from another is declared in a
+# header that it includes.
 step_parts() {
     need gcc
     objects= status=0
-    for part in src/*/*.c; do
-        name=$(file_name "${part#src/}")
-        {
-            printf '#define %s\n' XDISTILL_IMPLEMENTATION XDISTILL_IMPLEMENTED 'XD_PRIVATE extern'
-            echo '#include "xdistill.h"'
-            sed '1,/---- implementation/d' src/xdistill.h | grep '^#include ".*\.h"'
-            echo "#include \"${part#src/}\""
-        } >"$dir/$name"
-        $(driver gcc c99) -O1 -Isrc -c "$dir/$name" -o "$dir/$name.o" || status=1
-        objects="$objects $dir/$name.o"
+    for part in $(find src -name '*.c'); do
+        object=$dir/$(file_name "${part#src/}").o
+        $(driver gcc c99) -O1 -Isrc -DXDISTILL_IMPLEMENTATION -DXD_PRIVATE=extern -c "$part" -o "$object" || status=1
+        objects="$objects $object"
     done
     [ $status -eq 0 ] || return 1
     gcc -std=c99 -Isrc tests/build/declarations.c $objects -o "$dir/all" -lm -lpthread && "$dir/all"

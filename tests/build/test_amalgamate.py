@@ -22,12 +22,15 @@ TABLE = """/* example.h - one line
 """
 PARTS = {
     "base/low.h": "#ifndef XDI_BASE_LOW_H\n#define XDI_BASE_LOW_H\nXD_API int xd_low(void);\n#endif\n",
-    "base/low.c": "#include <string.h>\n\nstatic int xdi_low_helper(void) { return 1; }\n"
+    "base/low.c": '/* Low. */\n#include "base/low.h"\n#include <string.h>\n\n'
+                  "static int xdi_low_helper(void) { return 1; }\n"
                   "XD_API int xd_low(void) { return xdi_low_helper(); }\n",
     "comm/high.h": '#ifndef XDI_COMM_HIGH_H\n#define XDI_COMM_HIGH_H\n#include "base/low.h"\n'
                    "XD_API int xd_high(void);\n#endif\n",
-    "comm/high.c": "XD_API int xd_high(void) { return xd_low(); }\n",
+    "comm/high.c": '/* High. */\n#include "comm/high.h"\nXD_API int xd_high(void) { return xd_low(); }\n',
 }
+sys.path.insert(0, str(TOOL.parent))
+import amalgamate  # noqa: E402
 
 
 class Amalgamate(unittest.TestCase):
@@ -95,15 +98,57 @@ class Amalgamate(unittest.TestCase):
         self.assert_refused("src/comm/high.h:3: base/low.h is used before it is listed")
 
     def test_refuses_an_include_of_a_higher_layer(self):
-        self.write("base/low.c", '#include "comm/high.h"\n')
-        self.assert_refused("src/base/low.c:1: layer base must not include comm/high.h")
+        self.write("base/low.c", '/* Low. */\n#include "comm/high.h"\n')
+        self.assert_refused("src/base/low.c:2: layer base must not include comm/high.h")
 
-    def test_refuses_a_name_of_a_higher_layer(self):
-        self.write("base/low.c", "XD_API int xd_low(void) { return xd_high(); }\n")
-        self.assert_refused("src/base/low.c:1: layer base must not use xd_high of comm/high.h")
+    def test_refuses_a_call_of_a_higher_layer(self):
+        self.write("base/low.c", "/* Low. */\nXD_API int xd_low(void) { return xd_high(); }\n")
+        self.assert_refused("src/base/low.c:2: layer base must not use xd_high of comm/high.c")
+
+    def test_every_folder_is_walled_against_the_next_one(self):
+        names = [layer.replace("/", "_") for layer in amalgamate.LAYERS]
+        headers, sources = {}, {}
+        for layer, name in zip(amalgamate.LAYERS, names):
+            guard = "XDI_%s_PART_H" % name.upper()
+            headers["%s/part.h" % layer] = "#ifndef %s\n#define %s\nXD_API int xd_%s(void);\n#endif\n" % (
+                guard, guard, name)
+            sources["%s/part.c" % layer] = (
+                '/* %s. */\n#include "%s/part.h"\nXD_API int xd_%s(void) { return 0; }\n' % (layer, layer, name))
+        for path in (self.root / "src").glob("*/*"):
+            path.unlink()
+        for name, text in {**headers, **sources}.items():
+            self.write(name, text)
+        self.write("xdistill.h", "/* every layer */\n" + "".join(
+            '#include "%s"\n' % name for name in [*headers, *sources]))
+        self.assertEqual(self.run_tool().returncode, 0)
+        for below, above, name in zip(amalgamate.LAYERS, amalgamate.LAYERS[1:], names[1:]):
+            part, text = "%s/part.c" % below, sources["%s/part.c" % below]
+            self.write(part, text.replace("return 0", "return xd_%s()" % name))
+            self.assert_refused("src/%s:3: layer %s must not use xd_%s of %s/part.c" % (part, below, name, above))
+            self.write(part, text.replace("#include", '#include "%s/part.h"\n#include' % above, 1))
+            self.assert_refused("src/%s:2: layer %s must not include %s/part.h" % (part, below, above))
+            self.write(part, text)
+
+    def test_refuses_a_circle(self):
+        self.write("xdistill.h", TABLE + '#include "comm/other.c"\n')
+        self.write("comm/high.h", PARTS["comm/high.h"].replace("xd_high(void);",
+                                                               "xd_high(void); XD_API int xd_other(void);"))
+        self.write("comm/other.c", '/* Other. */\n#include "comm/high.h"\n'
+                                   "XD_API int xd_other(void) { return xd_high(); }\n")
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.write("comm/high.c", PARTS["comm/high.c"].replace("xd_low()", "xd_other()"))
+        self.assert_refused("src/comm/high.c:1: a circle: uses xd_other of comm/other.c")
+
+    def test_refuses_a_name_whose_declaration_is_not_included(self):
+        self.write("comm/high.c", PARTS["comm/high.c"].replace('#include "comm/high.h"\n', ""))
+        self.assert_refused("src/comm/high.c:2: xd_low is declared in base/low.h, which this part does not include")
+
+    def test_refuses_a_source_that_does_not_say_what_it_is(self):
+        self.write("comm/high.c", PARTS["comm/high.c"].replace("/* High. */\n", ""))
+        self.assert_refused("src/comm/high.c:1: the first line is no comment that says what this is")
 
     def test_refuses_one_private_name_in_two_parts(self):
-        self.write("comm/high.c", "static long xdi_low_helper(void) { return 2; }\n")
+        self.write("comm/high.c", "/* High. */\nstatic long xdi_low_helper(void) { return 2; }\n")
         self.assert_refused("src/comm/high.c:1: xdi_low_helper is defined in base/low.c too")
 
     def test_refuses_names_without_a_prefix(self):

@@ -1,0 +1,83 @@
+#ifndef XDI_ALIGN_ALIGN_H
+#define XDI_ALIGN_ALIGN_H
+
+#include "base/context.h"
+#include "base/text.h"
+
+/* Two tokenizations of one text, cut into chunks: the shortest runs of student and teacher tokens that cover
+ * the same piece of it. Cross-tokenizer losses compare chunk with chunk. All calls are local. */
+
+enum {
+    XD_CHUNK_EXACT = 1, /* both sides spell the same piece of text */
+    XD_CHUNK_MASKED = 2 /* some token of it is masked out: the chunk does not count */
+};
+
+/* Tokens [student_begin, student_end) and [teacher_begin, teacher_end). An empty side has begin = end, the
+ * place where its tokens would be. Chunks are in order on both sides and do not overlap. */
+typedef struct xd_aligned_chunk {
+    int32_t student_begin, student_end;
+    int32_t teacher_begin, teacher_end;
+    uint32_t flags;
+} xd_aligned_chunk;
+
+/* The chunks of one sequence. `chunks` belongs to the context that made it; free it with
+ * xd_alignment_free. */
+typedef struct xd_alignment {
+    xd_aligned_chunk *chunks;
+    int64_t count;
+} xd_alignment;
+
+/* One side of a sequence for xd_align_bytes. */
+typedef struct xd_align_side {
+    const xd_token_span *spans; /* [count] begins do not decrease, ends do not decrease */
+    const uint8_t *roles;       /* [count] xd_token_role, or NULL */
+    const uint8_t *mask;      /* [count] 0: padding, or a prompt that is not trained on; NULL -> all count */
+    const int32_t *documents; /* [count] not decreasing; packed documents never share a chunk. NULL -> one */
+    int64_t count;
+} xd_align_side;
+
+/* What did not align. */
+typedef struct xd_align_report {
+    int64_t chunks, exact;
+    int64_t one_sided;   /* chunks with an empty side */
+    int64_t masked;      /* chunks that do not count because of a mask */
+    int64_t total_bytes; /* of the text covered by the student's tokens */
+    int64_t lost_bytes;  /* of those in chunks that are not exact or are masked */
+} xd_align_report;
+
+/* The default aligner: both tokenizations cover one byte string, so a sweep over the places where both have a
+ * boundary gives the chunks. Linear, no heuristics; split multi-byte characters, leading spaces and
+ * insertions need no rules of their own.
+ *
+ *   report  may be NULL
+ *
+ * Padding does not matter: chunks of tokens past the last unmasked one come last. Errors: ARGUMENT for spans
+ * that go backwards, documents that go backwards; MEMORY. */
+XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out, xd_align_report *report);
+
+/* One pair of sequences of a batch, and where its chunks go. */
+typedef struct xd_align_job {
+    xd_align_side student, teacher;
+    xd_alignment out;
+    xd_align_report report;
+} xd_align_job;
+
+/* xd_align_bytes for every job, on `workers` threads of this process (0 or 1 -> on the calling one). The
+ * result does not depend on the number. All or nothing: on failure no job has chunks. The context's allocator
+ * must be thread-safe when workers > 1. Errors: as xd_align_bytes, of the first job that failed. */
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers);
+
+/* Which side of a chunk. */
+typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
+
+/* ids[i] = number of the chunk that token i belongs to, -1 where there is none or mask (may be NULL) is 0;
+ * exact (may be NULL): the token is the only one of its side in an exact chunk whose other side has one token
+ * too. [count] each. Allocates nothing. */
+XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const uint8_t *mask, int64_t *ids,
+                         uint8_t *exact, int64_t count);
+
+/* Frees the chunks; an empty alignment is fine. */
+XD_API void xd_alignment_free(xd_ctx *ctx, xd_alignment *alignment);
+
+#endif

@@ -1,0 +1,275 @@
+/* A sweep over both sides at once. A side stands behind a token; the bytes between what its tokens have
+ * covered and where the next one begins belong to nobody, so any place in that gap is a boundary of the side.
+ * Where the boundaries of both sides meet, a chunk ends. */
+
+#include "align/align.h"
+#include "base/extend.h"
+
+#include <pthread.h>
+#include <string.h>
+
+typedef struct xdi_sweep_side {
+    const xd_align_side *in;
+    int64_t first;   /* first token of the open chunk */
+    int64_t next;    /* first token that has not been taken */
+    int64_t limit;   /* end of the document */
+    int64_t covered; /* end of the bytes covered in this document */
+    int64_t begin;   /* where the open chunk's text begins; -1 while it has none */
+    bool gap;        /* the open chunk has bytes inside that none of its tokens covers */
+    bool masked;
+} xdi_sweep_side;
+
+typedef struct xdi_sweep {
+    xdi_sweep_side side[2]; /* student, teacher */
+    xd_alignment *out;
+    xd_align_report *report;
+} xdi_sweep;
+
+static int xdi_sweep_role(const xdi_sweep_side *s) {
+    if (s->next >= s->limit) return (int)XD_TOKEN_TEXT;
+    const xd_token_span span = s->in->spans[s->next];
+    return s->in->roles && span.begin == span.end ? s->in->roles[s->next] : (int)XD_TOKEN_TEXT;
+}
+
+/* Where the next token begins; the end of all text when the document has no more. */
+static int64_t xdi_sweep_gap_end(const xdi_sweep_side *s) {
+    return s->next < s->limit ? s->in->spans[s->next].begin : INT64_MAX;
+}
+
+/* True when no token that is still to come shares bytes with those taken. */
+static bool xdi_sweep_at_boundary(const xdi_sweep_side *s) {
+    return xdi_sweep_gap_end(s) >= s->covered;
+}
+
+static void xdi_sweep_take(xdi_sweep_side *s) {
+    const xd_token_span span = s->in->spans[s->next];
+    if (s->begin < 0)
+        s->begin = span.begin;
+    else if (span.begin > s->covered)
+        s->gap = true;
+    if (span.end > s->covered) s->covered = span.end;
+    if (s->in->mask && !s->in->mask[s->next]) s->masked = true;
+    s->next++;
+}
+
+static bool xdi_sweep_open(const xdi_sweep_side *s) {
+    return s->next > s->first;
+}
+
+/* Do both sides of the open chunk cover the same bytes, all of them? */
+static bool xdi_sweep_same(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    return xdi_sweep_open(s) && xdi_sweep_open(t) && !s->gap && !t->gap && s->begin == t->begin &&
+           s->covered == t->covered;
+}
+
+/* Ends the open chunk, if it has a token. */
+static void xdi_sweep_close(xdi_sweep *x, bool exact) {
+    xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    if (xdi_sweep_open(s) || xdi_sweep_open(t)) {
+        xd_aligned_chunk *c = &x->out->chunks[x->out->count++];
+        const bool both = xdi_sweep_open(s) && xdi_sweep_open(t), masked = s->masked || t->masked;
+        c->student_begin = (int32_t)s->first;
+        c->student_end = (int32_t)s->next;
+        c->teacher_begin = (int32_t)t->first;
+        c->teacher_end = (int32_t)t->next;
+        c->flags = (exact ? (uint32_t)XD_CHUNK_EXACT : 0u) | (masked ? (uint32_t)XD_CHUNK_MASKED : 0u);
+        const int64_t bytes = xdi_sweep_open(s) ? s->covered - s->begin : 0;
+        x->report->chunks++;
+        x->report->exact += exact;
+        x->report->one_sided += !both;
+        x->report->masked += masked;
+        x->report->total_bytes += bytes;
+        if (!exact || masked) x->report->lost_bytes += bytes;
+    }
+    for (int i = 0; i < 2; i++) {
+        x->side[i].first = x->side[i].next;
+        x->side[i].begin = -1;
+        x->side[i].gap = x->side[i].masked = false;
+    }
+}
+
+/* Tokens without bytes at a common boundary: the same role on both sides is a pair, anything else stands
+ * alone. */
+static bool xdi_sweep_special(xdi_sweep *x) {
+    const int s = xdi_sweep_role(&x->side[0]), t = xdi_sweep_role(&x->side[1]);
+    if (s == (int)XD_TOKEN_TEXT && t == (int)XD_TOKEN_TEXT) return false;
+    const bool pair = s == t;
+    if (s != (int)XD_TOKEN_TEXT) xdi_sweep_take(&x->side[0]);
+    if (pair || s == (int)XD_TOKEN_TEXT) xdi_sweep_take(&x->side[1]);
+    xdi_sweep_close(x, pair);
+    return true;
+}
+
+/* Both sides have a boundary, and the gaps behind what they cover have a place in common. */
+static bool xdi_sweep_meet(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    return xdi_sweep_at_boundary(s) && xdi_sweep_at_boundary(t) && s->covered <= xdi_sweep_gap_end(t) &&
+           t->covered <= xdi_sweep_gap_end(s);
+}
+
+/* One document: tokens up to each side's limit. */
+static void xdi_sweep_document(xdi_sweep *x) {
+    xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    for (int i = 0; i < 2; i++)
+        x->side[i].covered =
+            x->side[i].next < x->side[i].limit ? x->side[i].in->spans[x->side[i].next].begin : 0;
+    while (s->next < s->limit || t->next < t->limit) {
+        if (xdi_sweep_meet(x)) {
+            xdi_sweep_close(x, xdi_sweep_same(x));
+            if (xdi_sweep_special(x)) continue;
+        }
+        /* the side that is behind goes on; when it has no more, the other one */
+        const bool student = t->next >= t->limit || (s->next < s->limit && s->covered <= t->covered);
+        xdi_sweep_take(student ? s : t);
+    }
+    xdi_sweep_close(x, xdi_sweep_meet(x) && xdi_sweep_same(x));
+}
+
+static int32_t xdi_sweep_document_of(const xdi_sweep_side *s) {
+    return s->in->documents ? s->in->documents[s->next] : 0;
+}
+
+static void xdi_sweep_limit(xdi_sweep_side *s, int32_t document) {
+    s->limit = s->next;
+    while (s->limit < s->in->count && (s->in->documents ? s->in->documents[s->limit] : 0) == document)
+        s->limit++;
+}
+
+/* The lowest document that either side still has. */
+static int32_t xdi_sweep_next_document(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    if (s->next >= s->in->count) return xdi_sweep_document_of(t);
+    if (t->next >= t->in->count) return xdi_sweep_document_of(s);
+    const int32_t a = xdi_sweep_document_of(s), b = xdi_sweep_document_of(t);
+    return a < b ? a : b;
+}
+
+static void xdi_sweep_run(xdi_sweep *x) {
+    xdi_sweep_close(x, false); /* nothing is open: sets both sides to the start */
+    while (x->side[0].next < x->side[0].in->count || x->side[1].next < x->side[1].in->count) {
+        const int32_t document = xdi_sweep_next_document(x);
+        for (int i = 0; i < 2; i++) xdi_sweep_limit(&x->side[i], document);
+        xdi_sweep_document(x);
+    }
+}
+
+static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
+    XDI_REQUIRE(ctx, side->count >= 0 && side->count < INT32_MAX, XD_ERROR_ARGUMENT, "%s has %lld tokens",
+                name, (long long)side->count);
+    for (int64_t i = 0; i < side->count; i++) {
+        const xd_token_span now = side->spans[i];
+        XDI_REQUIRE(ctx, now.begin >= 0 && now.begin <= now.end, XD_ERROR_ARGUMENT,
+                    "%s token %lld covers bytes [%lld, %lld)", name, (long long)i, (long long)now.begin,
+                    (long long)now.end);
+        if (i == 0) continue;
+        const xd_token_span before = side->spans[i - 1];
+        const bool same = !side->documents || side->documents[i] == side->documents[i - 1];
+        XDI_REQUIRE(ctx, !same || (now.begin >= before.begin && now.end >= before.end), XD_ERROR_ARGUMENT,
+                    "%s token %lld covers bytes [%lld, %lld) behind [%lld, %lld)", name, (long long)i,
+                    (long long)now.begin, (long long)now.end, (long long)before.begin, (long long)before.end);
+        XDI_REQUIRE(ctx, same || side->documents[i] > side->documents[i - 1], XD_ERROR_ARGUMENT,
+                    "%s token %lld is of document %d behind document %d", name, (long long)i,
+                    (int)side->documents[i], (int)side->documents[i - 1]);
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
+                                xd_alignment *out, xd_align_report *report) {
+    xdi_sweep x;
+    xd_align_report unused;
+    xd_alignment made;
+    XDI_TRY(xdi_sweep_check(ctx, "student", student));
+    XDI_TRY(xdi_sweep_check(ctx, "teacher", teacher));
+    const size_t most = (size_t)student->count + (size_t)teacher->count; /* every chunk has a token */
+    made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, most * sizeof *made.chunks);
+    made.count = 0;
+    XDI_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %zu chunks", most);
+    memset(&x, 0, sizeof x);
+    x.side[0].in = student;
+    x.side[1].in = teacher;
+    x.out = &made;
+    x.report = report ? report : &unused;
+    memset(x.report, 0, sizeof *x.report);
+    xdi_sweep_run(&x);
+    *out = made;
+    return XD_OK;
+}
+
+/* ---- a batch ---- */
+
+/* One thread's jobs: every `workers`-th one, with a context of its own for its errors. */
+typedef struct xdi_align_worker {
+    xd_ctx *ctx;
+    xd_align_job *jobs;
+    int64_t first, count, step;
+    int64_t failed; /* the job that failed, or count */
+    xd_result result;
+} xdi_align_worker;
+
+static void *xdi_align_work(void *argument) {
+    xdi_align_worker *w = (xdi_align_worker *)argument;
+    w->failed = w->count;
+    for (int64_t i = w->first; i < w->count && w->result == XD_OK; i += w->step) {
+        xd_align_job *job = &w->jobs[i];
+        w->result = xd_align_bytes(w->ctx, &job->student, &job->teacher, &job->out, &job->report);
+        if (w->result != XD_OK) w->failed = i;
+    }
+    return NULL;
+}
+
+enum { XDI_ALIGN_MOST_WORKERS = 64 };
+
+/* Starts the workers, does the first share itself, waits. A thread that cannot start leaves its share to the
+ * caller. */
+static void xdi_align_start(xdi_align_worker *workers, int count) {
+    pthread_t threads[XDI_ALIGN_MOST_WORKERS];
+    bool started[XDI_ALIGN_MOST_WORKERS];
+    for (int i = 1; i < count; i++)
+        started[i] = pthread_create(&threads[i], NULL, xdi_align_work, &workers[i]) == 0;
+    xdi_align_work(&workers[0]);
+    for (int i = 1; i < count; i++) {
+        if (started[i])
+            pthread_join(threads[i], NULL);
+        else
+            xdi_align_work(&workers[i]);
+    }
+}
+
+/* The error of the lowest job that failed, whichever worker had it. */
+static xd_result xdi_align_first_error(xd_ctx *ctx, const xdi_align_worker *workers, int count) {
+    const xdi_align_worker *worst = &workers[0];
+    for (int i = 1; i < count; i++)
+        if (workers[i].failed < worst->failed) worst = &workers[i];
+    if (worst->result == XD_OK) return XD_OK;
+    return XDI_FAIL(ctx, worst->result, "sequence %lld: %s", (long long)worst->failed,
+                    xd_last_error(worst->ctx)->message);
+}
+
+XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count, int workers) {
+    xdi_align_worker pool[XDI_ALIGN_MOST_WORKERS];
+    xd_result result = XD_OK;
+    if (workers > XDI_ALIGN_MOST_WORKERS) workers = XDI_ALIGN_MOST_WORKERS;
+    if ((int64_t)workers > count) workers = (int)count;
+    if (workers < 1) workers = 1;
+    memset(pool, 0, sizeof pool);
+    for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
+    for (int i = 0; i < workers; i++) {
+        xdi_align_worker *w = &pool[i];
+        w->jobs = jobs;
+        w->first = i;
+        w->count = count;
+        w->step = workers;
+        if (result == XD_OK) result = xd_ctx_create(xd_ctx_settings(ctx), &w->ctx);
+    }
+    if (result == XD_OK) {
+        xdi_align_start(pool, workers);
+        result = xdi_align_first_error(ctx, pool, workers);
+    } else {
+        result = XDI_FAIL(ctx, result, "no room for %d workers", workers);
+    }
+    for (int i = 0; i < workers; i++) xd_ctx_destroy(pool[i].ctx);
+    for (int64_t i = 0; i < count && result != XD_OK; i++) xd_alignment_free(ctx, &jobs[i].out);
+    return result;
+}

@@ -1,0 +1,135 @@
+/* Sums and averages over the chunks of sequences, and the cells that exact sums are kept in. */
+
+#include "align/chunks.h"
+#include "align/internal.h"
+#include "kernel/cells.h"
+#include "loss/internal.h"
+
+#include <string.h>
+
+static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
+    XDI_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
+                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
+                (long long)map->held, (long long)map->chunks);
+    XDI_REQUIRE(ctx, map->ids || map->sequences * map->held == 0, XD_ERROR_ARGUMENT, "no chunk ids");
+    for (int64_t i = 0; i < map->sequences * map->held; i++)
+        XDI_REQUIRE(ctx, map->ids[i] >= -1 && map->ids[i] < map->chunks, XD_ERROR_ARGUMENT,
+                    "chunk id %lld of position %lld is outside [-1, %lld)", (long long)map->ids[i],
+                    (long long)i, (long long)map->chunks);
+    return XD_OK;
+}
+
+static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows) {
+    XDI_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
+                "%lld rows but %lld sequences of %lld positions", (long long)rows->rows,
+                (long long)map->sequences, (long long)map->held);
+    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "rows are %s; F32 or BF16 is needed", xd_dtype_name(rows->dtype));
+    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+                "rows have stride %lld, less than their %lld columns", (long long)rows->stride,
+                (long long)rows->cols);
+    return XD_OK;
+}
+
+static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
+    const int64_t count = map->sequences * map->chunks;
+    memset(sizes, 0, (size_t)count * sizeof *sizes);
+    for (int64_t row = 0; row < map->sequences * map->held; row++)
+        if (map->ids[row] >= 0) sizes[row / map->held * map->chunks + map->ids[row]]++;
+    if (!map->comm || xd_comm_size(map->comm) == 1) return XD_OK;
+    return xd_all_reduce(map->comm, sizes, sizes, count, XD_DTYPE_I64, XD_SUM);
+}
+
+XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
+    XDI_TRY(xdi_vocab_agree(NULL, map->comm, xdi_chunks_check(ctx, map)));
+    return xdi_chunks_count(map, sizes);
+}
+
+static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *rows) {
+    xd_chunk_args a;
+    memset(&a, 0, sizeof a);
+    a.rows = *rows;
+    a.ids = map->ids;
+    a.held = map->held;
+    a.chunks = map->chunks;
+    a.count = map->sequences * map->chunks;
+    return a;
+}
+
+XD_PRIVATE xd_result xdi_xtoken_settle(xd_ctx *ctx, double *cells, int64_t count, double *out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_xtoken_args a;
+    memset(&a, 0, sizeof a);
+    a.cells = cells;
+    a.count = count;
+    a.out = out;
+    if (kernels.device != XD_DEVICE_CPU) return kernels.xtoken.settle(&launch, &a);
+    xdi_cells_settle(cells, count);
+    return kernels.memory.copy(&launch, out, cells, (size_t)count * sizeof *out, XD_COPY_ON_DEVICE);
+}
+
+/* Sums over the ranks in a->out, doubles or in INVARIANT mode cells. */
+static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args *a) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const int64_t cells = a->count * a->rows.cols, words = a->fixed ? 2 * cells : cells;
+    XDI_TRY(kernels.memory.fill(&launch, a->out, 0, (size_t)words * sizeof *a->out));
+    XDI_TRY(kernels.xtoken.chunk_sums(&launch, a));
+    if (!comm || xd_comm_size(comm) == 1) return XD_OK;
+    return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
+}
+
+XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                               int64_t *sizes) {
+    const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xd_chunk_args a = xdi_chunks_args(map, &values);
+    const int64_t cells = a.count * values.cols;
+    xd_result result = xdi_chunks_check(ctx, map);
+    if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, &values);
+    a.fixed = fixed;
+    a.out = fixed ? NULL : sums;
+    if (result == XD_OK && fixed) {
+        a.out = (double *)xdi_call_memory(ctx, ((size_t)cells + 1) * sizeof(xd_fixed));
+        if (!a.out) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld exact sums", (long long)cells);
+    }
+    result = xdi_vocab_agree(NULL, map->comm, result);
+    if (result == XD_OK) result = xdi_chunks_sum(ctx, map->comm, &a);
+    if (result == XD_OK && fixed) result = xdi_xtoken_settle(ctx, a.out, cells, sums);
+    if (fixed) xdi_call_memory_done(ctx, a.out);
+    return result == XD_OK ? xdi_chunks_count(map, sizes) : result;
+}
+
+XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                   int64_t n, double *averages) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_chunk_args a;
+    memset(&a, 0, sizeof a);
+    a.rows.cols = n;
+    a.count = chunks;
+    a.sizes = sizes;
+    a.sums = sums;
+    a.out = averages;
+    XDI_REQUIRE(ctx, chunks >= 0 && n >= 0, XD_ERROR_ARGUMENT, "%lld chunks of %lld columns",
+                (long long)chunks, (long long)n);
+    return xd_ctx_kernels(ctx).xtoken.chunk_averages(&launch, &a);
+}
+
+XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+                                            const double *weight, xd_rows gradient) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_chunk_args a = xdi_chunks_args(map, &gradient);
+    a.sizes = sizes;
+    a.weight = weight;
+    XDI_TRY(xdi_chunks_check(ctx, map));
+    XDI_TRY(xdi_chunks_check_rows(ctx, map, &gradient));
+    return xd_ctx_kernels(ctx).xtoken.chunk_spread(&launch, &a);
+}
+
+XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
+                            const uint8_t *exact, int64_t count, uint8_t *valid) {
+    for (int64_t i = 0; i < count; i++) {
+        const bool both = student_sizes[i] > 0 && teacher_sizes[i] > 0;
+        valid[i] = (uint8_t)(both && (!mask || mask[i]) && (!exact || exact[i]));
+    }
+}

@@ -1,0 +1,70 @@
+#ifndef XDI_ALIGN_CHUNKS_H
+#define XDI_ALIGN_CHUNKS_H
+
+#include "comm/collective.h"
+#include "kernel/table.h"
+
+/* Which chunk each position predicts a token of. Position t predicts the token at t + 1, so the ids of
+ * xd_chunk_ids are shifted first: xd_next_token_labels with fill -1. Logits stay where they are; a rank
+ * gives the ids of the positions it holds, in the order of its rows. Chunks are numbered for each
+ * sequence.
+ *
+ * Packed documents and prompts: give both sides of the alignment their documents and masks, take
+ * XD_CHUNK_MASKED chunks out of the loss by its chunk_mask, and let the mask of the shift be 0 at the first
+ * token of every document, which nothing before it predicts. Then a sequence of several documents has the
+ * loss and gradient of the documents by themselves.
+ *
+ * On a GPU values, sums, averages, weights and gradients are its memory; ids and sizes are the host's. They travel with
+ * the launches, some two hundred rows or chunks in each, so that nothing is copied or waited for, and they may change when
+ * a call has returned. The bits are those of a CPU. */
+typedef struct xd_chunk_map {
+    const int64_t *ids; /* [sequences, held] chunk in [0, chunks), or -1: none */
+    int64_t sequences;  /* B */
+    int64_t held;       /* positions of each sequence on this rank */
+    int64_t chunks;     /* C, the same for every sequence and rank */
+    xd_comm *comm;      /* ranks that hold other positions of the same sequences; NULL -> none */
+} xd_chunk_map;
+
+/* sizes[B, C] = positions of each chunk over all ranks of comm. Collective over comm: one all-reduce.
+ * Allocates nothing. Errors, the same on every rank: ARGUMENT for ids outside [-1, C). */
+XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes);
+
+/* sums[B, C, n] = sum of the rows of each chunk, n the columns of values, and its sizes.
+ *
+ *   values  [B * held, n] f32 or bf16
+ *   sizes   [B, C]
+ *
+ * Collective over comm: two all-reduces. Allocates nothing. Sums in double, in the order of ranks. In INVARIANT mode
+ * they are exact, with the same bits for every split: twice the memory of sums for the call, and NaN where a value is not
+ * below 2^22 (-infinity may be one). Errors, the same on every rank: ARGUMENT as above, SHAPE and DTYPE for values,
+ * MEMORY. */
+XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+                               int64_t *sizes);
+
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty. averages and sums may
+ * share memory. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                   int64_t n, double *averages);
+
+/* The vector-Jacobian product of sums and averages: gradient[t] = weight[chunk of t] / size, 0 for rows
+ * without a chunk.
+ *
+ *   weight    [B, C, n]
+ *   gradient  [B * held, n] f32 or bf16
+ *
+ * Local. Allocates nothing. Errors: ARGUMENT, SHAPE, DTYPE. */
+XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+                                            const double *weight, xd_rows gradient);
+
+/* Chunks that a loss counts: tokens on both sides, and not masked.
+ *
+ *   student_sizes, teacher_sizes  [count]
+ *   mask                          [count] 0: the slot is padding; NULL -> none is
+ *   exact                         [count] 0: the sides differ, leave it out; NULL -> all may differ
+ *   valid                         [count]
+ *
+ * With it as xd_positions.mask, xd_denominator_count gives the denominator of a whole step. Local. */
+XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
+                            const uint8_t *exact, int64_t count, uint8_t *valid);
+
+#endif

@@ -1,0 +1,50 @@
+#ifndef XDI_ALIGN_PROJECT_H
+#define XDI_ALIGN_PROJECT_H
+
+#include "align/projection.h"
+#include "loss/vocab.h"
+
+/* A student's probabilities in the teacher's vocabulary: out = P M, M the projection, for some of M's
+ * columns.
+ *
+ *   probs    [T, V/tp] f32 or bf16; this rank's columns
+ *   columns  [k] teacher ids, ascending; NULL -> all, k = M's teacher_size
+ *   out      [T, k], the same on every rank of the vocabulary
+ *
+ * Collective over the vocabulary: one all-reduce of out. Allocates nothing. Sums in double, in rank order. In INVARIANT
+ * mode they are exact, with the same bits for every split and on every device: 2 MB of memory for the call, or a row's
+ * [k] words of 16 bytes, and an all-reduce for the rows that it holds.
+ *
+ * On a GPU probs and out are its memory, the projection and columns may be there or here. With both there
+ * (xd_projection_upload, xd_select_columns) nothing is waited for, and outside INVARIANT mode nothing is allocated;
+ * such columns are not looked at: one outside M is a column of zeros, and without order the gradient is not of use.
+ *
+ * Errors, the same on every rank: SHAPE (vocabulary and projection of different sizes), DTYPE, ARGUMENT (a
+ * column outside M, or out of order), MEMORY. */
+XD_API xd_result xd_project(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                            xd_rows probs, const int64_t *columns, int64_t k, double *out);
+
+/* The vector-Jacobian product of xd_project: gradient = weight M^T, for this rank's columns. Collective
+ * over the vocabulary in its checks only. Allocates nothing; on a GPU as xd_project, weight and gradient its memory. The
+ * same bits for every split, and on every device. Errors as xd_project.
+ *
+ *   weight    [T, k]
+ *   gradient  [T, V/tp] */
+XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_vocab *vocab, const xd_projection *projection,
+                                     const double *weight, const int64_t *columns, int64_t k,
+                                     xd_rows gradient);
+
+/* A copy of a projection in memory of the context's device, where losses find it without a copy in each call.
+ *
+ *   projection  in memory of the host; its arrays are read during the call
+ *   out         for losses of this context alone, and nothing on the host can read it. Free with
+ *               xd_projection_drop, before the device is taken from the context
+ *
+ * Local. Takes 16 bytes an entry and 8 a row and a column of the device, and waits for it. Errors, *out
+ * untouched: ARGUMENT for a projection that is there already, MEMORY, DEVICE. */
+XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
+
+/* Frees such a copy; an empty one is fine. */
+XD_API void xd_projection_drop(xd_ctx *ctx, xd_projection *projection);
+
+#endif

@@ -1,0 +1,86 @@
+#ifndef XDI_ALIGN_PROJECTION_FILE_H
+#define XDI_ALIGN_PROJECTION_FILE_H
+
+#include "align/projection.h"
+
+/* Projections as files. Every number is little-endian:
+ *
+ *      0  8 bytes   "XDPROJ\r\n"
+ *      8  u32       version, 1
+ *     12  u32       CRC-32C of everything behind it
+ *     16  u64       student_size
+ *     24  u64       teacher_size
+ *     32  u64       entries
+ *     40  u64       hash of the student's tokenizer
+ *     48  u64       hash of the teacher's tokenizer
+ *     56  u32       most_pieces
+ *     60  u32       k
+ *     64  u32       1 disable_exact + 2 reverse + 4 special_pairs
+ *     68  u32       0
+ *     72  f64       special_threshold
+ *     80  u64       row_begin [student_size + 1]
+ *         u32       teacher_id [entries], ascending within a row
+ *         f32       weight [entries], finite and not negative
+ *
+ * and nothing behind it. All calls are local. */
+
+/* How a projection is built from two tokenizers. Zero is the default of every field. */
+typedef struct xd_projection_options {
+    int64_t most_pieces;      /* first pieces of a token that get votes, 1 to 32; 0 -> 4 */
+    int64_t k;                /* entries that a student id keeps, 1 to 1024; 0 -> 4 */
+    bool disable_exact;       /* a token that both vocabularies have goes through its pieces like any other */
+    bool reverse;             /* the teacher's tokens vote too, each for its pieces in the student's tokens */
+    bool special_pairs;       /* special tokens that look alike vote (xd_special_pairs) */
+    double special_threshold; /* similarity that such a pair needs; 0 -> 0.3 */
+} xd_projection_options;
+
+/* What a projection was made of: it is right for these two tokenizers only. */
+typedef struct xd_projection_origin {
+    uint64_t student_hash, teacher_hash; /* xd_tokenizer_info.hash */
+    xd_projection_options options;
+} xd_projection_origin;
+
+enum {
+    XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
+    XD_PROJECTION_NAME_BYTES = 128
+};
+
+/* The options with every default filled in; the threshold is 0 when nothing uses it. Pure. */
+XD_API xd_projection_options xd_projection_options_resolve(const xd_projection_options *options);
+
+/* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
+ * Equal origins have equal names, and different ones different names. Pure. */
+XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
+
+/* Writes a projection; the file appears whole or not at all. The same projection and origin give the same
+ * bytes. Memory: the file. Errors: ARGUMENT for options or sizes that the file cannot hold, IO, MEMORY. */
+XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection,
+                                    const xd_projection_origin *origin);
+
+/* Reads a projection.
+ *
+ *   expected  the tokenizers it is to be used with; only the hashes are looked at. NULL -> any
+ *   out       free with xd_projection_free
+ *   origin    what the file says; NULL when it is not needed
+ *
+ * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
+ * file, and at most 80 bytes an entry and 32 an id. Errors: IO; FORMAT for what breaks the form above;
+ * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
+ * tokenizers, with all four hashes; MEMORY. */
+XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+                                    xd_projection *out, xd_projection_origin *origin);
+
+/* The same over bytes in memory, which are not needed after the call. */
+XD_API xd_result xd_projection_parse(xd_ctx *ctx, const void *data, size_t bytes,
+                                     const xd_projection_origin *expected, xd_projection *out,
+                                     xd_projection_origin *origin);
+
+/* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
+ *
+ *   k  entries a row keeps; 0 -> those of the longest row, at least 2
+ *
+ * Free with xd_projection_rows_free. Errors: ARGUMENT for k < 0, MEMORY. */
+XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
+                                       xd_projection_rows *out);
+
+#endif

@@ -1,0 +1,22 @@
+#ifndef XDI_BASE_TEXT_H
+#define XDI_BASE_TEXT_H
+
+#include "base/config.h"
+
+/* Bytes; not terminated. */
+typedef struct xd_text {
+    const char *data;
+    int64_t size;
+} xd_text;
+
+/* What a token is besides its text: tokens with a role and no bytes are paired with the other side's of the
+ * same role at the same place. */
+typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
+
+/* Where a token comes from: bytes [begin, end) of the original text. Tokens that share a character, or a
+ * cluster that was normalised as a whole, may have the same span, or one that lies inside another's. */
+typedef struct xd_token_span {
+    int64_t begin, end;
+} xd_token_span;
+
+#endif

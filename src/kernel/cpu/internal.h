@@ -1,0 +1,111 @@
+#ifndef XDI_KERNEL_CPU_INTERNAL_H
+#define XDI_KERNEL_CPU_INTERNAL_H
+
+#include "kernel/cells.h"
+#include "kernel/internal.h"
+#include "kernel/topk.h"
+
+/* The sums of one row, in either representation. */
+typedef struct xdi_loss_sums {
+    bool fixed;
+    double plain[XD_LOSS_SUMS];
+    xd_fixed exact[XD_LOSS_SUMS];
+} xdi_loss_sums;
+
+/* Adds all columns of row r to its sums; `state` is the sweep's own, `ref` is NULL for mixtures. */
+typedef void (*xdi_loss_sweep)(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                               xdi_loss_sums *sums);
+
+/* loss.c: the entries stats and mixture with a sweep for the columns, and the plain sweeps' columns
+ * [begin, end). */
+XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state);
+XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                       const double *ref, xdi_loss_sums *sums);
+XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                         xdi_loss_sums *sums);
+
+/* The same for the sums outside a row's ids: columns [begin, end) of the shard, none of which is an id. */
+typedef struct xdi_topk_sums {
+    double plain[XD_TOPK_SUMS];
+    xd_fixed exact[XD_TOPK_SUMS];
+} xdi_topk_sums;
+typedef void (*xdi_topk_sweep)(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                               int64_t end, xdi_topk_sums *sums);
+
+/* topk.c: the entry topk_stats with a sweep for the columns, and the plain sweep. */
+XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state);
+XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                       int64_t end, xdi_topk_sums *sums);
+
+/* loss.c: largest element of the row's first `columns`, and the lowest column that has it; NaN when the
+ * row has a NaN or +infinity. */
+XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column);
+
+/* loss.c: ln(student/mixture) and ln(teacher/mixture) from the two logarithms, without cancellation when
+ * they are close. */
+XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher);
+
+/* loss.c: the gradient at column c of the shard, whose logits were x and y. */
+XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y);
+
+/* mft.c: how many columns of a row have a gradient; the others, and their terms, are set to zero. */
+XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r);
+/* mft.c: term and gradient of minimal fine-tuning at column c of the shard, whose logits were x and y; and those of
+ * a row's first `columns`. */
+XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y);
+XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns);
+
+/* The products of one row, in either representation. */
+typedef struct xdi_cosine_sums {
+    double plain[XD_COSINE_SUMS];
+    xd_fixed exact[XD_COSINE_SUMS];
+} xdi_cosine_sums;
+/* Adds the products of all columns of row r, its logits times the scales; `state` is the sweep's own. */
+typedef void (*xdi_cosine_sweep)(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+                                 double y_scale, xdi_cosine_sums *sums);
+/* mft.c: the entry products with a sweep for the columns; the factors of x and y in the gradient of a row. */
+XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state);
+XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y);
+
+/* topk.c: puts a value into a descending list of n entries, behind its equals; when the list is full, at
+ * k, the last one falls out. Returns the new length. */
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
+                                     int64_t id);
+
+/* topk.c: writes the slots whose id lies in [begin, end) to order[], by ascending id; returns how many. */
+XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order);
+
+/* topk.c: the entry select. */
+typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
+XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
+
+/* xtoken.c: parts of the entries of losses across tokenizers that every level has: the
+ * gradient at column v of rows[i], and all of that row; the log-probabilities of rows[i] are added to the
+ * cells; a tail's places in its list, from `first` on, chosen by `select`, and their logarithms, which become ids and
+ * probabilities. */
+XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h);
+XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i);
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i);
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
+                                            xdi_select select, int64_t *first);
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other); /* numbers of pairs */
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first);
+
+/* uld.c: what the entry gradient makes of a row of a chunk: scale p (d - mean), where d is the slope or, with `only`
+ * not negative, 1 there and 0 elsewhere. */
+typedef struct xdi_uld_scale {
+    double scale, mean;
+    int64_t only;
+} xdi_uld_scale;
+typedef void (*xdi_uld_row_writer)(const xd_launch *launch, const xd_uld_args *a, int64_t row);
+
+/* uld.c: the entry compare for one chunk; the entry gradient with a writer of the rows of chunks, and the plain
+ * one. */
+XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i);
+XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row);
+XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row);
+XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                      xdi_uld_row_writer writer);
+
+#endif

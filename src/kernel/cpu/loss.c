@@ -1,0 +1,454 @@
+/* Plain loops, double inside; kernel/loss.h has the formulas. Logits are read once per entry and element. */
+
+#include "kernel/cpu/exact.h"
+#include "kernel/cpu/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE double xdi_loss_row_max(const xd_rows *x, int64_t row, int64_t columns, int64_t *column) {
+    double max = -INFINITY;
+    bool finite = true;
+    *column = -1;
+    for (int64_t c = 0; c < columns; c++) {
+        const double value = xdi_loss_load(x, row, c);
+        if (!(value < INFINITY)) finite = false;
+        if (value > max || *column < 0) {
+            max = value;
+            *column = c;
+        }
+    }
+    return finite ? max : NAN;
+}
+
+static xd_result xdi_cpu_loss_references(const xd_launch *launch, const xd_loss_args *a) {
+    const int64_t columns = xdi_loss_columns(a);
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double *ref = a->references + r * XD_LOSS_REFERENCES;
+        int64_t arg, teacher_arg;
+        if (a->row_scale[r] == 0.0) {
+            for (int i = 0; i < XD_LOSS_REFERENCES; i++) ref[i] = 0.0;
+            continue;
+        }
+        ref[XD_LOSS_MAX] = xdi_loss_row_max(&a->student, r, columns, &arg);
+        ref[XD_LOSS_ARG] = arg < 0 ? -1.0 : (double)(arg + a->offsets[a->shard]);
+        ref[XD_LOSS_TEACHER_AT_ARG] = 0.0;
+        ref[XD_LOSS_TEACHER_MAX] = 0.0;
+        if (!xdi_loss_has_soft(a)) continue;
+        ref[XD_LOSS_TEACHER_AT_ARG] = arg < 0 ? -INFINITY : xdi_loss_load(&a->teacher, r, arg);
+        ref[XD_LOSS_TEACHER_MAX] = xdi_loss_row_max(&a->teacher, r, columns, &teacher_arg);
+    }
+    return XD_OK;
+}
+
+/* Joins one shard's references to those of the shards before it. */
+static void xdi_loss_join_reference(double *ref, const double *shard) {
+    const bool wins =
+        shard[XD_LOSS_ARG] >= 0.0 && (ref[XD_LOSS_ARG] < 0.0 || shard[XD_LOSS_MAX] > ref[XD_LOSS_MAX]);
+    const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(shard[XD_LOSS_MAX]);
+    if (wins)
+        for (int i = XD_LOSS_MAX; i <= XD_LOSS_TEACHER_AT_ARG; i++) ref[i] = shard[i];
+    if (broken) ref[XD_LOSS_MAX] = NAN;
+    if (isnan(shard[XD_LOSS_TEACHER_MAX]) || shard[XD_LOSS_TEACHER_MAX] > ref[XD_LOSS_TEACHER_MAX])
+        ref[XD_LOSS_TEACHER_MAX] = shard[XD_LOSS_TEACHER_MAX];
+}
+
+/* References of the whole row from those of all shards. */
+static void xdi_loss_whole_reference(const xd_loss_args *a, int64_t r, double *ref) {
+    ref[XD_LOSS_MAX] = -INFINITY;
+    ref[XD_LOSS_ARG] = -1.0;
+    ref[XD_LOSS_TEACHER_AT_ARG] = -INFINITY;
+    ref[XD_LOSS_TEACHER_MAX] = -INFINITY;
+    for (int i = 0; i < a->shards; i++)
+        xdi_loss_join_reference(ref, a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES);
+}
+
+static xd_result xdi_cpu_loss_merge_references(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double ref[XD_LOSS_REFERENCES]; /* one shard reads and writes the same memory */
+        xdi_loss_whole_reference(a, r, ref);
+        memcpy(a->references + r * XD_LOSS_REFERENCES, ref, sizeof ref);
+    }
+    return XD_OK;
+}
+
+/* What is summed in fixed point has the same bits with every math library. */
+static inline double xdi_loss_exp(bool fixed, double x) {
+    return fixed ? xdi_exact_exp(x) : exp(x);
+}
+
+static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
+    if (!sums->fixed)
+        sums->plain[which] += term;
+    else if (!xd_fixed_add(&sums->exact[which], term)) {
+        if (isfinite(term))
+            sums->exact[XD_LOSS_BAD].low++;
+        else
+            sums->exact[XD_LOSS_BAD].high++;
+    }
+}
+
+/* The term of CROSS at one column; 0 where the weighing probability is 0, so that 0 * infinity never
+ * forms. */
+static inline double xdi_loss_cross(const xd_loss_args *a, double e_s, double e_t, double z, double u,
+                                    double at_arg) {
+    switch (a->divergence) {
+    case XD_KL_FORWARD: return e_t > 0.0 ? e_t * (u - z) : 0.0;
+    case XD_SOFT_CE: return e_t > 0.0 ? e_t * z : 0.0;
+    case XD_KL_REVERSE: return e_s > 0.0 ? e_s * (z - at_arg) : 0.0;
+    default: return 0.0; /* JSD needs the normalisers first */
+    }
+}
+
+/* As written: the vectors of simd/exact.c leave columns to this and the next one, and their terms are its. */
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_loss_stats_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                       const double *ref, xdi_loss_sums *sums) {
+    const bool hard = xdi_loss_has_hard(a), soft = xdi_loss_has_soft(a);
+    const double max = ref[XD_LOSS_MAX], teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    const double scale = 1.0 / a->temperature;
+    for (int64_t c = begin; c < end; c++) {
+        const double x = xdi_loss_minus(xdi_loss_load(&a->student, r, c), max);
+        const double e = hard || a->temperature == 1.0 ? xdi_loss_exp(a->fixed, x) : 0.0;
+        if (hard) xdi_loss_add(sums, XD_LOSS_HARD, e);
+        if (hard && a->uniform_weight != 0.0) xdi_loss_add(sums, XD_LOSS_LINEAR, x);
+        if (!soft) continue;
+        const double y = xdi_loss_load(&a->teacher, r, c);
+        const double z = x * scale, u = xdi_loss_minus(y, teacher_max) * scale;
+        const double e_s = a->temperature == 1.0 ? e : xdi_loss_exp(a->fixed, z);
+        const double e_t = xdi_loss_exp(a->fixed, u);
+        xdi_loss_add(sums, XD_LOSS_SOFT, e_s);
+        xdi_loss_add(sums, XD_LOSS_TEACHER, e_t);
+        xdi_loss_add(sums, XD_LOSS_CROSS,
+                     xdi_loss_cross(a, e_s, e_t, z, u, (y - ref[XD_LOSS_TEACHER_AT_ARG]) * scale));
+    }
+}
+
+static void xdi_loss_stats_target(const xd_loss_args *a, int64_t r, const double *ref, xdi_loss_sums *sums) {
+    const int64_t target = xdi_loss_has_hard(a) ? a->labels[r] - a->offsets[a->shard] : -1;
+    if (target < 0 || target >= xdi_loss_columns(a)) return;
+    xdi_loss_add(sums, XD_LOSS_TARGET,
+                 xdi_loss_minus(xdi_loss_load(&a->student, r, target), ref[XD_LOSS_MAX]));
+}
+
+static void xdi_loss_stats_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                               xdi_loss_sums *sums) {
+    (void)state;
+    xdi_loss_stats_columns(a, r, 0, xdi_loss_columns(a), ref, sums);
+}
+
+XD_PRIVATE void xdi_loss_stats_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const double *ref = a->references + r * XD_LOSS_REFERENCES;
+        xdi_loss_sums sums;
+        memset(&sums, 0, sizeof sums);
+        sums.fixed = a->fixed;
+        if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) {
+            sums.plain[XD_LOSS_BAD] = 1.0;
+            sums.exact[XD_LOSS_BAD].high = 1;
+        } else if (a->row_scale[r] != 0.0) {
+            sweep(state, a, r, ref, &sums);
+            xdi_loss_stats_target(a, r, ref, &sums);
+        }
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_LOSS_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_LOSS_SUMS, sums.plain, sizeof sums.plain);
+    }
+}
+
+static xd_result xdi_cpu_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    xdi_loss_stats_rows(a, xdi_loss_stats_row, NULL);
+    return XD_OK;
+}
+
+/* Whole-row sums from fixed ones: the limbs of all shards added. */
+static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total, xd_loss_row *row) {
+    const xd_fixed *all = (const xd_fixed *)a->all_sums;
+    for (int i = 0; i < XD_LOSS_SUMS; i++) {
+        xd_fixed sum = { 0, 0 };
+        for (int shard = 0; shard < a->shards; shard++) {
+            const xd_fixed *part = all + shard * a->sums_stride + r * XD_LOSS_SUMS + i;
+            sum.high += part->high;
+            sum.low += part->low;
+        }
+        if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
+        if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
+        total[i] = xd_fixed_value(sum);
+    }
+}
+
+/* Adds one shard's sums, taken relative to its own references, to those relative to the row's. A shard whose
+ * factor is 0 has nothing to add, and its sums may be infinite. */
+static void xdi_loss_rescale(const xd_loss_args *a, const double *ref, const double *own, const double *sums,
+                             int64_t columns, double *total) {
+    const double shift = own[XD_LOSS_MAX] - ref[XD_LOSS_MAX];
+    const double teacher_shift = (own[XD_LOSS_TEACHER_MAX] - ref[XD_LOSS_TEACHER_MAX]) / a->temperature;
+    const double f = exp(shift / a->temperature), g = exp(teacher_shift);
+    const double z = shift / a->temperature;
+    total[XD_LOSS_BAD] += sums[XD_LOSS_BAD];
+    if (columns == 0) return;
+    total[XD_LOSS_HARD] += exp(shift) * sums[XD_LOSS_HARD];
+    total[XD_LOSS_LINEAR] +=
+        sums[XD_LOSS_LINEAR] + (a->uniform_weight != 0.0 ? (double)columns * shift : 0.0);
+    if (f > 0.0) total[XD_LOSS_SOFT] += f * sums[XD_LOSS_SOFT];
+    if (g > 0.0) total[XD_LOSS_TEACHER] += g * sums[XD_LOSS_TEACHER];
+    if (a->divergence == XD_KL_FORWARD && g > 0.0)
+        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * (teacher_shift - z));
+    if (a->divergence == XD_SOFT_CE && g > 0.0)
+        total[XD_LOSS_CROSS] += g * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_TEACHER] * z);
+    if (a->divergence == XD_KL_REVERSE && f > 0.0) {
+        const double u = (own[XD_LOSS_TEACHER_AT_ARG] - ref[XD_LOSS_TEACHER_AT_ARG]) / a->temperature;
+        total[XD_LOSS_CROSS] += f * (sums[XD_LOSS_CROSS] + sums[XD_LOSS_SOFT] * (z - u));
+    }
+}
+
+static void xdi_loss_total_plain(const xd_loss_args *a, int64_t r, const double *ref, double *total) {
+    const double *all = (const double *)a->all_sums;
+    for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
+    for (int i = 0; i < a->shards; i++) {
+        const double *own = a->all_references + i * a->reference_stride + r * XD_LOSS_REFERENCES;
+        const double *sums = all + i * a->sums_stride + r * XD_LOSS_SUMS;
+        xdi_loss_rescale(a, ref, own, sums, a->offsets[i + 1] - a->offsets[i], total);
+        const bool owner =
+            xdi_loss_has_hard(a) && a->labels[r] >= a->offsets[i] && a->labels[r] < a->offsets[i + 1];
+        if (owner) total[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (own[XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+    }
+    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total[XD_LOSS_BAD] += 1.0;
+}
+
+XD_PRIVATE void xdi_loss_log_ratios(double s, double t, double beta, double *student, double *teacher) {
+    const double d = t - s;
+    if (fabs(d) < 1.0) {
+        *student = -log1p(beta * expm1(d));
+        *teacher = -log1p((1.0 - beta) * expm1(-d));
+    } else if (d > 0.0) {
+        *teacher = -log(beta + (1.0 - beta) * exp(-d));
+        *student = *teacher - d;
+    } else {
+        *student = -log((1.0 - beta) + beta * exp(d));
+        *teacher = *student + d;
+    }
+}
+
+static void xdi_loss_combine_soft(const xd_loss_args *a, const double *total, xd_loss_row *row) {
+    const double top_gap = (row->teacher_max - row->teacher_at_arg) / a->temperature;
+    double unused;
+    row->soft_log = log(total[XD_LOSS_SOFT]);
+    row->teacher_log = log(total[XD_LOSS_TEACHER]);
+    switch (a->divergence) {
+    case XD_KL_FORWARD:
+        row->soft =
+            total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER] + log(total[XD_LOSS_SOFT] / total[XD_LOSS_TEACHER]);
+        break;
+    case XD_SOFT_CE: row->soft = row->soft_log - total[XD_LOSS_CROSS] / total[XD_LOSS_TEACHER]; break;
+    case XD_KL_REVERSE:
+        row->mean = total[XD_LOSS_CROSS] / total[XD_LOSS_SOFT];
+        row->soft = row->mean + (log(total[XD_LOSS_TEACHER] / total[XD_LOSS_SOFT]) + top_gap);
+        break;
+    default:
+        xdi_loss_log_ratios(-row->soft_log, -top_gap - row->teacher_log, a->beta, &row->top, &unused);
+        break;
+    }
+}
+
+static void xdi_loss_combine_row(const xd_loss_args *a, int64_t r, xd_loss_row *row) {
+    double total[XD_LOSS_SUMS], ref[XD_LOSS_REFERENCES];
+    xdi_loss_whole_reference(a, r, ref);
+    row->max = ref[XD_LOSS_MAX];
+    row->teacher_max = ref[XD_LOSS_TEACHER_MAX];
+    row->teacher_at_arg = ref[XD_LOSS_TEACHER_AT_ARG];
+    row->argmax = ref[XD_LOSS_ARG];
+    if (a->labels && (a->labels[r] < 0 || a->labels[r] >= a->offsets[a->shards])) {
+        row->finding = (int)XD_ROW_LABEL;
+        return;
+    }
+    if (a->fixed)
+        xdi_loss_total_fixed(a, r, total, row);
+    else
+        xdi_loss_total_plain(a, r, ref, total);
+    if (!a->fixed && !(total[XD_LOSS_BAD] == 0.0)) row->finding = (int)XD_ROW_NOT_FINITE;
+    if (xdi_loss_has_hard(a)) {
+        row->hard_log = log(total[XD_LOSS_HARD]);
+        row->hard = a->target_weight * (row->hard_log - total[XD_LOSS_TARGET]);
+        if (a->uniform_weight != 0.0)
+            row->hard +=
+                a->uniform_weight * ((double)a->offsets[a->shards] * row->hard_log - total[XD_LOSS_LINEAR]);
+    }
+    if (xdi_loss_has_soft(a)) xdi_loss_combine_soft(a, total, row);
+    if (row->finding == (int)XD_ROW_FINE &&
+        !(isfinite(row->hard) && isfinite(row->soft) && isfinite(row->max)))
+        row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static void xdi_loss_clear_finding(xd_loss_row *row) {
+    if (row->finding == (int)XD_ROW_FINE) return;
+    row->hard = 0.0;
+    row->soft = 0.0;
+}
+
+static xd_result xdi_cpu_loss_combine(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        xd_loss_row *row = a->row + r;
+        memset(row, 0, sizeof *row);
+        if (a->row_scale[r] == 0.0) continue;
+        xdi_loss_combine_row(a, r, row);
+        xdi_loss_clear_finding(row);
+    }
+    return XD_OK;
+}
+
+/* The student's and the teacher's log-probability at one column. */
+static inline double xdi_loss_student_log(const xd_loss_args *a, const xd_loss_row *row, double x) {
+    return (x - row->max) / a->temperature - row->soft_log;
+}
+
+static inline double xdi_loss_teacher_log(const xd_loss_args *a, const xd_loss_row *row, double y) {
+    return (y - row->teacher_max) / a->temperature - row->teacher_log;
+}
+
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_loss_mixture_columns(const xd_loss_args *a, int64_t r, int64_t begin, int64_t end,
+                                         xdi_loss_sums *sums) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = 1.0 / a->temperature;
+    for (int64_t c = begin; c < end; c++) {
+        const double s = (xdi_loss_load(&a->student, r, c) - row->max) * scale - row->soft_log;
+        const double t = (xdi_loss_load(&a->teacher, r, c) - row->teacher_max) * scale - row->teacher_log;
+        double student, teacher;
+        if (a->fixed) {
+            xdi_exact_mixture(s, t, a->beta, row->top, &teacher, &student);
+            xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, teacher);
+            xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, student);
+            continue;
+        }
+        const double p = exp(s), q = exp(t);
+        if (p == 0.0 && q == 0.0) continue;
+        xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
+        if (q > 0.0) xdi_loss_add(sums, XD_LOSS_TEACHER_MIXTURE, q * teacher);
+        if (p > 0.0) xdi_loss_add(sums, XD_LOSS_STUDENT_MIXTURE, p * (student - row->top));
+    }
+}
+
+static void xdi_loss_mixture_row(const void *state, const xd_loss_args *a, int64_t r, const double *ref,
+                                 xdi_loss_sums *sums) {
+    (void)state, (void)ref;
+    xdi_loss_mixture_columns(a, r, 0, xdi_loss_columns(a), sums);
+}
+
+XD_PRIVATE void xdi_loss_mixture_rows(const xd_loss_args *a, xdi_loss_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        xdi_loss_sums sums;
+        memset(&sums, 0, sizeof sums);
+        sums.fixed = a->fixed;
+        if (a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE) sweep(state, a, r, NULL, &sums);
+        for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
+            if (a->fixed)
+                ((xd_fixed *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.exact[i];
+            else
+                ((double *)a->mixtures)[r * XD_LOSS_MIXTURES + i] = sums.plain[i];
+        }
+    }
+}
+
+static xd_result xdi_cpu_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    xdi_loss_mixture_rows(a, xdi_loss_mixture_row, NULL);
+    return XD_OK;
+}
+
+static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which) {
+    double total = 0.0;
+    xd_fixed exact = { 0, 0 };
+    for (int i = 0; i < a->shards; i++) {
+        const int64_t at = (i * a->student.rows + r) * XD_LOSS_MIXTURES + which;
+        if (a->fixed) {
+            exact.high += ((const xd_fixed *)a->all_mixtures)[at].high;
+            exact.low += ((const xd_fixed *)a->all_mixtures)[at].low;
+        } else {
+            total += ((const double *)a->all_mixtures)[at];
+        }
+    }
+    return a->fixed ? xd_fixed_value(exact) : total;
+}
+
+static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        xd_loss_row *row = a->row + r;
+        if (a->row_scale[r] == 0.0 || row->finding != (int)XD_ROW_FINE) continue;
+        row->mean = xdi_loss_mixture_total(a, r, XD_LOSS_STUDENT_MIXTURE);
+        row->soft = a->beta * xdi_loss_mixture_total(a, r, XD_LOSS_TEACHER_MIXTURE) +
+                    (1.0 - a->beta) * (row->mean + row->top);
+        if (!isfinite(row->soft)) row->finding = (int)XD_ROW_NOT_FINITE;
+        xdi_loss_clear_finding(row);
+    }
+    return XD_OK;
+}
+
+/* d soft / d (x / tau) at one column. */
+static inline double xdi_loss_soft_gradient(const xd_loss_args *a, const xd_loss_row *row, double x,
+                                            double y) {
+    const double s = xdi_loss_student_log(a, row, x);
+    double student, teacher;
+    if (a->divergence == XD_KL_REVERSE) {
+        const double p = exp(s);
+        const double u = (y - row->teacher_at_arg) / a->temperature;
+        return p > 0.0 ? p * (((x - row->max) / a->temperature - u) - row->mean) : 0.0;
+    }
+    const double t = xdi_loss_teacher_log(a, row, y);
+    if (a->divergence != XD_JSD) return exp(s) - exp(t);
+    const double p = exp(s);
+    if (p == 0.0) return 0.0;
+    xdi_loss_log_ratios(s, t, a->beta, &student, &teacher);
+    return p * (1.0 - a->beta) * ((student - row->top) - row->mean);
+}
+
+XD_PRIVATE double xdi_loss_gradient_at(const xd_loss_args *a, int64_t r, int64_t c, double x, double y) {
+    const xd_loss_row *row = a->row + r;
+    double g = 0.0;
+    if (xdi_loss_has_hard(a)) {
+        const double p = exp((x - row->max) - row->hard_log);
+        const bool target = c == a->labels[r] - a->offsets[a->shard];
+        g = a->hard_weight * (p - (target ? a->target_weight : 0.0) - a->uniform_weight);
+    }
+    if (xdi_loss_has_soft(a)) g += a->soft_weight / a->temperature * xdi_loss_soft_gradient(a, row, x, y);
+    return a->row_scale[r] * g;
+}
+
+static void xdi_loss_grad_row(const xd_loss_args *a, int64_t r, int64_t columns) {
+    const bool soft = xdi_loss_has_soft(a);
+    for (int64_t c = 0; c < columns; c++) {
+        const double x = xdi_loss_load(&a->student, r, c);
+        const double y = soft ? xdi_loss_load(&a->teacher, r, c) : 0.0;
+        xdi_loss_store(&a->gradient, r, c, xdi_loss_gradient_at(a, r, c, x, y));
+    }
+}
+
+static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
+        const int64_t columns = counts ? xdi_loss_columns(a) : 0;
+        xdi_loss_grad_row(a, r, columns);
+        for (int64_t c = columns; c < a->gradient.cols; c++) xdi_loss_store(&a->gradient, r, c, 0.0);
+    }
+    return XD_OK;
+}
+
+XD_API xd_loss_kernels xd_loss_kernels_cpu_plain(void) {
+    xd_loss_kernels kernels;
+    kernels.references = xdi_cpu_loss_references;
+    kernels.merge_references = xdi_cpu_loss_merge_references;
+    kernels.stats = xdi_cpu_loss_stats;
+    kernels.combine = xdi_cpu_loss_combine;
+    kernels.mixture = xdi_cpu_loss_mixture;
+    kernels.mixture_combine = xdi_cpu_loss_mixture_combine;
+    kernels.grad = xdi_cpu_loss_grad;
+    kernels.fused = NULL;
+    return kernels;
+}

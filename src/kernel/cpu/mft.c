@@ -1,0 +1,267 @@
+/* Minimal fine-tuning and the cosine: plain loops, double inside. kernel/mft.h has the formulas. */
+
+#include "kernel/cpu/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static bool xdi_mft_counts(const xd_mft_args *a, int64_t r) {
+    return a->row_scale[r] != 0.0;
+}
+
+/* One shard's value of a side of row r, of all shards'. */
+static double xdi_mft_side(const xd_mft_args *a, int shard, int64_t r, int side) {
+    return a->all_sides[(shard * a->student.rows + r) * XD_MFT_SIDES + side];
+}
+
+/* A row whose loss is not finite has none. */
+static void xdi_mft_judge(xd_loss_row *row) {
+    if (isfinite(row->soft)) return;
+    row->soft = 0.0;
+    row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static void xdi_mft_zero_from(const xd_rows *x, int64_t r, int64_t column) {
+    for (int64_t c = column; x->data && c < x->cols; c++) xdi_loss_store(x, r, c, 0.0);
+}
+
+XD_PRIVATE int64_t xdi_mft_begin_row(const xd_mft_args *a, int64_t r) {
+    const bool fine = xdi_mft_counts(a, r) && a->row[r].finding == (int)XD_ROW_FINE;
+    const int64_t columns = fine ? a->end - a->begin : 0;
+    xdi_mft_zero_from(&a->terms, r, columns);
+    xdi_mft_zero_from(&a->gradient, r, columns);
+    return columns;
+}
+
+/* ---- minimal fine-tuning ---- */
+
+static xd_result xdi_cpu_mft_at_label(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double *sides = a->sides + r * XD_MFT_SIDES;
+        const int64_t label = a->labels[r] - a->begin;
+        const bool mine = xdi_mft_counts(a, r) && label >= 0 && label < a->end - a->begin;
+        sides[XD_MFT_STUDENT] = mine ? xdi_loss_load(&a->student, r, label) : 0.0;
+        sides[XD_MFT_TEACHER] = mine ? xdi_loss_load(&a->teacher, r, label) : 0.0;
+    }
+    return XD_OK;
+}
+
+/* How far the teacher is moved towards the label: until the label's probability is above the favourite's by the
+ * threshold or, where the label is the favourite, until it has grown by that much. */
+static double xdi_mft_share(double favourite, double label, bool right, double threshold) {
+    if (!right) return (favourite - label + threshold) / (1.0 + favourite - label + 1e-7);
+    const double wanted = label > 1.0 - threshold ? 1.0 : label + threshold;
+    return (wanted - favourite) / (1.0 - favourite + 1e-7);
+}
+
+/* p ln p, 0 at 0. */
+static double xdi_mft_entropy(double p) {
+    return p > 0.0 ? p * log(p) : 0.0;
+}
+
+/* The loss entries took the teacher for the student. Sums hold the largest element's 1 and, where f32 made them, may
+ * still fall short of it; near 1 a favourite above 1 would throw mu anywhere. */
+static void xdi_mft_change_sides(xd_loss_row *row) {
+    const double max = row->max, log_sum = row->soft_log;
+    row->max = row->teacher_max;
+    row->teacher_max = max;
+    row->soft_log = fmax(row->teacher_log, 0.0);
+    row->teacher_log = fmax(log_sum, 0.0);
+}
+
+/* With l the label, sum q ln(q/p) = (1 - mu) (KL(t || p) - t_l ln t_l) + (1 - t_l) (1 - mu) ln(1 - mu)
+ *                                   + q_l ln q_l - mu ln p_l. */
+static void xdi_mft_correct_row(const xd_mft_args *a, int64_t r) {
+    xd_loss_row *row = a->row + r;
+    double x = 0.0, y = 0.0;
+    xdi_mft_change_sides(row);
+    if (row->finding != (int)XD_ROW_FINE) return;
+    for (int i = 0; i < a->shards; i++) {
+        x += xdi_mft_side(a, i, r, XD_MFT_STUDENT);
+        y += xdi_mft_side(a, i, r, XD_MFT_TEACHER);
+    }
+    const double log_p = (x - row->max) / a->temperature - row->soft_log;
+    const double label = exp((y - row->teacher_max) / a->temperature - row->teacher_log);
+    const double favourite = exp(-row->teacher_log);
+    const double mu = xdi_mft_share(favourite, label, row->argmax == (double)a->labels[r], a->threshold);
+    row->mean = mu;
+    row->soft = (1.0 - mu) * (row->soft - xdi_mft_entropy(label)) +
+                xdi_mft_entropy(1.0 - mu) * (1.0 - label) + xdi_mft_entropy((1.0 - mu) * label + mu) -
+                mu * log_p;
+    xdi_mft_judge(row);
+}
+
+static xd_result xdi_cpu_mft_correct(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++)
+        if (xdi_mft_counts(a, r)) xdi_mft_correct_row(a, r);
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_mft_write_at(const xd_mft_args *a, int64_t r, int64_t c, double x, double y) {
+    const xd_loss_row *row = a->row + r;
+    const double log_p = (x - row->max) / a->temperature - row->soft_log;
+    const double log_t = (y - row->teacher_max) / a->temperature - row->teacher_log;
+    const bool label = c + a->begin == a->labels[r];
+    const double q = (1.0 - row->mean) * exp(log_t) + (label ? row->mean : 0.0);
+    if (a->terms.data) xdi_loss_store(&a->terms, r, c, q > 0.0 ? a->weight * q * (log(q) - log_p) : 0.0);
+    if (a->gradient.data)
+        xdi_loss_store(&a->gradient, r, c, a->row_scale[r] * a->weight / a->temperature * (exp(log_p) - q));
+}
+
+XD_PRIVATE void xdi_mft_write_row(const xd_mft_args *a, int64_t r, int64_t columns) {
+    for (int64_t c = 0; c < columns; c++)
+        xdi_mft_write_at(a, r, c, xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c));
+}
+
+static xd_result xdi_cpu_mft_write(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) xdi_mft_write_row(a, r, xdi_mft_begin_row(a, r));
+    return XD_OK;
+}
+
+/* ---- cosine ---- */
+
+static double xdi_cosine_magnitude(const xd_rows *x, int64_t r, int64_t columns) {
+    double largest = 0.0;
+    for (int64_t c = 0; c < columns; c++) {
+        const double value = fabs(xdi_loss_load(x, r, c));
+        if (!(value <= largest)) largest = isnan(value) ? (double)INFINITY : value;
+    }
+    return largest;
+}
+
+static xd_result xdi_cpu_mft_largest(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        double *sides = a->sides + r * XD_MFT_SIDES;
+        const int64_t columns = xdi_mft_counts(a, r) ? a->end - a->begin : 0;
+        sides[XD_MFT_STUDENT] = xdi_cosine_magnitude(&a->student, r, columns);
+        sides[XD_MFT_TEACHER] = xdi_cosine_magnitude(&a->teacher, r, columns);
+    }
+    return XD_OK;
+}
+
+/* The power of two above the largest magnitude of a side, 0 where sums are not fixed; false when it is not finite. */
+static bool xdi_cosine_exponent(const xd_mft_args *a, int64_t r, int side, int *exponent) {
+    double largest = 0.0;
+    *exponent = 0;
+    for (int i = 0; a->fixed && i < a->shards; i++) largest = fmax(largest, xdi_mft_side(a, i, r, side));
+    if (!isfinite(largest)) return false;
+    frexp(largest, exponent);
+    return true;
+}
+
+static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int64_t r, double x_scale,
+                                    double y_scale, xdi_cosine_sums *sums) {
+    (void)state;
+    for (int64_t c = 0; c < a->end - a->begin; c++) {
+        const double x = xdi_loss_load(&a->student, r, c) * x_scale;
+        const double y = xdi_loss_load(&a->teacher, r, c) * y_scale;
+        const double term[XD_COSINE_SUMS] = { x * x, y * y, x * y };
+        for (int i = 0; i < XD_COSINE_SUMS; i++) {
+            if (a->fixed)
+                xd_fixed_add(&sums->exact[i], term[i]);
+            else
+                sums->plain[i] += term[i];
+        }
+    }
+}
+
+XD_PRIVATE void xdi_cosine_products_rows(const xd_mft_args *a, xdi_cosine_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        int x_exponent, y_exponent;
+        xdi_cosine_sums sums;
+        memset(&sums, 0, sizeof sums);
+        if (xdi_mft_counts(a, r) && xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent) &&
+            xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent))
+            sweep(state, a, r, ldexp(1.0, -x_exponent), ldexp(1.0, -y_exponent), &sums);
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_COSINE_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_COSINE_SUMS, sums.plain, sizeof sums.plain);
+    }
+}
+
+static xd_result xdi_cpu_mft_products(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    xdi_cosine_products_rows(a, xdi_cosine_products_row, NULL);
+    return XD_OK;
+}
+
+static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
+    double total = 0.0;
+    xd_fixed exact = { 0, 0 };
+    for (int i = 0; i < a->shards; i++) {
+        const int64_t at = (i * a->student.rows + r) * XD_COSINE_SUMS + which;
+        if (a->fixed) {
+            exact.high += ((const xd_fixed *)a->all_sums)[at].high;
+            exact.low += ((const xd_fixed *)a->all_sums)[at].low;
+        } else {
+            total += ((const double *)a->all_sums)[at];
+        }
+    }
+    return a->fixed ? xd_fixed_value(exact) : total;
+}
+
+static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
+    xd_loss_row *row = a->row + r;
+    int x_exponent, y_exponent;
+    const bool x_fits = xdi_cosine_exponent(a, r, XD_MFT_STUDENT, &x_exponent);
+    const bool y_fits = xdi_cosine_exponent(a, r, XD_MFT_TEACHER, &y_exponent);
+    const double both = ldexp(xdi_cosine_total(a, r, XD_COSINE_BOTH), x_exponent + y_exponent);
+    row->max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_STUDENT)), x_exponent);
+    row->teacher_max = ldexp(sqrt(xdi_cosine_total(a, r, XD_COSINE_TEACHER)), y_exponent);
+    row->mean = both / (fmax(row->max, XD_COSINE_LEAST) * fmax(row->teacher_max, XD_COSINE_LEAST));
+    row->soft = x_fits && y_fits ? 1.0 - row->mean : NAN;
+    xdi_mft_judge(row);
+}
+
+static xd_result xdi_cpu_mft_cosine(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        memset(a->row + r, 0, sizeof *a->row);
+        if (xdi_mft_counts(a, r)) xdi_cosine_row(a, r);
+    }
+    return XD_OK;
+}
+
+/* d cos / d x = (y/|y| - cos x/|x|) / |x|, and nothing where x has no direction. */
+XD_PRIVATE void xdi_cosine_slope(const xd_mft_args *a, int64_t r, double *of_x, double *of_y) {
+    const xd_loss_row *row = a->row + r;
+    const double scale = a->row_scale[r] * a->weight;
+    *of_x = *of_y = 0.0;
+    if (row->max < XD_COSINE_LEAST) return;
+    *of_x = scale * row->mean / row->max / row->max;
+    *of_y = -scale / row->max / fmax(row->teacher_max, XD_COSINE_LEAST);
+}
+
+/* As written, so that it has the bits of the vectors. */
+XDI_SIMD_AS_WRITTEN
+static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++) {
+        const int64_t columns = xdi_mft_begin_row(a, r);
+        double of_x, of_y;
+        xdi_cosine_slope(a, r, &of_x, &of_y);
+        for (int64_t c = 0; c < columns; c++) {
+            const double from_x = of_x * xdi_loss_load(&a->student, r, c);
+            const double from_y = of_y * xdi_loss_load(&a->teacher, r, c);
+            xdi_loss_store(&a->gradient, r, c, from_x + from_y);
+        }
+    }
+    return XD_OK;
+}
+
+XD_API xd_mft_kernels xd_mft_kernels_cpu(void) {
+    xd_mft_kernels kernels;
+    kernels.at_label = xdi_cpu_mft_at_label;
+    kernels.correct = xdi_cpu_mft_correct;
+    kernels.write = xdi_cpu_mft_write;
+    kernels.largest = xdi_cpu_mft_largest;
+    kernels.products = xdi_cpu_mft_products;
+    kernels.cosine = xdi_cpu_mft_cosine;
+    kernels.slopes = xdi_cpu_mft_slopes;
+    return kernels;
+}

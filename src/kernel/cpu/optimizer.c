@@ -1,0 +1,533 @@
+/* Optimizers, averages, casts and norms: the walk over arrays and spans, and the plain spans. */
+
+#include "kernel/internal.h"
+#include "kernel/span.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE float xdi_span_rounded(float product) {
+#if defined(__GNUC__) && defined(__x86_64__)
+    __asm__("" : "+x"(product));
+    return product;
+#elif defined(__GNUC__) && defined(__aarch64__)
+    __asm__("" : "+w"(product));
+    return product;
+#else
+    volatile float stored = product;
+    return stored;
+#endif
+}
+
+XD_PRIVATE float xdi_span_gradient(const xd_update_args *args, float gradient) {
+    if (args->gradient_scale) gradient = xdi_span_rounded(gradient * *args->gradient_scale);
+    return args->maximize ? -gradient : gradient;
+}
+
+/* ---- the plain spans ---- */
+
+static void xdi_plain_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+}
+
+static void xdi_plain_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xd_bf16_from_f32(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+}
+
+/* adam: one step of AdamW or, with couple_decay, of Adam with L2 regularisation. All f32, in this order:
+ *   g   = gradient * scale                        (no scale: no multiplication)
+ *   P   = p * decay                               AdamW
+ *   g   = fma(weight_decay, p, g),  P = p         L2 form
+ *   m   = fma(1 - beta1, g - m, m)
+ *   v   = fma(1 - beta2, g * g, beta2 * v)
+ *   p   = fma(-step_size, m / (sqrt(v) / root_correction + eps), P) */
+static void xdi_plain_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                           int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float p = a->master[at + i];
+        float m = a->first[at + i], v = a->second[at + i];
+        float g = xdi_span_gradient(args, gradient[i]);
+        if (args->couple_decay) g = fmaf(a->weight_decay, p, g);
+        const float kept = args->couple_decay ? p : p * a->decay;
+        m = fmaf(args->one_minus_beta1, g - m, m);
+        v = fmaf(args->one_minus_beta2, g * g, args->beta2 * v);
+        const float denominator = sqrtf(v) / a->root_correction + args->eps;
+        a->master[at + i] = fmaf(-a->step_size, m / denominator, kept);
+        a->first[at + i] = m;
+        a->second[at + i] = v;
+    }
+}
+
+/* sgd: stochastic gradient descent with momentum, neither dampened nor Nesterov's. All f32, in this order:
+ *   g      = gradient * scale,  then fma(weight_decay, p, g)
+ *   buffer = g at the first gradient, afterwards fma(momentum, buffer, g)
+ *   p      = fma(-step_size, buffer, p) */
+static void xdi_plain_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                          int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float p = a->master[at + i];
+        const float g = fmaf(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
+        const float buffer = a->fresh ? g : fmaf(args->momentum, a->first[at + i], g);
+        a->first[at + i] = buffer;
+        a->master[at + i] = fmaf(-a->step_size, buffer, p);
+    }
+}
+
+/* lerp: target <- target + w (source - target), w = 1 - keep formed in double and rounded once to the
+ * arithmetic's type (1.0f - keep would be off by 0.02 % for 0.9999). The source is rounded to the target's
+ * dtype first.
+ *   d = source - target
+ *   |w| <  0.5   fma(w, d, target)          w = 0 keeps the target, to the bit
+ *   |w| >= 0.5   fma(w - 1, d, source)      w = 1 yields the source, to the bit
+ * weighted_sum: fma(1 - keep, source, keep * target), the factors rounded once. */
+static void xdi_plain_lerp(const xdi_span_average *average, float *target, const float *source, int64_t n) {
+    const float weight = average->weight;
+    for (int64_t i = 0; i < n; i++) {
+        const float difference = source[i] - target[i];
+        if (average->weighted_sum)
+            target[i] = fmaf(weight, source[i], average->keep * target[i]);
+        else if (fabsf(weight) < 0.5f)
+            target[i] = fmaf(weight, difference, target[i]);
+        else
+            target[i] = fmaf(weight - 1.0f, difference, source[i]);
+    }
+}
+
+/* scale: x <- x * factor, one f32 rounding and one more where x is narrower. */
+static void xdi_plain_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void xdi_plain_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+/* The square of an f32 is exact in double and can neither overflow nor vanish there, so the sum needs no
+ * scaling, and it is finite when the elements are. */
+static double xdi_plain_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double magnitude = fabs(xd_load_f64(data, dtype, i));
+        if (type != XD_NORM_MAX)
+            sum += type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
+        else if (!(magnitude <= sum)) /* NaN too, and then for good */
+            sum = isnan(sum) ? sum : magnitude;
+    }
+    return sum;
+}
+
+static double xdi_lerp_f64(double keep, bool weighted_sum, double target, double source) {
+    const double weight = 1.0 - keep;
+    if (weighted_sum) return fma(weight, source, keep * target);
+    const double difference = source - target;
+    return fabs(weight) < 0.5 ? fma(weight, difference, target) : fma(weight - 1.0, difference, source);
+}
+
+static const xdi_span_kernels xdi_plain_spans = {
+    xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,      xdi_plain_sgd, xdi_plain_lerp,
+    xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum, NULL,          false
+};
+
+/* ---- walks over arrays ---- */
+
+static bool xdi_span_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at) {
+    const int64_t room = XDI_SPAN;
+    return count - at < room ? count - at : room;
+}
+
+XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
+                                       int64_t at, int64_t n, float *buffer) {
+    if (dtype == XD_DTYPE_F32) return (const float *)data + at;
+    spans->widen((const uint16_t *)data + at, dtype, buffer, n);
+    return buffer;
+}
+
+XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *values, void *data,
+                                xd_dtype dtype, int64_t at, int64_t n) {
+    if (dtype == XD_DTYPE_F32)
+        memcpy((float *)data + at, values, (size_t)n * sizeof *values);
+    else
+        spans->narrow(values, (uint16_t *)data + at, dtype, n);
+}
+
+/* The source of an average as the target's dtype would hold it, widened again. */
+static const float *xdi_lerp_source(const xdi_span_kernels *spans, const xd_lerp_array *a, int64_t at,
+                                    int64_t n, float *buffer) {
+    uint16_t rounded[XDI_SPAN];
+    const float *source = buffer;
+    if (a->source_dtype == XD_DTYPE_F64)
+        for (int64_t i = 0; i < n; i++) buffer[i] = (float)((const double *)a->source)[at + i];
+    else
+        source = xdi_span_widen(spans, a->source, a->source_dtype, at, n, buffer);
+    if (a->target_dtype == XD_DTYPE_F32 || a->target_dtype == a->source_dtype) return source;
+    spans->narrow(source, rounded, a->target_dtype, n);
+    spans->widen(rounded, a->target_dtype, buffer, n);
+    return buffer;
+}
+
+static void xdi_lerp_span(const xdi_span_kernels *spans, double keep, bool weighted_sum,
+                          const xd_lerp_array *a, int64_t at, int64_t n) {
+    float source_room[XDI_SPAN], target_room[XDI_SPAN];
+    xdi_span_average average;
+    if (a->target_dtype == XD_DTYPE_F64) {
+        double *target = (double *)a->target;
+        for (int64_t i = at; i < at + n; i++)
+            target[i] =
+                xdi_lerp_f64(keep, weighted_sum, target[i], xd_load_f64(a->source, a->source_dtype, i));
+        return;
+    }
+    average.weight = (float)(1.0 - keep);
+    average.keep = (float)keep;
+    average.weighted_sum = weighted_sum;
+    if (spans->lerp_bf16 && a->target_dtype == XD_DTYPE_F32 && a->source_dtype == XD_DTYPE_BF16) {
+        spans->lerp_bf16(&average, (float *)a->target + at, (const uint16_t *)a->source + at, n);
+        return;
+    }
+    const float *source = xdi_lerp_source(spans, a, at, n, source_room);
+    if (a->target_dtype == XD_DTYPE_F32) {
+        spans->lerp(&average, (float *)a->target + at, source, n);
+        return;
+    }
+    spans->widen((const uint16_t *)a->target + at, a->target_dtype, target_room, n);
+    spans->lerp(&average, target_room, source, n);
+    spans->narrow(target_room, (uint16_t *)a->target + at, a->target_dtype, n);
+}
+
+static bool xdi_lerp_takes(xd_dtype dtype) {
+    return xdi_span_takes(dtype) || dtype == XD_DTYPE_F64;
+}
+
+static xd_result xdi_lerp_check(const xd_launch *launch, xd_dtype target, xd_dtype source, int64_t k) {
+    XDI_REQUIRE(launch->ctx, xdi_lerp_takes(target) && xdi_lerp_takes(source), XD_ERROR_DTYPE,
+                "array %lld: cannot average %s into %s", (long long)k, xd_dtype_name(source),
+                xd_dtype_name(target));
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
+                                  const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        XDI_TRY(xdi_lerp_check(launch, args->arrays[k].target_dtype, args->arrays[k].source_dtype, k));
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_lerp_array *a = &args->arrays[k];
+        for (int64_t at = 0; at < a->count; at += XDI_SPAN)
+            xdi_lerp_span(spans, args->keep, args->weighted_sum, a, at, xdi_span_length(a->count, at));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_update_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array *a = &args->arrays[k];
+        XDI_REQUIRE(launch->ctx, xdi_span_takes(a->gradient_dtype), XD_ERROR_DTYPE,
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
+        XDI_REQUIRE(launch->ctx, !a->value || xdi_span_takes(a->value_dtype), XD_ERROR_DTYPE,
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
+        if (a->average) XDI_TRY(xdi_lerp_check(launch, a->average_dtype, XD_DTYPE_F32, k));
+    }
+    return XD_OK;
+}
+
+/* base^exponent by products in a fixed order, so that a device forms the same bits. */
+static double xdi_update_power(double base, int64_t exponent) {
+    double power = 1.0;
+    for (; exponent > 0; exponent >>= 1, base *= base)
+        if (exponent & 1) power *= base;
+    return power;
+}
+
+/* 1 - beta^t, rounded after the power and after the difference. */
+static double xdi_update_correction(double beta, int64_t t) {
+    volatile double power = xdi_update_power(beta, t);
+    return 1.0 - power;
+}
+
+/* The array with the scalars of its next step, t, formed in double and rounded once. */
+static xd_update_array xdi_update_next(const xd_update_args *args, const xd_update_array *array, bool adam) {
+    xd_update_array a = *array;
+    if (!a.steps) return a;
+    const int64_t t = *a.steps + 1;
+    a.fresh = t == 1;
+    a.step_size = (float)a.learning_rate;
+    if (!adam) return a;
+    a.step_size = (float)(a.learning_rate / xdi_update_correction(args->beta1_exact, t));
+    a.root_correction = (float)sqrt(xdi_update_correction(args->beta2_exact, t));
+    return a;
+}
+
+/* A span is updated, rounded to the narrow copy and averaged while it is in the cache. */
+XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
+                                    const xdi_span_kernels *spans, xdi_span_update update) {
+    float widened[XDI_SPAN];
+    XDI_TRY(xdi_update_check(launch, args));
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array next = xdi_update_next(args, &args->arrays[k], update == spans->adam),
+                              *a = &next;
+        xd_lerp_array average;
+        average.target = a->average;
+        average.target_dtype = a->average_dtype;
+        average.source = a->value ? a->value : a->master;
+        average.source_dtype = a->value ? a->value_dtype : XD_DTYPE_F32;
+        for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
+            const int64_t n = xdi_span_length(a->count, at);
+            update(args, a, xdi_span_widen(spans, a->gradient, a->gradient_dtype, at, n, widened), at, n);
+            if (a->value) xdi_span_narrow(spans, a->master + at, a->value, a->value_dtype, at, n);
+            if (a->average) xdi_lerp_span(spans, args->keep, args->weighted_sum, &average, at, n);
+        }
+        if (a->steps) ++*a->steps;
+    }
+    return XD_OK;
+}
+
+static bool xdi_cast_takes(xd_dtype dtype) {
+    return xdi_span_takes(dtype) || dtype == XD_DTYPE_F64 || dtype == XD_DTYPE_I32 || dtype == XD_DTYPE_I64 ||
+           dtype == XD_DTYPE_U8 || dtype == XD_DTYPE_BOOL;
+}
+
+static void xdi_cast_spans(const xdi_span_kernels *spans, const xd_cast_array *a) {
+    float widened[XDI_SPAN];
+    for (int64_t at = 0; at < a->count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(a->count, at);
+        if (a->target_dtype == XD_DTYPE_F32)
+            spans->widen((const uint16_t *)a->source + at, a->source_dtype, (float *)a->target + at, n);
+        else
+            spans->narrow(xdi_span_widen(spans, a->source, a->source_dtype, at, n, widened),
+                          (uint16_t *)a->target + at, a->target_dtype, n);
+    }
+}
+
+/* cast: target[i] = source[i], rounded to nearest even where the target is narrower. */
+XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *arrays, int64_t array_count,
+                                  const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < array_count; k++) {
+        const xd_cast_array *a = &arrays[k];
+        XDI_REQUIRE(launch->ctx,
+                    a->target_dtype == a->source_dtype ||
+                        (xdi_cast_takes(a->target_dtype) && xdi_cast_takes(a->source_dtype)),
+                    XD_ERROR_DTYPE, "array %lld: cannot convert %s to %s", (long long)k,
+                    xd_dtype_name(a->source_dtype), xd_dtype_name(a->target_dtype));
+    }
+    if (xdi_status_refuses(launch->status)) return XD_OK;
+    for (int64_t k = 0; k < array_count; k++) {
+        const xd_cast_array *a = &arrays[k];
+        if (a->count == 0) continue; /* an empty array may be NULL */
+        if (a->target_dtype == a->source_dtype)
+            memcpy(a->target, a->source, (size_t)a->count * xd_dtype_size(a->target_dtype));
+        else if (xdi_span_takes(a->target_dtype) && xdi_span_takes(a->source_dtype))
+            xdi_cast_spans(spans, a);
+        else
+            for (int64_t i = 0; i < a->count; i++)
+                xd_store_f64(a->target, a->target_dtype, i, xd_load_f64(a->source, a->source_dtype, i));
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
+                                   const xdi_span_kernels *spans) {
+    float values[XDI_SPAN];
+    XDI_REQUIRE(launch->ctx, xdi_span_takes(args->dtype), XD_ERROR_DTYPE,
+                "scaling takes F32, BF16 or F16, not %s", xd_dtype_name(args->dtype));
+    for (int64_t at = 0; at < args->count; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(args->count, at);
+        float *x = (float *)args->data + at;
+        if (args->dtype == XD_DTYPE_F32) {
+            spans->scale(x, args->factor, n);
+            continue;
+        }
+        spans->widen((const uint16_t *)args->data + at, args->dtype, values, n);
+        spans->scale(values, args->factor, n);
+        spans->narrow(values, (uint16_t *)args->data + at, args->dtype, n);
+    }
+    return XD_OK;
+}
+
+/* ---- norms ---- */
+
+/* Adds mantissa * 2^(bit - 320) to the limbs. mantissa < 2^48, so a limb grows by less than 2^33 a call. */
+static void xdi_norm_add(int64_t *limbs, uint64_t mantissa, int bit) {
+    const int limb = bit / 32, shift = bit % 32;
+    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
+    limbs[limb] += (int64_t)(low & 0xffffffffu);
+    limbs[limb + 1] += (int64_t)(low >> 32) + (int64_t)(high & 0xffffffffu);
+    limbs[limb + 2] += (int64_t)(high >> 32);
+}
+
+/* Leaves every limb but the last in [0, 2^32). The value stays the same. */
+static void xdi_norm_carry(int64_t *limbs) {
+    for (int k = 0; k + 1 < XD_NORM_LIMBS; k++) {
+        limbs[k + 1] += limbs[k] >> 32; /* no limb is ever negative */
+        limbs[k] &= 0xffffffff;
+    }
+}
+
+/* |x| or its square, added exactly: the f32 is mantissa * 2^exponent with a 24-bit mantissa. */
+static void xdi_norm_add_f32(int64_t *limbs, float x, bool square) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int biased = (int)((bits >> 23) & 0xffu);
+    const uint64_t mantissa = (bits & 0x7fffffu) | (biased ? 0x800000u : 0u);
+    const int exponent = (biased ? biased : 1) - 150;
+    if (square)
+        xdi_norm_add(limbs, mantissa * mantissa, 2 * exponent + 320);
+    else
+        xdi_norm_add(limbs, mantissa, exponent + 320);
+}
+
+/* Exact sums of many elements gather integers by exponent first: one addition an element, and limbs only once
+ * a block. Four sets take turns, because neighbours often have one exponent and would wait for each other's
+ * sum. A mantissa's square is below 2^48, so a set has room for 2^16 of them. */
+enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256, XDI_NORM_BLOCK = XDI_NORM_SETS << 14 };
+
+typedef struct xdi_norm_bins {
+    uint64_t sum[XDI_NORM_SETS][XDI_NORM_EXPONENTS];
+} xdi_norm_bins;
+
+static void xdi_norm_bins_add(xdi_norm_bins *bins, const float *x, int64_t n, bool square) {
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        const uint32_t exponent = (bits >> 23) & 0xffu;
+        const uint64_t mantissa = (bits & 0x7fffffu) | (exponent ? 0x800000u : 0u);
+        bins->sum[i % XDI_NORM_SETS][exponent] += square ? mantissa * mantissa : mantissa;
+    }
+}
+
+/* Moves the bins of finite elements to the limbs. */
+static void xdi_norm_bins_flush(const xdi_norm_bins *bins, int64_t *limbs, bool square) {
+    for (int e = 0; e < XDI_NORM_EXPONENTS - 1; e++) {
+        const int exponent = (e ? e : 1) - 150, bit = (square ? 2 * exponent : exponent) + 320;
+        for (int set = 0; set < XDI_NORM_SETS; set++) {
+            const uint64_t sum = bins->sum[set][e];
+            if (sum == 0) continue;
+            xdi_norm_add(limbs, sum & 0xffffffffu, bit);
+            xdi_norm_add(limbs, sum >> 32, bit + 32);
+        }
+    }
+    xdi_norm_carry(limbs);
+}
+
+/* A span that may have infinities and NaNs: they are counted, the others added, one by one. */
+static void xdi_norm_one_by_one(const xd_norm_args *args, const float *x, int64_t n, bool replica,
+                                xd_norm_sum *sum) {
+    double subtotal = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!isfinite(x[i])) {
+            sum->not_finite++;
+            sum->nan += isnan(x[i]) ? 1 : 0;
+        } else if (!replica) {
+            const double magnitude = fabs((double)x[i]);
+            if (args->type == XD_NORM_MAX)
+                sum->largest = magnitude > sum->largest ? magnitude : sum->largest;
+            else if (args->exact)
+                xdi_norm_add_f32(sum->limbs, x[i], args->type == XD_NORM_L2);
+            else
+                subtotal += args->type == XD_NORM_L2 ? magnitude * magnitude : magnitude;
+        }
+    }
+    sum->sum += subtotal;
+    if (args->exact) xdi_norm_carry(sum->limbs);
+}
+
+static void xdi_norm_span(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
+                          int64_t at, int64_t n, xd_norm_sum *sum) {
+    float widened[XDI_SPAN];
+    const char *x = (const char *)a->data + (size_t)at * xd_dtype_size(a->dtype);
+    const double subtotal = spans->power_sum(x, a->dtype, args->type, n);
+    const bool finite = subtotal <= DBL_MAX;
+    if (!finite || (args->exact && args->type != XD_NORM_MAX && !a->replica)) {
+        xdi_norm_one_by_one(args, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, a->replica,
+                            sum);
+    } else if (!a->replica) {
+        if (args->type == XD_NORM_MAX)
+            sum->largest = subtotal > sum->largest ? subtotal : sum->largest;
+        else
+            sum->sum += subtotal;
+    }
+}
+
+/* Elements [begin, end), at most a block, into the limbs by way of bins. */
+static void xdi_norm_block(const xd_norm_args *args, const xdi_span_kernels *spans, const xd_norm_array *a,
+                           int64_t begin, int64_t end, xd_norm_sum *sum) {
+    const bool square = args->type == XD_NORM_L2;
+    float widened[XDI_SPAN];
+    xdi_norm_bins bins;
+    bool finite = true;
+    memset(&bins, 0, sizeof bins);
+    for (int64_t at = begin; at < end; at += XDI_SPAN) {
+        const int64_t n = xdi_span_length(end, at);
+        xdi_norm_bins_add(&bins, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, square);
+    }
+    for (int set = 0; set < XDI_NORM_SETS; set++)
+        finite = finite && bins.sum[set][XDI_NORM_EXPONENTS - 1] == 0;
+    if (finite)
+        xdi_norm_bins_flush(&bins, sum->limbs, square);
+    else
+        for (int64_t at = begin; at < end; at += XDI_SPAN) {
+            const int64_t n = xdi_span_length(end, at);
+            xdi_norm_one_by_one(args, xdi_span_widen(spans, a->data, a->dtype, at, n, widened), n, false,
+                                sum);
+        }
+}
+
+/* norm: what these arrays add to (sum |x|^p)^(1/p), p = 1 or 2, or to max |x|. Either a double sum in array
+ * order, which depends on how arrays are cut, or an exact one, which does not. */
+XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
+                                  const xdi_span_kernels *spans) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        XDI_REQUIRE(launch->ctx, xdi_span_takes(args->arrays[k].dtype), XD_ERROR_DTYPE,
+                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(args->arrays[k].dtype));
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_norm_array *a = &args->arrays[k];
+        /* Bins pay from a few spans on: emptying them costs as much as adding one. */
+        const bool binned = spans->fast && args->exact && args->type != XD_NORM_MAX && !a->replica &&
+                            a->count >= 4 * XDI_SPAN;
+        for (int64_t at = 0; binned && at < a->count; at += XDI_NORM_BLOCK)
+            xdi_norm_block(args, spans, a, at,
+                           a->count - at < XDI_NORM_BLOCK ? a->count : at + XDI_NORM_BLOCK, sum);
+        for (int64_t at = 0; !binned && at < a->count; at += XDI_SPAN)
+            xdi_norm_span(args, spans, a, at, xdi_span_length(a->count, at), sum);
+    }
+    return XD_OK;
+}
+
+XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
+    int64_t carried[XD_NORM_LIMBS];
+    memcpy(carried, limbs, sizeof carried);
+    xdi_norm_carry(carried);
+    int top = XD_NORM_LIMBS - 1;
+    while (top > 1 && carried[top] == 0) top--; /* bit 64 and above: squares begin at bit 22 */
+    uint64_t head = ((uint64_t)carried[top] << 32) | (uint64_t)carried[top - 1];
+    if (head == 0) return 0.0;
+    uint64_t below = top > 1 ? (uint64_t)carried[top - 2] : 0;
+    int shift = 0; /* the leading bit to the top, so that 11 bits lie below a double's last */
+    while (!(head >> 63)) {
+        head = (head << 1) | ((below >> 31) & 1u);
+        below = (below << 1) & 0xffffffffu;
+        shift++;
+    }
+    bool rest = below != 0;
+    for (int k = 0; k + 2 < top; k++) rest = rest || carried[k] != 0;
+    return ldexp((double)(head | (rest ? 1u : 0u)), 32 * (top - 1) - shift - 320);
+}
+
+XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
+
+XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
+    return &xdi_plain_optimizer;
+}

@@ -1,0 +1,172 @@
+/* Sums over ranks, and the tree over leaves. Elements are taken in tiles that stay in the first cache: all pieces of a tile are read before it is
+ * written, so out may be one of them, and the loops over a tile are plain enough to become vector
+ * instructions. */
+
+#include "base/half.h"
+#include "kernel/reduce.h"
+
+#include <string.h>
+
+enum { XDI_REDUCE_TILE = 512, XDI_REDUCE_LEAF_TILE = 64, XDI_REDUCE_LEVELS = 64 };
+
+static int xdi_reduce_at_most(int64_t left, int tile) {
+    return left < tile ? (int)left : tile;
+}
+
+#define XDI_REDUCE_SAME(x) (x)
+#define XDI_REDUCE_ADD(a, b) ((a) + (b))
+/* Through unsigned: signed overflow would be undefined, and it must wrap. */
+#define XDI_REDUCE_ADD_I32(a, b) ((int32_t)((uint32_t)(a) + (uint32_t)(b)))
+#define XDI_REDUCE_ADD_I64(a, b) ((int64_t)((uint64_t)(a) + (uint64_t)(b)))
+#define XDI_REDUCE_ADD_U8(a, b) ((uint8_t)((a) + (b)))
+#define XDI_REDUCE_NAN(x) ((x) != (x))
+#define XDI_REDUCE_NEVER(x) false
+/* Multiplied, not divided: 1/n is rounded once and is the same for every element. */
+#define XDI_REDUCE_SCALE(type, x, n) ((type)((x) * ((type)1 / (type)(n))))
+#define XDI_REDUCE_KEEP(type, x, n) (x)
+
+/* One function a dtype. `type` is how elements are stored, `sum` what they are added in. */
+#define XDI_REDUCE_DEFINE(name, type, sum, LOAD, STORE, ADD, IS_NAN, SCALE)                       \
+    static void xdi_reduce_tile_##name(sum *acc, const type *x, int n, xd_reduce_op op) {         \
+        if (op == XD_MAX) {                                                                       \
+            for (int i = 0; i < n; i++) {                                                         \
+                const sum v = LOAD(x[i]);                                                         \
+                acc[i] = v > acc[i] || IS_NAN(v) ? v : acc[i];                                    \
+            }                                                                                     \
+        } else if (op == XD_MIN) {                                                                \
+            for (int i = 0; i < n; i++) {                                                         \
+                const sum v = LOAD(x[i]);                                                         \
+                acc[i] = v < acc[i] || IS_NAN(v) ? v : acc[i];                                    \
+            }                                                                                     \
+        } else {                                                                                  \
+            for (int i = 0; i < n; i++) acc[i] = ADD(acc[i], LOAD(x[i]));                         \
+        }                                                                                         \
+    }                                                                                             \
+    static void xdi_reduce_##name(void *out, const void *const *pieces, int ranks, int64_t count, \
+                                  xd_reduce_op op) {                                              \
+        sum acc[XDI_REDUCE_TILE];                                                                 \
+        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_TILE) {                        \
+            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_TILE);                     \
+            const type *first = (const type *)pieces[0] + begin;                                  \
+            for (int i = 0; i < n; i++) acc[i] = LOAD(first[i]);                                  \
+            for (int r = 1; r < ranks; r++)                                                       \
+                xdi_reduce_tile_##name(acc, (const type *)pieces[r] + begin, n, op);              \
+            if (op == XD_AVG)                                                                     \
+                for (int i = 0; i < n; i++) acc[i] = SCALE(sum, acc[i], ranks);                   \
+            type *to = (type *)out + begin;                                                       \
+            for (int i = 0; i < n; i++) to[i] = STORE(acc[i]);                                    \
+        }                                                                                         \
+    }
+
+XDI_REDUCE_DEFINE(f32, float, float, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+                  XDI_REDUCE_SCALE)
+XDI_REDUCE_DEFINE(f64, double, double, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+                  XDI_REDUCE_SCALE)
+XDI_REDUCE_DEFINE(bf16, uint16_t, float, xd_f32_from_bf16, xd_bf16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+                  XDI_REDUCE_SCALE)
+XDI_REDUCE_DEFINE(f16, uint16_t, float, xd_f32_from_f16, xd_f16_from_f32, XDI_REDUCE_ADD, XDI_REDUCE_NAN,
+                  XDI_REDUCE_SCALE)
+XDI_REDUCE_DEFINE(i32, int32_t, int32_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I32,
+                  XDI_REDUCE_NEVER, XDI_REDUCE_KEEP)
+XDI_REDUCE_DEFINE(i64, int64_t, int64_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_I64,
+                  XDI_REDUCE_NEVER, XDI_REDUCE_KEEP)
+XDI_REDUCE_DEFINE(u8, uint8_t, uint8_t, XDI_REDUCE_SAME, XDI_REDUCE_SAME, XDI_REDUCE_ADD_U8, XDI_REDUCE_NEVER,
+                  XDI_REDUCE_KEEP)
+
+XD_API bool xd_reduce_supports(xd_dtype dtype, xd_reduce_op op) {
+    switch (dtype) {
+    case XD_DTYPE_F32:
+    case XD_DTYPE_F64:
+    case XD_DTYPE_BF16:
+    case XD_DTYPE_F16: return true;
+    case XD_DTYPE_I32:
+    case XD_DTYPE_I64:
+    case XD_DTYPE_U8: return op != XD_AVG;
+    default: return false;
+    }
+}
+
+static xd_result xdi_cpu_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
+                                       int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    (void)launch;
+    switch (dtype) {
+    case XD_DTYPE_F32: xdi_reduce_f32(out, pieces, ranks, count, op); break;
+    case XD_DTYPE_F64: xdi_reduce_f64(out, pieces, ranks, count, op); break;
+    case XD_DTYPE_BF16: xdi_reduce_bf16(out, pieces, ranks, count, op); break;
+    case XD_DTYPE_F16: xdi_reduce_f16(out, pieces, ranks, count, op); break;
+    case XD_DTYPE_I32: xdi_reduce_i32(out, pieces, ranks, count, op); break;
+    case XD_DTYPE_I64: xdi_reduce_i64(out, pieces, ranks, count, op); break;
+    default: xdi_reduce_u8(out, pieces, ranks, count, op); break;
+    }
+    return XD_OK;
+}
+
+XD_API int64_t xd_leaves_node_size(int64_t first, int64_t end) {
+    int64_t size = 1;
+    while (size <= (end - first) / 2 && first % (size * 2) == 0) size *= 2;
+    return size;
+}
+
+XD_API int64_t xd_leaves_nodes(int64_t first, int64_t count) {
+    const int64_t end = first + count;
+    int64_t nodes = 0;
+    for (; first < end; first += xd_leaves_node_size(first, end)) nodes++;
+    return nodes;
+}
+
+/* A binary counter: nodes arrive from the left, equal neighbours merge, so sizes on the stack fall strictly
+ * and 64 levels suffice. What is left is the right edge of the tree, folded from the right. */
+#define XDI_REDUCE_DEFINE_LEAVES(name, type)                                                             \
+    static void xdi_reduce_leaves_merge_##name(type(*stack)[XDI_REDUCE_LEAF_TILE], int top, int n) {     \
+        for (int i = 0; i < n; i++) stack[top - 1][i] = stack[top - 1][i] + stack[top][i];               \
+    }                                                                                                    \
+    static void xdi_reduce_leaves_tile_##name(type *out, const void *const *forests,                     \
+                                              const xd_leaves *leaves, int ranks, int64_t stride,        \
+                                              int64_t begin, int n, xd_reduce_op op) {                   \
+        type stack[XDI_REDUCE_LEVELS][XDI_REDUCE_LEAF_TILE];                                             \
+        int64_t size[XDI_REDUCE_LEVELS];                                                                 \
+        int top = -1;                                                                                    \
+        for (int r = 0; r < ranks; r++) {                                                                \
+            const int64_t end = leaves[r].first + leaves[r].count;                                       \
+            if (leaves[r].count == 0) continue; /* its forest may be NULL */                             \
+            const type *node = (const type *)forests[r] + begin;                                         \
+            for (int64_t lo = leaves[r].first; lo < end;                                                 \
+                 lo += xd_leaves_node_size(lo, end), node += stride) {                                   \
+                memcpy(stack[++top], node, (size_t)n * sizeof(type));                                    \
+                size[top] = xd_leaves_node_size(lo, end);                                                \
+                for (; top > 0 && size[top - 1] == size[top]; size[--top] *= 2)                          \
+                    xdi_reduce_leaves_merge_##name(stack, top, n);                                       \
+            }                                                                                            \
+        }                                                                                                \
+        for (; top > 0; top--) xdi_reduce_leaves_merge_##name(stack, top, n);                            \
+        const type scale = op == XD_AVG ? (type)1 / (type)leaves[0].total : (type)1;                     \
+        for (int i = 0; i < n; i++) out[begin + i] = stack[0][i] * scale;                                \
+    }                                                                                                    \
+    static void xdi_reduce_leaves_##name(void *out, const void *const *forests, const xd_leaves *leaves, \
+                                         int ranks, int64_t stride, int64_t count, xd_reduce_op op) {    \
+        for (int64_t begin = 0; begin < count; begin += XDI_REDUCE_LEAF_TILE) {                          \
+            const int n = xdi_reduce_at_most(count - begin, XDI_REDUCE_LEAF_TILE);                       \
+            xdi_reduce_leaves_tile_##name((type *)out, forests, leaves, ranks, stride, begin, n, op);    \
+        }                                                                                                \
+    }
+
+XDI_REDUCE_DEFINE_LEAVES(f32, float)
+XDI_REDUCE_DEFINE_LEAVES(f64, double)
+
+static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const void *const *forests,
+                                       const xd_leaves *leaves, int ranks, int64_t stride, int64_t count,
+                                       xd_dtype dtype, xd_reduce_op op) {
+    (void)launch;
+    if (dtype == XD_DTYPE_F32)
+        xdi_reduce_leaves_f32(out, forests, leaves, ranks, stride, count, op);
+    else
+        xdi_reduce_leaves_f64(out, forests, leaves, ranks, stride, count, op);
+    return XD_OK;
+}
+
+XD_API xd_reduce_kernels xd_reduce_kernels_cpu(void) {
+    xd_reduce_kernels kernels;
+    kernels.pieces = xdi_cpu_reduce_pieces;
+    kernels.leaves = xdi_cpu_reduce_leaves;
+    return kernels;
+}

@@ -1,0 +1,232 @@
+/* Rows of a batch: which count, their labels, records of losses, maxima of columns. */
+
+#include "kernel/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- denominators ---- */
+
+static bool xdi_rows_count(const xd_positions *p, int64_t i) {
+    if (p->mask && !p->mask[i]) return false;
+    return !p->labels || p->labels[i] != (p->ignore_index ? p->ignore_index : XD_IGNORE_INDEX);
+}
+
+static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions *p, int64_t *part) {
+    xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
+    (void)launch;
+    if (p->count < 0) part[XD_COUNT_REFUSED]++;
+    for (int64_t i = 0; i < p->count; i++) {
+        if (!xdi_rows_count(p, i)) continue;
+        part[XD_COUNT_POSITIONS]++;
+        if (!p->weights)
+            weight.high += (int64_t)1 << 30;
+        else if (!(p->weights[i] >= 0.0f) || !xd_fixed_add(&weight, (double)p->weights[i]))
+            part[XD_COUNT_REFUSED]++;
+    }
+    part[XD_COUNT_HIGH] = weight.high;
+    part[XD_COUNT_LOW] = weight.low;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_rows_denominator(const xd_launch *launch, const int64_t *part, xd_denominator *out) {
+    const xd_fixed weight = { part[XD_COUNT_HIGH], part[XD_COUNT_LOW] };
+    xd_denominator d;
+    (void)launch;
+    d.refused = part[XD_COUNT_REFUSED];
+    d.positions = part[XD_COUNT_POSITIONS];
+    d.value = d.refused == 0 ? xd_fixed_value(weight) : 0.0;
+    d.inverse = d.value > 0.0 ? 1.0 / d.value : 0.0;
+    *out = d;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_rows_ratio(const xd_launch *launch, const xd_denominator *hit,
+                                    const xd_denominator *counted, double *out) {
+    (void)launch;
+    *out = counted->value > 0.0 ? hit->value / counted->value : 0.0;
+    return XD_OK;
+}
+
+/* ---- reduction of row losses ---- */
+
+static double xdi_rows_weight(const xd_row_args *a, int64_t row) {
+    return a->positions.weights ? (double)a->positions.weights[row] : 1.0;
+}
+
+static xd_result xdi_cpu_rows_scales(const xd_launch *launch, const xd_row_args *a) {
+    const double inverse = a->denominator               ? a->denominator->inverse
+                           : a->denominator_value > 0.0 ? 1.0 / a->denominator_value
+                                                        : 0.0;
+    (void)launch;
+    *a->factor = (a->scale ? *a->scale : 1.0) * inverse;
+    for (int64_t r = 0; r < a->positions.count; r++) {
+        const double scale = xdi_rows_weight(a, r) * *a->factor;
+        a->row_scale[r] = xdi_rows_count(&a->positions, r) && isfinite(scale) ? scale : 0.0;
+    }
+    return XD_OK;
+}
+
+/* What the reduction sees of a row. */
+typedef struct xdi_rows_value {
+    double hard, soft;
+    int finding;  /* xd_row_finding */
+    double value; /* what the status shows of it */
+} xdi_rows_value;
+
+static xdi_rows_value xdi_rows_read(const xd_row_args *a, int64_t r) {
+    xdi_rows_value v;
+    if (a->topk_rows) {
+        v.hard = 0.0;
+        v.soft = a->topk_rows[r].loss;
+        v.finding = a->topk_rows[r].finding;
+        v.value = a->topk_rows[r].max;
+    } else {
+        v.hard = a->loss_rows[r].hard;
+        v.soft = a->loss_rows[r].soft;
+        v.finding = a->loss_rows[r].finding;
+        v.value = v.finding == (int)XD_ROW_LABEL ? (double)a->positions.labels[r] : a->loss_rows[r].max;
+    }
+    return v;
+}
+
+static void xdi_rows_note_finding(int64_t *record, int64_t row, int finding, double value) {
+    const int which = finding == (int)XD_ROW_LABEL      ? XD_RECORD_LABEL
+                      : finding == (int)XD_ROW_OVERFLOW ? XD_RECORD_OVERFLOW
+                                                        : XD_RECORD_NOT_FINITE;
+    if (record[XD_RECORD_LABEL] + record[XD_RECORD_NOT_FINITE] + record[XD_RECORD_OVERFLOW] == 0) {
+        record[XD_RECORD_FIRST_ROW] = row;
+        memcpy(record + XD_RECORD_FIRST_VALUE, &value, sizeof value);
+    }
+    record[which]++;
+}
+
+/* What the caller wants to see of each row. */
+static void xdi_rows_show(const xd_row_args *a, int64_t r) {
+    if (a->row_loss) {
+        const xdi_rows_value v = xdi_rows_read(a, r);
+        a->row_loss[r] = (float)(a->hard_weight * v.hard + a->soft_weight * v.soft);
+    }
+    if (a->student_mass) a->student_mass[r] = (float)a->topk_rows[r].student_mass;
+    if (a->teacher_mass) a->teacher_mass[r] = (float)a->topk_rows[r].teacher_mass;
+}
+
+/* Weighted sums over this rank's rows, findings, how many count. */
+static xd_result xdi_cpu_rows_sum(const xd_launch *launch, const xd_row_args *a) {
+    double hard = 0.0, soft = 0.0;
+    xd_fixed fixed_hard = { 0, 0 }, fixed_soft = { 0, 0 };
+    (void)launch;
+    memset(a->record, 0, XD_RECORD_WORDS * sizeof *a->record);
+    for (int64_t r = 0; r < a->positions.count; r++) {
+        const double weight = xdi_rows_weight(a, r), scale = weight * *a->factor;
+        xdi_rows_show(a, r);
+        if (!xdi_rows_count(&a->positions, r)) continue;
+        a->record[XD_RECORD_COUNTED]++;
+        if (!isfinite(scale)) xdi_rows_note_finding(a->record, r, (int)XD_ROW_NOT_FINITE, scale);
+        if (a->row_scale[r] == 0.0) continue;
+        const xdi_rows_value v = xdi_rows_read(a, r);
+        if (v.finding != (int)XD_ROW_FINE) {
+            xdi_rows_note_finding(a->record, r, v.finding, v.value);
+            continue;
+        }
+        hard += weight * v.hard;
+        soft += weight * v.soft;
+        if (a->fixed &&
+            (!xd_fixed_add(&fixed_hard, weight * v.hard) || !xd_fixed_add(&fixed_soft, weight * v.soft)))
+            xdi_rows_note_finding(a->record, r, (int)XD_ROW_OVERFLOW, v.value);
+    }
+    memcpy(a->record + XD_RECORD_HARD, a->fixed ? (void *)&fixed_hard : (void *)&hard,
+           a->fixed ? sizeof fixed_hard : sizeof hard);
+    memcpy(a->record + XD_RECORD_SOFT, a->fixed ? (void *)&fixed_soft : (void *)&soft,
+           a->fixed ? sizeof fixed_soft : sizeof soft);
+    return XD_OK;
+}
+
+/* Sum of one loss over the ranks' records, in rank order or as limbs. */
+static double xdi_rows_total(const xd_row_args *a, int which) {
+    double sum = 0.0, part;
+    xd_fixed fixed = { 0, 0 };
+    for (int i = 0; i < a->ranks; i++) {
+        const int64_t *word = a->records + i * XD_RECORD_WORDS + which;
+        if (a->fixed) {
+            fixed.high += word[0];
+            fixed.low += word[1];
+        } else {
+            memcpy(&part, word, sizeof part);
+            sum += part;
+        }
+    }
+    return a->fixed ? xd_fixed_value(fixed) : sum;
+}
+
+static int64_t xdi_rows_total_count(const xd_row_args *a, int which) {
+    int64_t sum = 0;
+    for (int i = 0; i < a->ranks; i++) sum += a->records[i * XD_RECORD_WORDS + which];
+    return sum;
+}
+
+/* Adds the findings of all ranks; the first one is that of the lowest rank. */
+static void xdi_rows_status(const xd_row_args *a, bool nothing, xd_status *status) {
+    const bool clean = status->label_out_of_range + status->not_finite + status->overflow == 0;
+    for (int i = 0; i < a->ranks && clean; i++) {
+        const int64_t *part = a->records + i * XD_RECORD_WORDS;
+        if (part[XD_RECORD_LABEL] + part[XD_RECORD_NOT_FINITE] + part[XD_RECORD_OVERFLOW] == 0) continue;
+        status->first_row = part[XD_RECORD_FIRST_ROW];
+        memcpy(&status->first_value, part + XD_RECORD_FIRST_VALUE, sizeof status->first_value);
+        break;
+    }
+    status->label_out_of_range += xdi_rows_total_count(a, XD_RECORD_LABEL);
+    status->not_finite += xdi_rows_total_count(a, XD_RECORD_NOT_FINITE);
+    status->overflow += xdi_rows_total_count(a, XD_RECORD_OVERFLOW);
+    if (nothing) status->nothing_counted++;
+}
+
+static xd_result xdi_cpu_rows_finish(const xd_launch *launch, const xd_row_args *a) {
+    const double factor = isfinite(*a->factor) ? *a->factor : 0.0; /* else every row is a finding */
+    xd_loss_values *out = a->values;
+    out->hard = xdi_rows_total(a, XD_RECORD_HARD) * factor;
+    out->soft = xdi_rows_total(a, XD_RECORD_SOFT) * factor;
+    out->loss = a->hard_weight * out->hard + a->soft_weight * out->soft;
+    out->counted = xdi_rows_total_count(a, XD_RECORD_COUNTED);
+    xdi_rows_status(a, a->denominator && a->denominator->inverse == 0.0, launch->status);
+    return XD_OK;
+}
+
+/* ---- columns ---- */
+
+static xd_result xdi_cpu_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
+                                            const uint8_t *mask, int64_t columns, float *maxima) {
+    (void)launch;
+    for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
+    for (int64_t r = 0; r < logits->rows; r++)
+        for (int64_t c = 0; c < columns && (!mask || mask[r]); c++) {
+            const float value = (float)xdi_loss_load(logits, r, c);
+            if (value > maxima[c]) maxima[c] = value;
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
+    (void)launch;
+    for (int64_t gap = count / 2; gap > 0; gap /= 2)
+        for (int64_t i = gap; i < count; i++) {
+            const int64_t id = ids[i];
+            int64_t at = i;
+            for (; at >= gap && ids[at - gap] > id; at -= gap) ids[at] = ids[at - gap];
+            ids[at] = id;
+        }
+    return XD_OK;
+}
+
+XD_API xd_row_kernels xd_row_kernels_cpu(void) {
+    xd_row_kernels kernels;
+    kernels.count = xdi_cpu_rows_count;
+    kernels.denominator = xdi_cpu_rows_denominator;
+    kernels.ratio = xdi_cpu_rows_ratio;
+    kernels.scales = xdi_cpu_rows_scales;
+    kernels.sum = xdi_cpu_rows_sum;
+    kernels.finish = xdi_cpu_rows_finish;
+    kernels.column_maxima = xdi_cpu_rows_column_maxima;
+    kernels.sort_ids = xdi_cpu_rows_sort_ids;
+    return kernels;
+}

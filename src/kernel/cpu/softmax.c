@@ -1,0 +1,154 @@
+/* Statistics of softmax, and what is read off with them. */
+
+#include "kernel/cpu/internal.h"
+
+#include <math.h>
+
+static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    const int64_t columns = a->end - a->begin;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *part = a->parts + r * XD_SOFTMAX_PARTS;
+        int64_t arg;
+        part[XD_SOFTMAX_MAX] = xdi_loss_row_max(&a->logits, r, columns, &arg);
+        part[XD_SOFTMAX_ARG] = arg < 0 ? -1.0 : (double)(arg + a->begin);
+        part[XD_SOFTMAX_SUM] = 0.0;
+        for (int64_t c = 0; c < columns && part[XD_SOFTMAX_MAX] > -INFINITY; c++)
+            part[XD_SOFTMAX_SUM] +=
+                exp((xdi_loss_load(&a->logits, r, c) - part[XD_SOFTMAX_MAX]) / a->temperature);
+    }
+    return XD_OK;
+}
+
+/* Joins a row's partials in rank order. The result's sum is relative to its max; NaN spreads. */
+static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
+    whole[XD_SOFTMAX_MAX] = -INFINITY;
+    whole[XD_SOFTMAX_ARG] = -1.0;
+    whole[XD_SOFTMAX_SUM] = 0.0;
+    for (int i = 0; i < a->shards; i++) {
+        const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
+        const bool first = whole[XD_SOFTMAX_ARG] < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
+        if (!first && !(part[XD_SOFTMAX_MAX] > whole[XD_SOFTMAX_MAX])) continue;
+        whole[XD_SOFTMAX_MAX] = part[XD_SOFTMAX_MAX];
+        whole[XD_SOFTMAX_ARG] = part[XD_SOFTMAX_ARG];
+    }
+    for (int i = 0; i < a->shards; i++) {
+        const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
+        if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = NAN;
+        if (part[XD_SOFTMAX_MAX] > -INFINITY)
+            whole[XD_SOFTMAX_SUM] +=
+                part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - whole[XD_SOFTMAX_MAX]) / a->temperature);
+    }
+}
+
+static xd_result xdi_cpu_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double whole[XD_SOFTMAX_PARTS];
+        xdi_softmax_join(a, r, whole);
+        if (a->log_sum_exp)
+            a->log_sum_exp[r] = whole[XD_SOFTMAX_MAX] / a->temperature + log(whole[XD_SOFTMAX_SUM]);
+        if (a->argmax) a->argmax[r] = (int64_t)whole[XD_SOFTMAX_ARG];
+    }
+    return XD_OK;
+}
+
+static double xdi_softmax_log_prob(const xd_softmax_args *a, int64_t r, int64_t c) {
+    return xdi_loss_load(&a->logits, r, c) / a->temperature - a->log_sum_exp[r];
+}
+
+static xd_result xdi_cpu_softmax_write(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++)
+        for (int64_t c = 0; c < a->end - a->begin; c++)
+            xdi_loss_store(&a->out, r, c, xdi_softmax_log_prob(a, r, c));
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_row_sums(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->weights.rows; r++) {
+        a->parts[r] = 0.0;
+        for (int64_t c = 0; c < a->end - a->begin; c++) a->parts[r] += xdi_loss_load(&a->weights, r, c);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    const int64_t columns = a->end - a->begin;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double sum = 0.0;
+        for (int i = 0; i < a->shards; i++) sum += a->all[i * a->all_stride + r];
+        for (int64_t c = 0; c < columns; c++) {
+            const double p = exp(xdi_softmax_log_prob(a, r, c));
+            xdi_loss_store(&a->out, r, c, (xdi_loss_load(&a->weights, r, c) - p * sum) / a->temperature);
+        }
+        for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_pick(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++)
+        for (int64_t j = 0; j < a->ids_count; j++) {
+            const int64_t id = a->ids[r * a->ids_stride + j];
+            const bool owned = id >= a->begin && id < a->end;
+            a->parts[r * a->ids_count + j] = owned ? xdi_loss_load(&a->logits, r, id - a->begin) : 0.0;
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_take(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++)
+        for (int64_t j = 0; j < a->ids_count; j++) {
+            const int64_t id = a->ids[r * a->ids_stride + j], at = r * a->ids_count + j;
+            int owner = 0;
+            if (id < 0 || id >= a->size) {
+                a->values[at] = (double)NAN;
+                continue;
+            }
+            while (id >= a->offsets[owner + 1]) owner++;
+            a->values[at] = a->all[owner * a->all_stride + at];
+            if (a->log_sum_exp) a->values[at] = a->values[at] / a->temperature - a->log_sum_exp[r];
+        }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_write_target_backward(const xd_launch *launch, const xd_softmax_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        const int64_t id = a->ids[r];
+        const bool counts = a->weight[r] != 0.0f && id >= 0 && id < a->size;
+        const int64_t columns = counts ? a->end - a->begin : 0;
+        for (int64_t c = 0; c < columns; c++) {
+            const double p = exp(xdi_softmax_log_prob(a, r, c)), target = c + a->begin == id ? 1.0 : 0.0;
+            xdi_loss_store(&a->out, r, c, (target - p) * (double)a->weight[r] / a->temperature);
+        }
+        for (int64_t c = columns; c < a->out.cols; c++) xdi_loss_store(&a->out, r, c, 0.0);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *argmax, const int64_t *labels,
+                                      const uint8_t *mask, int64_t rows, uint8_t *hits) {
+    (void)launch;
+    for (int64_t r = 0; r < rows; r++) hits[r] = argmax[r] == labels[r] && (!mask || mask[r]);
+    return XD_OK;
+}
+
+XD_API xd_softmax_kernels xd_softmax_kernels_cpu(void) {
+    xd_softmax_kernels kernels;
+    kernels.stats = xdi_cpu_softmax_stats;
+    kernels.merge = xdi_cpu_softmax_merge;
+    kernels.write = xdi_cpu_softmax_write;
+    kernels.row_sums = xdi_cpu_softmax_row_sums;
+    kernels.write_backward = xdi_cpu_softmax_write_backward;
+    kernels.pick = xdi_cpu_softmax_pick;
+    kernels.take = xdi_cpu_softmax_take;
+    kernels.write_target_backward = xdi_cpu_softmax_write_target_backward;
+    kernels.hits = xdi_cpu_softmax_hits;
+    return kernels;
+}

@@ -1,0 +1,473 @@
+/* Top-k losses and selection. A row is seen as k + 1 entries: its ids, and everything outside as one. */
+
+#include "kernel/cpu/exact.h"
+#include "kernel/cpu/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static xd_result xdi_cpu_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        int64_t unused;
+        a->maxima[r] = a->row_scale[r] != 0.0 ? xdi_loss_row_max(&a->logits, r, columns, &unused) : 0.0;
+    }
+    return XD_OK;
+}
+
+/* Shell sort: k is small and the ids mostly are no worse than random. */
+XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, int64_t end, int64_t *order) {
+    int64_t n = 0;
+    for (int64_t j = 0; j < k; j++)
+        if (ids[j] >= begin && ids[j] < end) order[n++] = j;
+    for (int64_t gap = n / 2; gap > 0; gap /= 2)
+        for (int64_t i = gap; i < n; i++) {
+            const int64_t slot = order[i];
+            int64_t at = i;
+            for (; at >= gap && ids[order[at - gap]] > ids[slot]; at -= gap) order[at] = order[at - gap];
+            order[at] = slot;
+        }
+    return n;
+}
+
+/* Adds to a double or to a fixed sum. BAD counts what does not fit: high for non-finite terms, low for large
+ * ones. */
+static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
+    if (!a->fixed)
+        sums->plain[which] += term;
+    else if (!xd_fixed_add(&sums->exact[which], term)) {
+        if (isfinite(term))
+            sums->exact[XD_TOPK_BAD].low++;
+        else
+            sums->exact[XD_TOPK_BAD].high++;
+    }
+}
+
+/* As written, like the columns of cpu/loss.c. */
+XDI_SIMD_AS_WRITTEN
+XD_PRIVATE void xdi_topk_stats_columns(const void *state, const xd_topk_args *a, int64_t r, int64_t begin,
+                                       int64_t end, xdi_topk_sums *sums) {
+    const double scale = 1.0 / a->temperature;
+    (void)state;
+    for (int64_t c = begin; c < end; c++) {
+        const double z = xdi_loss_minus(xdi_loss_load(&a->logits, r, c), a->maxima[r]) * scale;
+        const double e = a->fixed ? xdi_exact_exp(z) : exp(z);
+        xdi_topk_add(a, sums, XD_TOPK_OUTSIDE, e);
+        if (e > 0.0) xdi_topk_add(a, sums, XD_TOPK_ENTROPY, e * z);
+    }
+}
+
+/* The columns between the row's ids go to the sweep. */
+static void xdi_topk_stats_row(const xd_topk_args *a, int64_t r, xdi_topk_sweep sweep, const void *state,
+                               xdi_topk_sums *sums) {
+    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+    const int64_t *ids = a->ids + r * a->k;
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, end, a->order);
+    int64_t next = 0;
+    sums->plain[XD_TOPK_MAX] = a->maxima[r];
+    for (int64_t j = 0; j < inside; j++)
+        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+    if (!a->outside) return;
+    for (int64_t j = 0; j < inside; j++) {
+        const int64_t column = ids[a->order[j]] - begin;
+        if (next < column) sweep(state, a, r, next, column, sums);
+        next = column + 1; /* an id that is there twice is left out once */
+    }
+    if (next < end - begin) sweep(state, a, r, next, end - begin, sums);
+}
+
+XD_PRIVATE void xdi_topk_stats_rows(const xd_topk_args *a, xdi_topk_sweep sweep, const void *state) {
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xdi_topk_sums sums;
+        memset(&sums, 0, sizeof sums);
+        for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
+        if (isnan(a->maxima[r])) {
+            sums.plain[XD_TOPK_BAD] = 1.0;
+            sums.exact[XD_TOPK_BAD].high = 1;
+        } else if (a->row_scale[r] != 0.0) {
+            xdi_topk_stats_row(a, r, sweep, state, &sums);
+        }
+        if (a->fixed)
+            memcpy((xd_fixed *)a->sums + r * XD_TOPK_SUMS, sums.exact, sizeof sums.exact);
+        else
+            memcpy((double *)a->sums + r * XD_TOPK_SUMS, sums.plain, sizeof sums.plain);
+    }
+}
+
+static xd_result xdi_cpu_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    (void)launch;
+    xdi_topk_stats_rows(a, xdi_topk_stats_columns, NULL);
+    return XD_OK;
+}
+
+static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
+    xd_fixed sum[XD_TOPK_SUMS];
+    memset(sum, 0, sizeof sum);
+    for (int i = 0; i < a->shards; i++)
+        for (int which = 0; which < XD_TOPK_SUMS; which++) {
+            const int64_t *part = a->all + i * a->all_stride + (r * XD_TOPK_SUMS + which) * 2;
+            sum[which].high += part[0];
+            sum[which].low += part[1];
+        }
+    side->max = a->maxima[r];
+    side->outside = xd_fixed_value(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xd_fixed_value(sum[XD_TOPK_ENTROPY]);
+    if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
+    if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static void xdi_topk_merge_plain(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
+    side->max = -INFINITY;
+    for (int i = 0; i < a->shards; i++) {
+        const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
+        if (part[XD_TOPK_BAD] != 0.0) side->finding = (int)XD_ROW_NOT_FINITE;
+        if (part[XD_TOPK_MAX] > side->max) side->max = part[XD_TOPK_MAX];
+    }
+    for (int i = 0; i < a->shards; i++) {
+        const double *part = (const double *)(const void *)(a->all + i * a->all_stride) + r * XD_TOPK_SUMS;
+        const double shift = (part[XD_TOPK_MAX] - side->max) / a->temperature, f = exp(shift);
+        if (!(f > 0.0)) continue;
+        side->outside += f * part[XD_TOPK_OUTSIDE];
+        side->entropy += f * (part[XD_TOPK_ENTROPY] + part[XD_TOPK_OUTSIDE] * shift);
+    }
+}
+
+/* Brings the logits at all ids together, and finds ids that are out of range or twice in the row. */
+static void xdi_topk_merge_values(const xd_topk_args *a, int64_t r, xd_topk_side *side) {
+    const int64_t *ids = a->ids + r * a->k;
+    const int64_t valid = xdi_topk_order(ids, a->k, 0, a->offsets[a->shards], a->order);
+    const int64_t sums = a->logits.rows * XD_TOPK_SUMS * (a->fixed ? 2 : 1); /* words before the values */
+    int64_t given = 0;
+    int shard = 0;
+    for (int64_t j = 0; j < a->k; j++) given += ids[j] >= 0 ? 1 : 0;
+    if (given != valid) side->finding = (int)XD_ROW_LABEL;
+    for (int64_t i = 0; i < valid; i++) {
+        const int64_t j = a->order[i];
+        while (ids[j] >= a->offsets[shard + 1]) shard++;
+        memcpy(a->values + r * a->k + j, a->all + shard * a->all_stride + sums + r * a->k + j,
+               sizeof(double));
+        if (i > 0 && ids[a->order[i - 1]] == ids[j]) side->finding = (int)XD_ROW_LABEL;
+    }
+}
+
+static xd_result xdi_cpu_topk_merge(const xd_launch *launch, const xd_topk_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xd_topk_side *side = a->side + r;
+        memset(side, 0, sizeof *side);
+        if (a->row_scale[r] == 0.0) continue;
+        if (a->fixed)
+            xdi_topk_merge_fixed(a, r, side);
+        else
+            xdi_topk_merge_plain(a, r, side);
+        xdi_topk_merge_values(a, r, side);
+        if (side->max == -INFINITY) side->finding = (int)XD_ROW_NOT_FINITE;
+    }
+    return XD_OK;
+}
+
+/* One row as the divergence sees it: entries j < k are the ids, entry k is the outside. */
+typedef struct xdi_topk_entries {
+    double *s, *t; /* [k + 1] logarithms; an entry that is absent has valid[j] false */
+    double *g;     /* [k + 1] gradient with respect to the entries' logits */
+    const int64_t *ids;
+    int64_t k;
+    double log;                           /* of the student's sum over all columns */
+    double outside_mass, outside_entropy; /* sum of p and of p ln p outside */
+    bool tail;                            /* the outside is an entry of the divergence */
+    bool tail_flows;                      /* and has a gradient: its mass is above the floor */
+    double student_mass, teacher_mass;
+} xdi_topk_entries;
+
+/* Smallest tail: 1 - e^-1e-7. Below it the tail is a constant. */
+static double xdi_topk_floor(void) {
+    return -expm1(-1e-7);
+}
+
+/* values[] / temperature, normalised over the row's own entries. Returns ln of the sum, -infinity without
+ * entries. */
+static double xdi_topk_normalise(const double *values, const int64_t *ids, int64_t k, double temperature,
+                                 double *out) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t j = 0; j < k; j++)
+        if (ids[j] >= 0 && values[j] > max) max = values[j];
+    for (int64_t j = 0; j < k; j++)
+        if (ids[j] >= 0 && max > -INFINITY) sum += exp((values[j] - max) / temperature);
+    const double log_sum = log(sum);
+    for (int64_t j = 0; j < k; j++)
+        out[j] = ids[j] >= 0 ? (values[j] - max) / temperature - log_sum : -INFINITY;
+    return max / temperature + log_sum;
+}
+
+static double xdi_topk_mass(const double *logs, const int64_t *ids, int64_t k) {
+    double sum = 0.0;
+    for (int64_t j = 0; j < k; j++) sum += ids[j] >= 0 ? exp(logs[j]) : 0.0;
+    return sum;
+}
+
+static void xdi_topk_student_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+    const double *values = a->values + r * a->k;
+    const xd_topk_side *side = a->side + r;
+    double inside = 0.0;
+    for (int64_t j = 0; j < a->k; j++)
+        if (e->ids[j] >= 0) inside += exp((values[j] - side->max) / a->temperature);
+    const double total = inside + side->outside;
+    e->log = log(total);
+    e->student_mass = inside / total;
+    e->outside_mass = side->outside / total;
+    e->outside_entropy = side->entropy / total - e->log * e->outside_mass;
+    if (a->mode == XD_TOPK_RENORMALISE) {
+        xdi_topk_normalise(values, e->ids, a->k, a->temperature, e->s);
+    } else {
+        for (int64_t j = 0; j < a->k; j++)
+            e->s[j] = e->ids[j] >= 0 ? (values[j] - side->max) / a->temperature - e->log : -INFINITY;
+    }
+    e->tail_flows = e->tail && e->outside_mass >= xdi_topk_floor();
+    e->s[a->k] = log(e->tail && !e->tail_flows ? xdi_topk_floor() : e->outside_mass);
+}
+
+static void xdi_topk_teacher_entries(const xd_topk_args *a, int64_t r, xdi_topk_entries *e) {
+    const double *values = a->teacher_values + r * a->k;
+    const double tau = a->teacher_temperature;
+    const double sum = xdi_topk_normalise(values, e->ids, a->k, tau, e->t);
+    double whole = 0.0, outside = 0.0; /* ln of the sum over all columns */
+    if (a->teacher_side) {
+        const xd_topk_side *side = a->teacher_side + r;
+        const double inside = exp(sum - side->max / tau);
+        whole = side->max / tau + log(inside + side->outside);
+        outside = side->outside / (inside + side->outside);
+    } else if (a->teacher_log) {
+        whole = (double)a->teacher_log[r];
+    }
+    for (int64_t j = 0; j < a->k && a->mode != XD_TOPK_RENORMALISE && a->mode != XD_TOPK_ZERO_OUTSIDE; j++)
+        e->t[j] = e->ids[j] >= 0 ? values[j] / tau - whole : -INFINITY;
+    e->teacher_mass = exp(sum - whole);
+    if (!a->teacher_side) outside = -expm1(sum - whole);
+    e->t[a->k] = log(outside < xdi_topk_floor() ? xdi_topk_floor() : outside);
+}
+
+/* Forward KL of the entries: sum T (t - s), gradient S sum(T) - T. */
+static void xdi_topk_forward(xdi_topk_entries *e, double weight, xd_topk_row *row) {
+    const int64_t n = e->k + (e->tail ? 1 : 0);
+    double mass = xdi_topk_mass(e->t, e->ids, e->k);
+    if (e->tail_flows) mass += exp(e->t[e->k]);
+    for (int64_t j = 0; j < n; j++) {
+        if (j < e->k && e->ids[j] < 0) continue;
+        const double t = exp(e->t[j]);
+        if (t > 0.0) row->loss += weight * t * (e->t[j] - e->s[j]);
+        e->g[j] += weight * (exp(e->s[j]) * mass - t);
+    }
+    row->outside += weight * (e->tail_flows ? mass - exp(e->t[e->k]) / e->outside_mass : mass);
+}
+
+/* The factor r in A = S r of the reverse KL (beta 1) and the JSD, and the entry's part of the loss. */
+static double xdi_topk_ratio(const xdi_topk_entries *e, int64_t j, double beta, double *loss) {
+    const double p = exp(e->s[j]), q = exp(e->t[j]);
+    double student, teacher;
+    *loss = 0.0;
+    if (beta == 1.0) {
+        if (p > 0.0) *loss = p * (e->s[j] - e->t[j]);
+        return p > 0.0 ? e->s[j] - e->t[j] : 0.0;
+    }
+    if (p == 0.0 && q == 0.0) return 0.0;
+    xdi_loss_log_ratios(e->s[j], e->t[j], beta, &student, &teacher);
+    if (q > 0.0) *loss += beta * q * teacher;
+    if (p > 0.0) *loss += (1.0 - beta) * p * student;
+    return p > 0.0 ? (1.0 - beta) * student : 0.0;
+}
+
+/* Reverse KL and JSD: A = S r, gradient S ((r - c) - sum S (r - c)), with c the r of the entry with most
+ * mass, so that nothing cancels on nearly one-hot rows. What is not an entry has A = 0: r = 0 beside r + 1 of
+ * the entries. */
+static void xdi_topk_backward(xdi_topk_entries *e, bool zero_outside, bool renormalised, double beta,
+                              double weight, xd_topk_row *row) {
+    const double one = beta == 1.0 && !zero_outside && !renormalised ? 1.0 : 0.0;
+    double loss, outside = zero_outside ? 100.0 : 0.0, offset = outside, most = e->outside_mass, mean;
+    if (e->tail) {
+        const double r = xdi_topk_ratio(e, e->k, beta, &loss);
+        row->loss += weight * loss;
+        if (e->tail_flows) offset = outside = r + one;
+    }
+    if (renormalised) most = -1.0;
+    for (int64_t j = 0; j < e->k; j++) {
+        if (e->ids[j] < 0 || !(exp(e->s[j]) > most)) continue;
+        most = exp(e->s[j]);
+        offset = xdi_topk_ratio(e, j, beta, &loss) + one;
+    }
+    mean =
+        renormalised ? 0.0 : (outside - offset) * e->outside_mass + (zero_outside ? e->outside_entropy : 0.0);
+    for (int64_t j = 0; j < e->k; j++) {
+        if (e->ids[j] < 0) continue;
+        const double r = xdi_topk_ratio(e, j, beta, &loss) + one;
+        row->loss += weight * loss;
+        if (e->s[j] > -INFINITY) mean += exp(e->s[j]) * (r - offset);
+    }
+    for (int64_t j = 0; j < e->k; j++)
+        if (e->ids[j] >= 0)
+            e->g[j] += weight * exp(e->s[j]) * (xdi_topk_ratio(e, j, beta, &loss) + one - offset - mean);
+    row->outside += renormalised ? 0.0 : weight * (outside - offset - mean);
+    if (!zero_outside) return;
+    row->entropy += weight;
+    row->loss += weight * (e->outside_entropy + 100.0 * e->outside_mass);
+}
+
+static void xdi_topk_divergence_row(const xd_topk_args *a, int64_t r, xdi_topk_entries *e, xd_topk_row *row) {
+    const bool renormalised = a->mode == XD_TOPK_RENORMALISE, zero = a->mode == XD_TOPK_ZERO_OUTSIDE;
+    double beta = a->beta;
+    if (a->divergence == XD_KL_FORWARD) beta = 0.0;
+    if (a->divergence == XD_KL_REVERSE) beta = 1.0;
+    xdi_topk_student_entries(a, r, e);
+    xdi_topk_teacher_entries(a, r, e);
+    if (a->divergence == XD_JSD) {
+        xdi_topk_backward(e, false, renormalised, beta, 1.0, row);
+    } else {
+        if (beta != 1.0) xdi_topk_forward(e, 1.0 - beta, row);
+        if (beta != 0.0) xdi_topk_backward(e, zero, renormalised, 1.0, beta, row);
+    }
+    if (renormalised) row->outside = 0.0;
+    row->max = a->side[r].max;
+    row->log = e->log;
+    row->student_mass = e->student_mass;
+    row->teacher_mass = e->teacher_mass;
+    if (!isfinite(row->loss)) row->finding = (int)XD_ROW_NOT_FINITE;
+}
+
+static bool xdi_topk_has_entries(const int64_t *ids, int64_t k) {
+    for (int64_t j = 0; j < k; j++)
+        if (ids[j] >= 0) return true;
+    return false;
+}
+
+static xd_result xdi_cpu_topk_divergence(const xd_launch *launch, const xd_topk_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xd_topk_row *row = a->row + r;
+        xdi_topk_entries e;
+        memset(row, 0, sizeof *row);
+        memset(&e, 0, sizeof e);
+        e.s = a->scratch;
+        e.t = e.s + a->k + 1;
+        e.g = e.t + a->k + 1;
+        e.ids = a->ids + r * a->k;
+        e.k = a->k;
+        e.tail = a->mode == XD_TOPK_TAIL;
+        for (int64_t j = 0; j <= a->k; j++) e.g[j] = 0.0;
+        for (int64_t j = 0; j <= a->k; j++) e.s[j] = -INFINITY;
+        row->finding = a->side[r].finding;
+        if (a->teacher_side && row->finding == (int)XD_ROW_FINE) row->finding = a->teacher_side[r].finding;
+        if (a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE && xdi_topk_has_entries(e.ids, a->k))
+            xdi_topk_divergence_row(a, r, &e, row);
+        if (row->finding != (int)XD_ROW_FINE) row->loss = 0.0;
+        memcpy(a->slots + r * a->k, e.g, (size_t)a->k * sizeof *e.g);
+        if (a->log_probs) memcpy(a->log_probs + r * a->k, e.s, (size_t)a->k * sizeof *e.s);
+    }
+    return XD_OK;
+}
+
+static void xdi_topk_grad_row(const xd_topk_args *a, int64_t r, double scale) {
+    const int64_t begin = a->offsets[a->shard], end = a->offsets[a->shard + 1];
+    const xd_topk_row *row = a->row + r;
+    const int64_t *ids = a->ids + r * a->k;
+    for (int64_t c = begin; c < end; c++) {
+        double g = 0.0;
+        if (row->outside != 0.0 || row->entropy != 0.0) {
+            const double log_p =
+                (xdi_loss_load(&a->logits, r, c - begin) - row->max) / a->temperature - row->log;
+            const double p = exp(log_p);
+            g = p > 0.0 ? p * (row->outside + (row->entropy != 0.0 ? row->entropy * log_p : 0.0)) : 0.0;
+        }
+        xdi_loss_store(&a->gradient, r, c - begin, scale * g);
+    }
+    for (int64_t j = 0; j < a->k; j++)
+        if (ids[j] >= begin && ids[j] < end)
+            xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
+}
+
+static xd_result xdi_cpu_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        const bool counts = a->row_scale[r] != 0.0 && a->row[r].finding == (int)XD_ROW_FINE;
+        if (counts) xdi_topk_grad_row(a, r, a->weight * a->row_scale[r] / a->temperature);
+        for (int64_t c = counts ? columns : 0; c < a->gradient.cols; c++)
+            xdi_loss_store(&a->gradient, r, c, 0.0);
+    }
+    return XD_OK;
+}
+
+XD_PRIVATE int64_t xdi_select_insert(double *values, int64_t *ids, int64_t n, int64_t k, double value,
+                                     int64_t id) {
+    int64_t at = n < k ? n : k - 1;
+    for (; at > 0 && value > values[at - 1]; at--) {
+        values[at] = values[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    values[at] = value;
+    ids[at] = id;
+    return n < k ? n + 1 : k;
+}
+
+XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *values = a->values + r * a->k;
+        int64_t *ids = a->ids + r * a->k, n = 0;
+        for (int64_t c = 0; c < a->columns; c++) {
+            double value = xdi_loss_load(&a->logits, r, c);
+            if (isnan(value)) value = -INFINITY;
+            if (n < a->k || value > values[a->k - 1])
+                n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
+        }
+        for (; n < a->k; n++) {
+            values[n] = -INFINITY;
+            ids[n] = -1;
+        }
+    }
+    return XD_OK;
+}
+
+/* The k best of all shards' candidates. Shards come in the order of their columns, so equals keep the lowest
+ * id. */
+static xd_result xdi_cpu_select_merge(const xd_launch *launch, const xd_select_args *a) {
+    const int64_t candidates = a->logits.rows * a->k;
+    (void)launch;
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *values = a->values + r * a->k;
+        int64_t n = 0;
+        for (int i = 0; i < a->shards; i++)
+            for (int64_t j = r * a->k; j < (r + 1) * a->k; j++) {
+                const int64_t *word = a->all + i * a->all_stride + j, id = word[candidates];
+                double value;
+                memcpy(&value, word, sizeof value);
+                if (id >= 0 && (n < a->k || value > values[a->k - 1]))
+                    n = xdi_select_insert(values, a->ids + r * a->k, n, a->k, value, id);
+            }
+    }
+    return XD_OK;
+}
+
+/* The ids as the other entries want them, and the teacher's values widened. */
+static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->logits.rows * a->k; i++) {
+        const bool absent = a->given_values && a->given_values[i] == -INFINITY;
+        const int64_t id = a->given_ids ? a->given_ids[i] : 0;
+        if (a->given_ids) a->entry_ids[i] = absent ? -1 : id < 0 || id > a->size ? a->size : id;
+        a->entry_values[i] = a->given_values ? (double)a->given_values[i] : 0.0;
+    }
+    return XD_OK;
+}
+
+XD_API xd_topk_kernels xd_topk_kernels_cpu(void) {
+    xd_topk_kernels kernels;
+    kernels.maxima = xdi_cpu_topk_maxima;
+    kernels.stats = xdi_cpu_topk_stats;
+    kernels.merge = xdi_cpu_topk_merge;
+    kernels.divergence = xdi_cpu_topk_divergence;
+    kernels.grad = xdi_cpu_topk_grad;
+    kernels.entries = xdi_cpu_topk_entries;
+    kernels.select = xdi_cpu_select;
+    kernels.select_merge = xdi_cpu_select_merge;
+    return kernels;
+}

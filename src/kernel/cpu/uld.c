@@ -1,0 +1,303 @@
+/* Universal logit distillation, estimates and the JSD of probabilities: plain loops, double inside. */
+
+#include "kernel/cpu/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static double xdi_cpu_uld_probability(const xd_uld_rows *side, int64_t row, int64_t id) {
+    const double *part = side->parts + row * XD_SOFTMAX_PARTS;
+    return exp((xdi_loss_load(&side->logits, row, id) - part[XD_SOFTMAX_MAX]) / side->temperature) /
+           part[XD_SOFTMAX_SUM];
+}
+
+/* ---- merge ---- */
+
+static void xdi_cpu_uld_merge_side(const xd_uld_rows *side, int which, xd_uld_chunk *chunk) {
+    double factor = 1.0;
+    for (int64_t row = chunk->begin[which]; row < chunk->end[which]; row++) {
+        const double *part = side->parts + row * XD_SOFTMAX_PARTS;
+        if (!isfinite(part[XD_SOFTMAX_MAX])) {
+            chunk->finite = false;
+            return;
+        }
+        if (row == chunk->base[which]) continue;
+        const double p = xdi_cpu_uld_probability(side, row, side->ids[row]);
+        side->scores[row] = p;
+        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+    }
+    chunk->factor[which] = factor;
+}
+
+static xd_result xdi_cpu_uld_merge(const xd_launch *launch, const xd_uld_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        a->chunks[i].finite = true;
+        for (int which = 0; which < XD_ULD_SIDES; which++)
+            xdi_cpu_uld_merge_side(&a->side[which], which, &a->chunks[i]);
+    }
+    return XD_OK;
+}
+
+/* ---- sort ---- */
+
+/* Digits of the keys, in as many passes of a radix sort. */
+enum { XDI_ULD_DIGITS = 3, XDI_ULD_WIDTH = 11, XDI_ULD_BINS = 1 << XDI_ULD_WIDTH };
+
+static uint64_t xdi_uld_digit(uint64_t record, int digit) {
+    return record >> (32 + XDI_ULD_WIDTH * digit) & (XDI_ULD_BINS - 1);
+}
+
+/* The records of a row, and where those of each digit will begin. */
+static void xdi_uld_records(const xd_uld_rows *side, int64_t row, uint64_t *records,
+                            uint32_t bins[][XDI_ULD_BINS]) {
+    memset(bins, 0, XDI_ULD_DIGITS * sizeof *bins);
+    for (int64_t i = 0; i < side->count; i++) {
+        const int64_t id = side->list ? side->list[i] : i;
+        const uint32_t key = xdi_tile_key((float)xdi_loss_load(&side->logits, row, id));
+        records[i] = (uint64_t)key << 32 | (uint64_t)id;
+        for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) bins[digit][xdi_uld_digit(records[i], digit)]++;
+    }
+    for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) {
+        uint32_t before = 0;
+        for (int bin = 0; bin < XDI_ULD_BINS; bin++) {
+            const uint32_t here = bins[digit][bin];
+            bins[digit][bin] = before;
+            before += here;
+        }
+    }
+}
+
+/* Records that have the same digit keep their order, so that equals stay ranked by id. An odd number of
+ * passes: from `spare` to `sorted`. */
+static void xdi_uld_sort_list(const xd_uld_rows *side, int64_t row, uint64_t *sorted, uint64_t *spare) {
+    uint32_t bins[XDI_ULD_DIGITS][XDI_ULD_BINS];
+    uint64_t *from = spare, *to = sorted;
+    xdi_uld_records(side, row, spare, bins);
+    for (int digit = 0; digit < XDI_ULD_DIGITS; digit++) {
+        for (int64_t i = 0; i < side->count; i++) to[bins[digit][xdi_uld_digit(from[i], digit)]++] = from[i];
+        uint64_t *next = from;
+        from = to;
+        to = next;
+    }
+}
+
+static xd_result xdi_cpu_uld_sort(const xd_launch *launch, const xd_uld_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        for (int which = 0; which < XD_ULD_SIDES && a->chunks[i].finite; which++) {
+            const xd_uld_rows *side = &a->side[which];
+            xdi_uld_sort_list(side, a->chunks[i].base[which], side->sorted + i * side->count,
+                              side->spare + i * side->count);
+        }
+    return XD_OK;
+}
+
+/* ---- compare ---- */
+
+/* A term of the generalised JSD of probabilities, and its derivative by u. */
+static double xdi_cpu_jsd_entry(double u, double v, double beta, double *slope) {
+    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double s = log(p), t = log(q);
+    double student, teacher, value;
+    if (beta == 0.0) {
+        value = q * (t - s);
+        *slope = -q / p;
+    } else if (beta == 1.0) {
+        value = p * (s - t);
+        *slope = s - t + 1.0;
+    } else {
+        xdi_loss_log_ratios(s, t, beta, &student, &teacher);
+        value = beta * q * teacher + (1.0 - beta) * p * student;
+        *slope = (1.0 - beta) * student;
+    }
+    if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
+    return value;
+}
+
+/* The probability of a record's logit in the base row, times the factor. */
+static double xdi_cpu_uld_value(const xd_uld_args *a, int which, const xd_uld_chunk *chunk, uint64_t record) {
+    const xd_uld_rows *side = &a->side[which];
+    const double *part = side->parts + chunk->base[which] * XD_SOFTMAX_PARTS;
+    const double logit = (double)xdi_tile_of_key((uint32_t)(record >> 32));
+    return chunk->factor[which] * exp((logit - part[XD_SOFTMAX_MAX]) / side->temperature) /
+           part[XD_SOFTMAX_SUM];
+}
+
+/* Sums of the sorted rests; mean is that of the signs, over the student's merged values. */
+static void xdi_cpu_uld_unmatched(const xd_uld_args *a, int64_t i, float *slope, double *mean) {
+    const xd_uld_rows *student = &a->side[XD_ULD_STUDENT], *teacher = &a->side[XD_ULD_TEACHER];
+    const uint64_t *x = student->sorted + i * student->count, *y = teacher->sorted + i * teacher->count;
+    const int64_t n = student->count, m = teacher->count;
+    xd_uld_chunk *chunk = &a->chunks[i];
+    for (int64_t r = 0; n > 0 && m > 0 && (r < n || r < m); r++) {
+        const double u = r < n ? xdi_cpu_uld_value(a, XD_ULD_STUDENT, chunk, x[r]) : 0.0;
+        const double v = r < m ? xdi_cpu_uld_value(a, XD_ULD_TEACHER, chunk, y[r]) : 0.0;
+        const double d = a->unmatched_weight * (double)((u > v) - (u < v));
+        chunk->unmatched += fabs(u - v);
+        if (r >= n || !slope) continue;
+        slope[(uint32_t)x[r]] = (float)d;
+        *mean += d * u;
+    }
+}
+
+static void xdi_cpu_uld_matched(const xd_uld_args *a, xd_uld_chunk *chunk, float *slope, double *mean) {
+    for (int64_t i = 0; i < a->matched_count; i++) {
+        const int64_t s = a->matched[XD_ULD_STUDENT][i], t = a->matched[XD_ULD_TEACHER][i];
+        const double u = chunk->factor[XD_ULD_STUDENT] *
+                         xdi_cpu_uld_probability(&a->side[XD_ULD_STUDENT], chunk->base[XD_ULD_STUDENT], s);
+        const double v = chunk->factor[XD_ULD_TEACHER] *
+                         xdi_cpu_uld_probability(&a->side[XD_ULD_TEACHER], chunk->base[XD_ULD_TEACHER], t);
+        double d;
+        chunk->matched += xdi_cpu_jsd_entry(u, v, a->beta, &d);
+        if (!slope) continue;
+        slope[s] = (float)(a->matched_weight * d);
+        *mean += a->matched_weight * d * u;
+    }
+}
+
+XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i) {
+    const int64_t columns = a->side[XD_ULD_STUDENT].columns;
+    xd_uld_chunk *chunk = &a->chunks[i];
+    float *slope = a->slope ? a->slope + i * columns : NULL;
+    double mean = 0.0;
+    chunk->matched = chunk->unmatched = 0.0;
+    if (slope) memset(slope, 0, (size_t)columns * sizeof *slope);
+    xdi_cpu_uld_unmatched(a, i, slope, &mean);
+    xdi_cpu_uld_matched(a, chunk, slope, &mean);
+    chunk->mean = chunk->factor[XD_ULD_STUDENT] > 0.0 ? mean / chunk->factor[XD_ULD_STUDENT] : 0.0;
+}
+
+static xd_result xdi_cpu_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        if (a->chunks[i].finite) xdi_uld_compare_chunk(a, i);
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+/* What a row of a chunk is multiplied by: share p (d - mean) / temperature, where d is the slope in the base
+ * row, and elsewhere 1 at the row's token and 0 at the others. */
+XD_PRIVATE xdi_uld_scale xdi_uld_row_scale(const xd_uld_args *a, const xd_uld_chunk *chunk, int64_t row) {
+    const double factor = chunk->factor[XD_ULD_STUDENT],
+                 share = a->share / a->side[XD_ULD_STUDENT].temperature;
+    xdi_uld_scale s;
+    if (row == chunk->base[XD_ULD_STUDENT]) {
+        s.scale = share * factor;
+        s.mean = chunk->mean;
+        s.only = -1;
+    } else {
+        s.mean = a->side[XD_ULD_STUDENT].scores[row];
+        s.scale = s.mean > XD_ULD_FLOOR ? share * factor * chunk->mean / s.mean : 0.0;
+        s.only = a->side[XD_ULD_STUDENT].ids[row];
+    }
+    return s;
+}
+
+XD_PRIVATE void xdi_uld_gradient_row(const xd_uld_args *a, int64_t row) {
+    const int64_t i = a->owner[row] - a->first, columns = a->side[XD_ULD_STUDENT].columns;
+    const float *slope = a->slope + i * columns;
+    const xdi_uld_scale s = xdi_uld_row_scale(a, &a->chunks[i], row);
+    for (int64_t c = 0; c < columns; c++) {
+        const double d = s.only < 0 ? (double)slope[c] : (double)(c == s.only);
+        const double p = xdi_cpu_uld_probability(&a->side[XD_ULD_STUDENT], row, c);
+        xdi_loss_store(&a->gradient, row, c, s.scale * p * (d - s.mean));
+    }
+}
+
+/* Zeros from a column on. */
+static void xdi_uld_clear(const xd_rows *gradient, int64_t row, int64_t begin) {
+    const int64_t at = row * (gradient->stride ? gradient->stride : gradient->cols) + begin;
+    const size_t size = xd_dtype_size(gradient->dtype);
+    memset((unsigned char *)gradient->data + (size_t)at * size, 0, (size_t)(gradient->cols - begin) * size);
+}
+
+XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args *a,
+                                      xdi_uld_row_writer writer) {
+    for (int64_t row = a->row; row < a->row + a->rows; row++) {
+        const bool owned = a->owner[row] >= 0;
+        if (owned && !a->chunks[a->owner[row] - a->first].finite) continue;
+        if (owned) writer(launch, a, row);
+        xdi_uld_clear(&a->gradient, row, owned ? a->side[XD_ULD_STUDENT].columns : 0);
+    }
+}
+
+static void xdi_cpu_uld_write_row(const xd_launch *launch, const xd_uld_args *a, int64_t row) {
+    (void)launch;
+    xdi_uld_gradient_row(a, row);
+}
+
+static xd_result xdi_cpu_uld_gradient(const xd_launch *launch, const xd_uld_args *a) {
+    xdi_uld_gradient_rows(launch, a, xdi_cpu_uld_write_row);
+    return XD_OK;
+}
+
+/* ---- probabilities ---- */
+
+static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
+    double sum = 0.0;
+    (void)launch;
+    for (int64_t r = 0; r < a->student.rows; r++)
+        for (int64_t c = 0; c < a->student.cols; c++) {
+            double slope;
+            sum += xdi_cpu_jsd_entry(xdi_loss_load(&a->student, r, c), xdi_loss_load(&a->teacher, r, c),
+                                     a->beta, &slope);
+            if (a->gradient.data) xdi_loss_store(&a->gradient, r, c, slope / a->denominator);
+        }
+    a->out->value = sum;
+    a->out->bad = -1;
+    return XD_OK;
+}
+
+/* ---- estimates ---- */
+
+static double xdi_cpu_estimate_value(int kind, double rho) {
+    if (kind == 0) return -rho;
+    return kind == 1 ? 0.5 * rho * rho : expm1(rho) - rho;
+}
+
+/* With respect to the student's log-probability, of which rho is minus. */
+static double xdi_cpu_estimate_slope(int kind, double rho) {
+    if (kind == 0) return 1.0;
+    return kind == 1 ? -rho : -expm1(rho);
+}
+
+/* Adds element i to the sum. */
+static void xdi_cpu_estimate_one(const xd_estimate_args *a, int64_t i, xd_uld_sum *sum) {
+    const double free_rho = (double)a->reference[i] - (double)a->logprobs[i];
+    const double rho = fmax(-a->input_clamp, fmin(a->input_clamp, free_rho));
+    const double weight = a->weight ? (double)a->weight[i] : 1.0;
+    double value = isnan(free_rho) ? free_rho : xdi_cpu_estimate_value(a->kind, rho);
+    double slope = rho == free_rho ? xdi_cpu_estimate_slope(a->kind, rho) : 0.0;
+    if (a->output_clamp != 0.0 && fabs(value) > a->output_clamp) {
+        value = value > 0.0 ? a->output_clamp : -a->output_clamp;
+        slope = 0.0;
+    }
+    if (!isfinite(value)) {
+        if (sum->bad < 0 && weight != 0.0) sum->bad = i;
+        value = slope = 0.0;
+    }
+    sum->value += weight * value;
+    if (a->values) a->values[i] = (float)value;
+    if (a->gradient) a->gradient[i] = (float)(weight * slope);
+}
+
+static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
+    xd_uld_sum sum = { 0.0, -1 };
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) xdi_cpu_estimate_one(a, i, &sum);
+    *a->out = sum;
+    return XD_OK;
+}
+
+XD_API xd_uld_kernels xd_uld_kernels_cpu(void) {
+    xd_uld_kernels kernels;
+    kernels.merge = xdi_cpu_uld_merge;
+    kernels.sort = xdi_cpu_uld_sort;
+    kernels.compare = xdi_cpu_uld_compare;
+    kernels.gradient = xdi_cpu_uld_gradient;
+    kernels.jsd = xdi_cpu_jsd;
+    kernels.estimate = xdi_cpu_estimate;
+    return kernels;
+}

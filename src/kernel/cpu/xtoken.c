@@ -1,0 +1,557 @@
+/* Losses across tokenizers: plain loops, double inside. */
+
+#include "kernel/cpu/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- projected chunks ---- */
+
+static double xdi_cpu_xtoken_p(const xd_xtoken_args *a, int64_t row, int64_t column) {
+    return exp(xdi_loss_load(&a->logits, row, column) / a->temperature - a->lse[row]);
+}
+
+static xd_result xdi_cpu_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++)
+        for (int64_t v = 0; v < m->columns; v++) {
+            if (m->begin[v] == m->begin[v + 1]) continue;
+            const double p = xdi_cpu_xtoken_p(a, a->rows[i], v);
+            for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++)
+                xdi_cells_add(a->fixed, a->cells, a->places[i] * m->k + m->slot[e], (double)m->weight[e] * p);
+        }
+    return XD_OK;
+}
+
+/* ln sum e^x; a NaN stays. */
+static double xdi_cpu_xtoken_lse(const double *x, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        if (!(x[i] <= max)) max = x[i];
+    for (int64_t i = 0; i < n; i++) sum += exp(x[i] - max);
+    return max + log(sum);
+}
+
+/* The same of a row at the columns `ids`, or at all when there are none. */
+static double xdi_cpu_xtoken_row_lse(const xd_xtoken_args *a, int64_t row, const int64_t *ids, int64_t n) {
+    double max = -INFINITY, sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const double z = xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature;
+        if (!(z <= max)) max = z;
+    }
+    for (int64_t i = 0; i < n; i++)
+        sum += exp(xdi_loss_load(&a->logits, row, ids ? ids[i] : i) / a->temperature - max);
+    return max + log(sum);
+}
+
+static xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse = xdi_cpu_xtoken_row_lse(a, row, a->ids, a->k);
+        for (int64_t j = 0; j < a->k; j++)
+            xdi_cells_add(a->fixed, a->cells, a->places[i] * a->k + j,
+                          xdi_loss_load(&a->logits, row, a->ids[j]) / a->temperature - lse);
+    }
+    return XD_OK;
+}
+
+static int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
+    int64_t best = 0;
+    for (int64_t j = 1; j < k; j++)
+        if (x[j] > x[best]) best = j;
+    return best;
+}
+
+/* d(c), and by q the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
+ *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
+ * delta is sum q dq. */
+static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
+    double z = XD_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
+    for (int64_t j = 0; j < k; j++) z += q[j];
+    for (int64_t j = 0; j < k; j++) {
+        const double r = q[j] / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a[j]);
+        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
+        if (reverse)
+            value += exp(s) * (s - a[j]);
+        else if (target != 0.0)
+            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
+        q[j] = ds / (r + XD_XTOKEN_EPSILON);
+        dot += q[j] * r;
+    }
+    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
+    *delta = dot * XD_XTOKEN_EPSILON / z; /* sum q = z - epsilon */
+    return value;
+}
+
+static void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->largest = 0.0;
+    c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
+    for (int64_t j = 0; j < k; j++) {
+        q[j] = factor != 0.0 ? q[j] * factor : 0.0;
+        if (fabs(q[j]) > c->largest) c->largest = fabs(q[j]);
+    }
+}
+
+static void xdi_cpu_xtoken_chunk(const xd_xtoken_args *args, xd_xtoken_chunk *c, double *q, double *a) {
+    const int64_t k = args->k;
+    for (int64_t j = 0; j < k; j++) q[j] /= c->student;
+    for (int64_t j = 0; j < k; j++) a[j] /= c->teacher;
+    const double lse = args->normalise ? xdi_cpu_xtoken_lse(a, k) : 0.0;
+    for (int64_t j = 0; j < k; j++) a[j] -= lse;
+    c->agree = xdi_cpu_xtoken_argmax(q, k) == xdi_cpu_xtoken_argmax(a, k);
+    c->value = xdi_cpu_xtoken_slopes(q, a, k, args->reverse, &c->delta);
+    xdi_xtoken_scale_slopes(c, q, k);
+}
+
+static xd_result xdi_cpu_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->place_count; i++) {
+        double *q = a->student + i * a->k;
+        if (a->chunks[i].compared)
+            xdi_cpu_xtoken_chunk(a, &a->chunks[i], q, a->teacher + i * a->k);
+        else
+            memset(q, 0, (size_t)a->k * sizeof *q);
+    }
+    return XD_OK;
+}
+
+/* (M dy)_v */
+static double xdi_cpu_xtoken_back(const xd_xtoken_matrix *m, int64_t v, const double *dy) {
+    double sum = 0.0;
+    for (int64_t e = m->begin[v]; e < m->begin[v + 1]; e++) sum += (double)m->weight[e] * dy[m->slot[e]];
+    return sum;
+}
+
+static xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const double *dy = a->student + a->places[i] * m->k, largest = a->chunks[a->places[i]].largest;
+        for (int64_t v = 0; v < m->columns && largest != 0.0; v++)
+            if (m->begin[v] != m->begin[v + 1])
+                xdi_cells_add(a->fixed, a->cells, i,
+                              xdi_cpu_xtoken_back(m, v, dy) / largest * xdi_cpu_xtoken_p(a, a->rows[i], v));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+XD_PRIVATE double xdi_xtoken_gradient_at(const xd_xtoken_args *a, int64_t i, int64_t v, double h) {
+    const int64_t row = a->rows[i];
+    const double z = xdi_loss_load(&a->logits, row, v), delta = a->delta ? a->delta[i] : 0.0;
+    const double p = a->matrix.begin || delta != 0.0 ? exp(z / a->temperature - a->lse[row]) : 0.0;
+    const double first = a->written[row] || !a->ce_factor ? 0.0 : a->ce_factor[row] * a->ce_weight;
+    const double ce = first - (a->slopes ? a->slopes[i] : 0.0);
+    double g = a->written[row] ? xdi_loss_load(&a->gradient, row, v) : 0.0;
+    if (ce != 0.0) g += ce * (exp(z - a->lse_one[row]) - (v == a->labels[row] - a->first ? 1.0 : 0.0));
+    if (a->matrix.begin) return g + p * (h - delta) / a->temperature;
+    return a->u ? g + ((double)a->u[v] * a->scale - p * delta) : g;
+}
+
+XD_PRIVATE void xdi_xtoken_gradient_row(const xd_xtoken_args *a, int64_t i) {
+    const int64_t row = a->rows[i];
+    const double *dy = a->matrix.begin ? a->student + a->places[i] * a->k : NULL;
+    for (int64_t v = 0; v < a->columns; v++) {
+        const double h = dy ? xdi_cpu_xtoken_back(&a->matrix, v, dy) : 0.0;
+        xdi_loss_store(&a->gradient, row, v, xdi_xtoken_gradient_at(a, i, v, h));
+    }
+    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
+        xdi_loss_store(&a->gradient, row, v, 0.0);
+    a->written[row] = 1;
+}
+
+static xd_result xdi_cpu_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_gradient_row(a, i);
+    return XD_OK;
+}
+
+/* ---- means over the whole vocabulary ---- */
+
+XD_PRIVATE void xdi_xtoken_log_probs_row(const xd_xtoken_args *a, int64_t i) {
+    const int64_t row = a->rows[i];
+    const double lse = a->lse ? a->lse[row] : xdi_cpu_xtoken_row_lse(a, row, NULL, a->columns);
+    for (int64_t v = 0; v < a->columns; v++)
+        xdi_cells_add(a->fixed, a->cells, v,
+                      (xdi_loss_load(&a->logits, row, v) / a->temperature - lse) * a->scale);
+}
+
+static xd_result xdi_cpu_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    memset(a->cells, 0, (size_t)a->columns * (a->fixed ? sizeof(xd_fixed) : sizeof *a->cells));
+    for (int64_t i = 0; i < a->count; i++) xdi_xtoken_log_probs_row(a, i);
+    return XD_OK;
+}
+
+/* The likeliest pairs, by number. */
+XD_PRIVATE void xdi_xtoken_best(const xd_xtoken_args *a, int64_t best, int64_t other) {
+    if (!a->best) return;
+    a->best[XD_XTOKEN_BEST_MEAN] = best < 0 ? -INFINITY : a->means[a->pair[best] - a->first];
+    a->best[XD_XTOKEN_BEST_PAIR] = (double)best;
+    a->best[XD_XTOKEN_BEST_OTHER] = (double)other;
+}
+
+static xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+    int64_t best = -1, other = -1;
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t i = 0; i < a->pairs; i++) {
+        const int64_t v = a->pair[i] - a->first;
+        const double beta = a->others[a->other[i]];
+        if (other < 0 || beta > a->others[a->other[other]]) other = i;
+        if (v < 0 || v >= a->columns) continue;
+        const double alpha = a->means[v], p = exp(a->reverse ? alpha : beta);
+        if (p != 0.0) xdi_cells_add(a->fixed, a->cells, 0, p * (a->reverse ? alpha - beta : beta - alpha));
+        if (p != 0.0) a->slope[v] = (float)(a->reverse ? p * (alpha - beta + 1.0) : -p);
+        if (best < 0 || alpha > a->means[a->pair[best] - a->first]) best = i;
+    }
+    xdi_xtoken_best(a, best, other);
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t v = 0; v < a->columns; v++) xdi_cells_add(a->fixed, a->cells, 0, (double)a->u[v]);
+    return XD_OK;
+}
+
+/* ---- single positions ---- */
+
+static xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i], label = a->labels ? a->labels[row] : -1;
+        double *out = a->moments + i * XD_XTOKEN_MOMENTS, max = -INFINITY, sum = 0.0, entropy = 0.0;
+        for (int64_t v = 0; v < a->columns; v++) {
+            const double z = xdi_loss_load(&a->logits, row, v);
+            if (!(z <= max)) max = z;
+        }
+        for (int64_t v = 0; v < a->columns; v++) sum += exp(xdi_loss_load(&a->logits, row, v) - max);
+        const double lse = max + log(sum);
+        for (int64_t v = 0; v < a->columns && a->entropy; v++) {
+            const double p = exp(xdi_loss_load(&a->logits, row, v) - lse);
+            entropy -= p * log(p + XD_XTOKEN_EPSILON);
+        }
+        out[XD_XTOKEN_LARGEST] = max;
+        out[XD_XTOKEN_LOG_SUM] = log(sum);
+        out[XD_XTOKEN_ENTROPY] = entropy;
+        out[XD_XTOKEN_LABEL] =
+            label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_pick(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count * a->k; i++) {
+        const int64_t v = a->ids[i % a->k] - a->first;
+        const double before = a->add ? a->cells[i] : 0.0;
+        a->cells[i] = v >= 0 && v < a->columns
+                          ? before + a->scale * xdi_loss_load(&a->logits, a->rows[i / a->k], v)
+                          : -INFINITY;
+    }
+    return XD_OK;
+}
+
+static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
+    const double lse = xdi_cpu_xtoken_lse(x, k);
+    for (int64_t j = 0; j < k; j++) x[j] -= lse;
+}
+
+/* KL of log-probabilities, and in s its derivative by the logits. */
+static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
+    double value = 0.0;
+    for (int64_t j = 0; j < k; j++) {
+        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
+        if (p != 0.0) value += p * difference;
+    }
+    for (int64_t j = 0; j < k; j++) {
+        const double p = exp(s[j]);
+        if (!reverse)
+            s[j] = p - exp(t[j]);
+        else
+            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
+    }
+    return value;
+}
+
+static xd_result xdi_cpu_xtoken_compare(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t i = 0; i < a->count; i++) {
+        double *s = a->student + i * a->k, *t = a->teacher + i * a->k;
+        if (!a->chunks[i].compared) continue;
+        for (int64_t j = 0; j < a->k; j++) s[j] /= a->temperature;
+        for (int64_t j = 0; j < a->k; j++) t[j] = t[j] / a->divisor / a->temperature;
+        a->chunks[i].agree = xdi_cpu_xtoken_argmax(s, a->k) == xdi_cpu_xtoken_argmax(t, a->k);
+        xdi_cpu_xtoken_log_softmax(s, a->k);
+        xdi_cpu_xtoken_log_softmax(t, a->k);
+        a->chunks[i].value = xdi_cpu_xtoken_kl(s, t, a->k, a->reverse);
+        a->chunks[i].largest = isfinite(a->chunks[i].value) ? 1.0 : 0.0;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_spread(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t j = 0; j < a->k; j++) {
+        const int64_t v = a->ids[j] - a->first;
+        if (v >= 0 && v < a->columns) a->slope[v] = (float)(a->scale * a->student[j]);
+    }
+    return XD_OK;
+}
+
+/* ---- chunks with lists of their own ---- */
+
+/* Cell i += scale (p M) of one teacher id, of this shard's columns. */
+static void xdi_cpu_xtoken_list_add(const xd_xtoken_args *a, int64_t row, int32_t id, double scale,
+                                    int64_t i) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    const int64_t end = a->first + a->columns;
+    if (!m->column_begin) {
+        if (id >= a->first && id < end)
+            xdi_cells_add(a->fixed, a->cells, i, scale * xdi_cpu_xtoken_p(a, row, id - a->first));
+        return;
+    }
+    for (int64_t e = m->column_begin[id]; e < m->column_begin[id + 1]; e++) {
+        const int64_t v = m->column_student[e];
+        if (v >= a->first && v < end)
+            xdi_cells_add(a->fixed, a->cells, i,
+                          (double)m->column_weight[e] * scale * xdi_cpu_xtoken_p(a, row, v - a->first));
+    }
+}
+
+static xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->count; r++)
+        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+            xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i], 1.0, i);
+    return XD_OK;
+}
+
+/* One term of d, and its derivative by q; the logarithms have a floor. */
+static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
+    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
+    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
+    return reverse ? q * difference : -a * difference;
+}
+
+/* d(c), and in q its derivative. What is outside the list is 1 minus the sum: each q has its slope the other way round
+ * there, but for sums above 1, which rows of M above 1 can make. */
+static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
+    double inside = 0.0, target = 0.0, value = 0.0, slope;
+    for (int64_t i = 0; i < n; i++) {
+        inside += q[i];
+        target += a[i];
+        value += xdi_cpu_xtoken_list_term(q[i], a[i], reverse, &q[i]);
+    }
+    const double outside = 1.0 - inside;
+    value += xdi_cpu_xtoken_list_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0,
+                                      reverse, &slope);
+    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
+    return value;
+}
+
+static xd_result xdi_cpu_xtoken_list_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t c = 0; c < a->place_count; c++) {
+        xd_xtoken_chunk *chunk = &a->chunks[c];
+        const int64_t n = a->offset[c + 1] - a->offset[c];
+        double *q = a->student + a->offset[c];
+        const double *target = a->teacher + a->offset[c];
+        if (n == 0) continue;
+        for (int64_t i = 0; i < n; i++) q[i] /= chunk->student;
+        chunk->agree = xdi_cpu_xtoken_argmax(q, n) == xdi_cpu_xtoken_argmax(target, n);
+        chunk->value = xdi_cpu_xtoken_list_value(q, target, n, a->reverse);
+        xdi_xtoken_scale_slopes(chunk, q, n);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_list_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    (void)launch;
+    for (int64_t r = 0; r < a->count; r++)
+        for (int64_t i = a->offset[a->places[r]]; i < a->offset[a->places[r] + 1]; i++)
+            if (a->student[i] != 0.0)
+                xdi_cpu_xtoken_list_add(a, a->rows[r], a->list[i],
+                                        a->student[i] / a->chunks[a->places[r]].largest, r);
+    return XD_OK;
+}
+
+/* What is done to the columns that a chunk's list comes from. */
+typedef enum xdi_xtoken_visit {
+    XDI_XTOKEN_VISIT_ADD,
+    XDI_XTOKEN_VISIT_USE,
+    XDI_XTOKEN_VISIT_CLEAR
+} xdi_xtoken_visit;
+
+/* h += weight dy, then slope = p h / temperature, then h is zero again. */
+static void xdi_cpu_xtoken_list_visit(const xd_xtoken_args *a, int64_t v, double term,
+                                      xdi_xtoken_visit visit) {
+    if (v < 0 || v >= a->columns) return;
+    if (visit == XDI_XTOKEN_VISIT_ADD) a->cells[v] += term;
+    if (visit == XDI_XTOKEN_VISIT_USE)
+        a->slope[v] = (float)(xdi_cpu_xtoken_p(a, a->rows[0], v) * a->cells[v] / a->temperature);
+    if (visit == XDI_XTOKEN_VISIT_CLEAR) a->cells[v] = 0.0;
+}
+
+static xd_result xdi_cpu_xtoken_list_slopes(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_matrix *m = &a->matrix;
+    const int64_t begin = a->offset[a->places[0]], end = a->offset[a->places[0] + 1];
+    (void)launch;
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int visit = XDI_XTOKEN_VISIT_ADD; visit <= XDI_XTOKEN_VISIT_CLEAR; visit++)
+        for (int64_t i = begin; i < end; i++) {
+            const int32_t id = a->list[i];
+            if (!m->column_begin)
+                xdi_cpu_xtoken_list_visit(a, id - a->first, a->student[i], (xdi_xtoken_visit)visit);
+            for (int64_t e = m->column_begin ? m->column_begin[id] : 0;
+                 m->column_begin && e < m->column_begin[id + 1]; e++)
+                xdi_cpu_xtoken_list_visit(a, m->column_student[e] - a->first,
+                                          (double)m->column_weight[e] * a->student[i],
+                                          (xdi_xtoken_visit)visit);
+        }
+    return XD_OK;
+}
+
+/* ---- tails ---- */
+
+/* Entries of the list on this shard are sorted by their log-probabilities rounded to f32. */
+XD_PRIVATE xd_result xdi_xtoken_tail_select(const xd_launch *launch, const xd_xtoken_tail *t,
+                                            xdi_select select, int64_t *first) {
+    xd_select_args s;
+    memset(&s, 0, sizeof s);
+    *first = 0;
+    while (*first < t->count && t->ids[*first] < t->begin) ++*first;
+    for (; *first + s.columns < t->count && t->ids[*first + s.columns] < t->end; s.columns++)
+        t->scratch[s.columns] = (float)t->means[t->ids[*first + s.columns] - t->begin];
+    s.logits.data = t->scratch;
+    s.logits.dtype = XD_DTYPE_F32;
+    s.logits.rows = 1;
+    s.logits.cols = s.columns;
+    s.k = t->k;
+    s.values = t->values;
+    s.ids = t->found;
+    return select(launch, &s);
+}
+
+XD_PRIVATE xd_result xdi_xtoken_tail_finish(const xd_xtoken_tail *t, int64_t first) {
+    for (int64_t i = 0; i < t->k; i++) {
+        if (t->found[i] >= 0) t->found[i] = t->ids[first + t->found[i]] - t->begin;
+        t->values[i] = t->found[i] >= 0 ? exp(t->means[t->found[i]]) : -1.0;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    int64_t first;
+    XDI_TRY(xdi_xtoken_tail_select(launch, t, xdi_cpu_select, &first));
+    return xdi_xtoken_tail_finish(t, first);
+}
+
+/* Is the likeliest pair of all shards the teacher's? */
+static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
+    double best = -INFINITY, pair = -1.0;
+    for (int r = 0; r < m->shards; r++) {
+        const double *one = m->all + r * m->stride;
+        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
+        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
+        best = mean;
+        pair = at;
+    }
+    return pair >= 0.0 && pair == m->all[XD_XTOKEN_BEST_OTHER];
+}
+
+static xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
+    double sum = 0.0;
+    (void)launch;
+    memset(m->places, 0, (size_t)m->shards * sizeof *m->places);
+    for (int64_t i = 0; i < m->k; i++) {
+        int owner = 0;
+        double largest = -2.0;
+        for (int r = 0; r < m->shards; r++) {
+            const double *tail = m->all + r * m->stride + XD_XTOKEN_BEST_WORDS;
+            const double value = m->places[r] < m->k ? tail[m->places[r]] : -2.0;
+            if (value <= largest) continue; /* a NaN is taken */
+            largest = value;
+            owner = r;
+        }
+        const double y = m->others[i];
+        const int64_t mine = m->places[owner]++;
+        sum += fabs(largest - y);
+        if (owner != m->shard || m->found[mine] < 0) continue;
+        m->slope[m->found[mine]] = (float)((largest > y ? 1.0 : largest < y ? -1.0 : 0.0) * largest);
+    }
+    m->out[0] = sum;
+    m->out[1] = xdi_cpu_xtoken_agree(m) ? 1.0 : 0.0;
+    return XD_OK;
+}
+
+/* ---- averages of chunks ---- */
+
+/* The chunk of a row among all, or -1. */
+static int64_t xdi_cpu_chunk_of(const xd_chunk_args *a, int64_t row) {
+    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
+}
+
+static xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n && chunk >= 0; i++)
+            xdi_cells_add(a->fixed, a->out, chunk * n + i, xdi_loss_load(&a->rows, row, i));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t i = 0; i < a->count * n; i++)
+        a->out[i] = a->sizes[i / n] > 0 ? a->sums[i] / (double)a->sizes[i / n] : 0.0;
+    return XD_OK;
+}
+
+static xd_result xdi_cpu_chunk_spread(const xd_launch *launch, const xd_chunk_args *a) {
+    const int64_t n = a->rows.cols;
+    (void)launch;
+    for (int64_t row = 0; row < a->rows.rows; row++) {
+        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        for (int64_t i = 0; i < n; i++)
+            xdi_loss_store(&a->rows, row, i,
+                           chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);
+    }
+    return XD_OK;
+}
+
+XD_API xd_xtoken_kernels xd_xtoken_kernels_cpu(void) {
+    xd_xtoken_kernels kernels;
+    memset(&kernels, 0, sizeof kernels);
+    kernels.project = xdi_cpu_xtoken_project;
+    kernels.target = xdi_cpu_xtoken_target;
+    kernels.divergence = xdi_cpu_xtoken_divergence;
+    kernels.delta = xdi_cpu_xtoken_delta;
+    kernels.gradient = xdi_cpu_xtoken_gradient;
+    kernels.log_probs = xdi_cpu_xtoken_log_probs;
+    kernels.pair = xdi_cpu_xtoken_pair;
+    kernels.tail = xdi_cpu_xtoken_tail;
+    kernels.merge = xdi_cpu_xtoken_merge;
+    kernels.total = xdi_cpu_xtoken_total;
+    kernels.moments = xdi_cpu_xtoken_moments;
+    kernels.pick = xdi_cpu_xtoken_pick;
+    kernels.compare = xdi_cpu_xtoken_compare;
+    kernels.spread = xdi_cpu_xtoken_spread;
+    kernels.list_project = xdi_cpu_xtoken_list_project;
+    kernels.list_divergence = xdi_cpu_xtoken_list_divergence;
+    kernels.list_delta = xdi_cpu_xtoken_list_delta;
+    kernels.list_slopes = xdi_cpu_xtoken_list_slopes;
+    kernels.chunk_sums = xdi_cpu_chunk_sums;
+    kernels.chunk_averages = xdi_cpu_chunk_averages;
+    kernels.chunk_spread = xdi_cpu_chunk_spread;
+    return kernels;
+}

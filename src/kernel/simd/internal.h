@@ -1,0 +1,45 @@
+#ifndef XDI_KERNEL_SIMD_INTERNAL_H
+#define XDI_KERNEL_SIMD_INTERNAL_H
+
+#include "kernel/cpu/internal.h"
+#include "kernel/kernels.h"
+#include "kernel/span.h"
+
+/* What kernels.c puts over the entries of the plain tables: those that vectors do better. */
+XD_PRIVATE void xdi_fast_loss_fill(xd_loss_kernels *kernels);
+XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels);
+XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
+XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels);
+XD_PRIVATE void xdi_fast_mft_fill(xd_mft_kernels *kernels);
+XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels);
+XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
+
+/* topk.c: the entry select. */
+XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
+
+/* optimizer.c: the entries of a level, XD_CPU_PLAIN and above. */
+XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+
+/* matmul.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
+XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
+
+/* optimizer.c: the spans of a level. */
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
+
+/* span_<level>.c: the spans of a level, and its table of entries. They finish their last few elements with the plain
+ * spans. */
+#define XDI_SPAN_LEVEL(level)                                          \
+    XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void); \
+    XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void);
+XDI_SPAN_LEVEL(portable)
+#if defined(XDI_X86)
+XDI_SPAN_LEVEL(avx2)
+XDI_SPAN_LEVEL(avx512)
+#endif
+
+/* exact.c: the entries stats, mixture and topk_stats for sums in fixed point, on vectors. */
+XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a);
+XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a);
+XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a);
+
+#endif

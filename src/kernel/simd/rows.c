@@ -1,0 +1,151 @@
+/* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
+
+#include "kernel/simd/simd_math.h"
+
+#include <math.h>
+
+/* How far a maximum may lie above the integer that powers are relative to. */
+#define XDI_ROWS_ROOM 60.0
+
+/* One read: a tile's sum, relative to an integer near the maxima so far, tells the tile's maximum too; where
+ * that is far above, the integer follows it and the sum is taken again. */
+XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                 double factor, xdi_row_sum *out) {
+    double whole = 0.0, sum = 0.0;
+    float top;
+    out->max = -INFINITY;
+    out->tile = 0;
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const xdi_simd_array tile = xdi_fast_array(x, row, c);
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        double part = tiles->sum(tile, n, xdi_tile_power_of(factor, whole), NULL, &top);
+        const double max = (double)top;
+        if (max > -INFINITY && !xdi_fast_fits(max, factor)) return false;
+        if (max > -INFINITY && (sum == 0.0 || max * factor > whole + XDI_ROWS_ROOM)) {
+            const double next = rint(max * factor);
+            sum *= sum == 0.0 ? 0.0 : exp2(whole - next);
+            if (whole != next) part = tiles->sum(tile, n, xdi_tile_power_of(factor, next), NULL, &top);
+            whole = next;
+        }
+        if (max > out->max) out->tile = c;
+        if (max > out->max) out->max = max;
+        sum += part; /* NaN stays */
+    }
+    out->sum = sum * exp2(whole - out->max * (double)(float)factor);
+    return out->max > -INFINITY && !isnan(sum);
+}
+
+/* The lowest column that has the maximum. */
+static int64_t xdi_fast_row_arg(const xd_rows *x, int64_t row, const xdi_row_sum *sum) {
+    int64_t c = sum->tile;
+    while (xdi_loss_load(x, row, c) != sum->max) c++;
+    return c;
+}
+
+static bool xdi_fast_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a, int64_t r, double *part) {
+    xdi_row_sum sum;
+    if (!xdi_fast_row_sum(tiles, &a->logits, r, a->end - a->begin, XDI_TILE_LOG2E / a->temperature, &sum))
+        return false;
+    part[XD_SOFTMAX_MAX] = sum.max;
+    part[XD_SOFTMAX_ARG] = (double)(a->begin + xdi_fast_row_arg(&a->logits, r, &sum));
+    part[XD_SOFTMAX_SUM] = sum.sum;
+    return true;
+}
+
+static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
+    const xd_softmax_kernels plain = xd_softmax_kernels_cpu();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16) return plain.stats(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        xd_softmax_args one = *a;
+        if (xdi_fast_rows_stats(tiles, a, r, a->parts + r * XD_SOFTMAX_PARTS)) continue;
+        one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+        one.logits.rows = 1;
+        one.parts = a->parts + r * XD_SOFTMAX_PARTS;
+        XDI_TRY(plain.stats(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
+ * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
+
+#define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
+    INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
+        xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
+        int64_t i = 0;                                                                             \
+        for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {                    \
+            x[r].data = given[r].data;                                                             \
+            x[r].bf16 = bf16;                                                                      \
+        }                                                                                          \
+        to.data = maxima;                                                                          \
+        to.bf16 = false;                                                                           \
+        for (; i < n; i += v##_lanes) {                                                            \
+            v max = v##_read(to, i, n, 0.0f);                                                      \
+            if (i + v##_lanes <= n) {                                                              \
+                max = v##_max(v##_load(x[0], i), max);                                             \
+                max = v##_max(v##_load(x[1], i), max);                                             \
+                if (bf16) max = v##_max(v##_load(x[2], i), max);                                   \
+                if (bf16) max = v##_max(v##_load(x[3], i), max);                                   \
+            } else {                                                                               \
+                for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)              \
+                    max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
+            }                                                                                      \
+            v##_write(to, i, n, max);                                                              \
+        }                                                                                          \
+    }                                                                                              \
+    LEAF void v##_rows_raise(const xdi_simd_array *x, int64_t n, float *maxima) {                  \
+        if (x->bf16)                                                                               \
+            v##_raise_loop(x, n, true, maxima);                                                    \
+        else                                                                                       \
+            v##_raise_loop(x, n, false, maxima);                                                   \
+    }
+
+XDI_ROWS_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
+#if defined(XDI_X86)
+XDI_ROWS_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
+XDI_ROWS_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+#endif
+
+typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
+
+static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
+    switch (xd_ctx_settings(launch->ctx)->cpu) {
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return xdi_v8_rows_raise;
+    case XD_CPU_AVX512:
+    case XD_CPU_AVX512_BF16: return xdi_v16_rows_raise;
+#endif
+    default: return xdi_v4_rows_raise;
+    }
+}
+
+/* NaN is no maximum. */
+static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
+                                        int64_t columns, float *maxima) {
+    const xdi_rows_raise raise = xdi_rows_raise_of(launch);
+    const int64_t piece = XDI_ROWS_PIECE,
+                  most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
+    if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
+        return xd_row_kernels_cpu().column_maxima(launch, logits, mask, columns, maxima);
+    for (int64_t c = 0; c < columns; c++) maxima[c] = -INFINITY;
+    for (int64_t r = 0; r < logits->rows;) {
+        int64_t rows[XDI_ROWS_AT_ONCE], count = 0;
+        for (; r < logits->rows && count < most; r++)
+            if (!mask || mask[r]) rows[count++] = r;
+        for (int64_t i = count; i > 0 && i < most; i++) rows[i] = rows[0];
+        for (int64_t c = 0; c < columns && count > 0; c += piece) {
+            xdi_simd_array x[XDI_ROWS_AT_ONCE];
+            for (int i = 0; i < most; i++) x[i] = xdi_fast_array(logits, rows[i], c);
+            raise(x, columns - c < piece ? columns - c : piece, maxima + c);
+        }
+    }
+    return XD_OK;
+}
+
+/* The entries that vectors do better. */
+XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
+    rows->column_maxima = xdi_fast_column_maxima;
+    softmax->stats = xdi_fast_softmax_stats;
+}

@@ -1,0 +1,275 @@
+/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask; whole vectors have none, because
+ * some processors do not fetch ahead for a masked load: a quarter of the speed where memory decides. */
+
+#include "kernel/simd/internal.h"
+
+#if defined(XDI_X86)
+#    include <float.h>
+#    include <immintrin.h>
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+#    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+/* The first `left` of 16 lanes: 0 where none is left. */
+XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
+    return left > 0 ? (__mmask16)(((uint32_t)1 << left) - 1u) : (__mmask16)0;
+}
+
+/* Sixteen elements, zeros for those past `left`. */
+XDI_AVX512 static inline __m512 xdi_avx512_get(const float *x, int64_t left) {
+    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(xdi_avx512_lanes(left), x);
+}
+
+XDI_AVX512 static inline __m256i xdi_avx512_get_half(const uint16_t *x, int64_t left) {
+    return left >= 16 ? _mm256_loadu_si256((const __m256i *)x)
+                      : _mm256_maskz_loadu_epi16(xdi_avx512_lanes(left), x);
+}
+
+/* The first `left` of sixteen elements at most. */
+XDI_AVX512 static inline void xdi_avx512_put(float *to, int64_t left, __m512 x) {
+    if (left >= 16)
+        _mm512_storeu_ps(to, x);
+    else
+        _mm512_mask_storeu_ps(to, xdi_avx512_lanes(left), x);
+}
+
+XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __m256i x) {
+    if (left >= 16)
+        _mm256_storeu_si256((__m256i *)to, x);
+    else
+        _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
+}
+
+/* See xdi_span_rounded. */
+XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
+    __asm__("" : "+v"(product));
+    return product;
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_abs(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* To nearest even in integers: the instruction for it flushes subnormals. */
+XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
+}
+
+XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m256i half = xdi_avx512_get_half(from + i, n - i);
+        xdi_avx512_put(to + i, n - i, xdi_avx512_from_half(half, dtype));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 x = xdi_avx512_get(from + i, n - i);
+        const __m256i half = dtype == XD_DTYPE_F16
+                                 ? _mm512_maskz_cvtps_ph((__mmask16)0xffffu, x, _MM_FROUND_TO_NEAREST_INT)
+                                 : xdi_avx512_to_bf16(x);
+        xdi_avx512_put_half(to + i, n - i, half);
+    }
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_gradient(const xd_update_args *args, __m512 g) {
+    if (args->gradient_scale) g = xdi_avx512_rounded(_mm512_mul_ps(g, _mm512_set1_ps(*args->gradient_scale)));
+    return args->maximize ? _mm512_xor_ps(g, _mm512_set1_ps(-0.0f)) : g;
+}
+
+XDI_AVX512 static void xdi_avx512_adam(const xd_update_args *args, const xd_update_array *a,
+                                       const float *gradient, int64_t at, int64_t n) {
+    const __m512 rise1 = _mm512_set1_ps(args->one_minus_beta1), rise2 = _mm512_set1_ps(args->one_minus_beta2);
+    const __m512 beta2 = _mm512_set1_ps(args->beta2), eps = _mm512_set1_ps(args->eps);
+    const __m512 step = _mm512_set1_ps(-a->step_size), correction = _mm512_set1_ps(a->root_correction);
+    const __m512 decay = _mm512_set1_ps(a->decay), coupled = _mm512_set1_ps(a->weight_decay);
+    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 p = xdi_avx512_get(master + i, n - i);
+        __m512 m = xdi_avx512_get(first + i, n - i), v = xdi_avx512_get(second + i, n - i);
+        __m512 g = xdi_avx512_gradient(args, xdi_avx512_get(gradient + i, n - i));
+        if (args->couple_decay) g = _mm512_fmadd_ps(coupled, p, g);
+        const __m512 kept = args->couple_decay ? p : _mm512_mul_ps(p, decay);
+        m = _mm512_fmadd_ps(rise1, _mm512_sub_ps(g, m), m);
+        v = _mm512_fmadd_ps(rise2, _mm512_mul_ps(g, g), _mm512_mul_ps(beta2, v));
+        const __m512 denominator = _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), correction), eps);
+        xdi_avx512_put(master + i, n - i, _mm512_fmadd_ps(step, _mm512_div_ps(m, denominator), kept));
+        xdi_avx512_put(first + i, n - i, m);
+        xdi_avx512_put(second + i, n - i, v);
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_update_array *a,
+                                      const float *gradient, int64_t at, int64_t n) {
+    const __m512 decay = _mm512_set1_ps(a->weight_decay), momentum = _mm512_set1_ps(args->momentum);
+    const __m512 step = _mm512_set1_ps(-a->step_size);
+    float *master = a->master + at, *first = a->first + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 p = xdi_avx512_get(master + i, n - i);
+        __m512 buffer = xdi_avx512_gradient(args, xdi_avx512_get(gradient + i, n - i));
+        buffer = _mm512_fmadd_ps(decay, p, buffer);
+        if (!a->fresh) buffer = _mm512_fmadd_ps(momentum, xdi_avx512_get(first + i, n - i), buffer);
+        xdi_avx512_put(first + i, n - i, buffer);
+        xdi_avx512_put(master + i, n - i, _mm512_fmadd_ps(step, buffer, p));
+    }
+}
+
+/* Where the average of a target and a source is; see lerp in cpu/optimizer.c. */
+XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
+    const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
+    const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
+    const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    if (average->weighted_sum) return _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t));
+    return _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
+}
+
+XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
+                                       int64_t n) {
+    const xdi_span_average a = *average; /* stores cannot change a copy */
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i);
+        const __m512 x = xdi_avx512_get(source + i, n - i);
+        xdi_avx512_put(target + i, n - i, xdi_avx512_moved(&a, t, x));
+    }
+}
+
+/* The same from bf16, without a widened copy in between. */
+XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, float *target,
+                                            const uint16_t *source, int64_t n) {
+    const xdi_span_average a = *average;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i);
+        const __m512 x = xdi_avx512_from_half(xdi_avx512_get_half(source + i, n - i), XD_DTYPE_BF16);
+        xdi_avx512_put(target + i, n - i, xdi_avx512_moved(&a, t, x));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_avx512_put(sum + i, n - i,
+                       _mm512_add_ps(xdi_avx512_get(sum + i, n - i), xdi_avx512_get(x + i, n - i)));
+    }
+}
+
+/* Sixteen elements from `i` on, zeros past the end. */
+XDI_AVX512 static inline __m512 xdi_avx512_load(const void *data, xd_dtype dtype, int64_t i, int64_t n) {
+    if (dtype == XD_DTYPE_F32) return xdi_avx512_get((const float *)data + i, n - i);
+    return xdi_avx512_from_half(xdi_avx512_get_half((const uint16_t *)data + i, n - i), dtype);
+}
+
+XDI_AVX512 static double xdi_avx512_sum(__m512d x) {
+    double lanes[8];
+    _mm512_storeu_pd(lanes, x);
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
+XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, int64_t n) {
+    __m512i largest = _mm512_setzero_si512();
+    uint32_t lanes[16], top = 0;
+    for (int64_t i = 0; i < n; i += 16)
+        largest = _mm512_max_epu32(largest,
+                                   _mm512_castps_si512(xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n))));
+    _mm512_storeu_si512(lanes, largest);
+    for (int k = 0; k < 16; k++) top = lanes[k] > top ? lanes[k] : top;
+    float value;
+    memcpy(&value, &top, sizeof value);
+    return (double)value;
+}
+
+/* 32 halves, zeros for those past `left`. */
+XDI_AVX512 static inline __m512i xdi_avx512_get_pairs(const uint16_t *x, int64_t left) {
+    const __mmask32 lanes = left > 0 && left < 32 ? (__mmask32)((1u << left) - 1u) : 0;
+    return left >= 32 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
+}
+
+/* The sum of f32 lanes in double. */
+XDI_AVX512 static double xdi_avx512_total(__m512 x) {
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                                        _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
+}
+
+/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
+ * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
+XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
+    const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
+    __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
+    for (int64_t i = 0; i < n; i += 64) {
+        const __m512i pair = xdi_avx512_get_pairs(x + i, n - i);
+        const __m512i pair2 = xdi_avx512_get_pairs(x + i + 32, n - i - 32);
+        const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+        const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
+        const __m512 low2 = _mm512_castsi512_ps(_mm512_slli_epi32(pair2, 16));
+        const __m512 high2 = _mm512_castsi512_ps(_mm512_and_si512(pair2, top));
+        even = _mm512_fmadd_ps(low, low, even);
+        odd = _mm512_fmadd_ps(high, high, odd);
+        even2 = _mm512_fmadd_ps(low2, low2, even2);
+        odd2 = _mm512_fmadd_ps(high2, high2, odd2);
+    }
+    const double sum = xdi_avx512_total(_mm512_add_ps(_mm512_add_ps(even, odd), _mm512_add_ps(even2, odd2)));
+    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
+}
+
+/* Squares or magnitudes in double. `dtype` and `square` are constants where it matters. */
+XDI_AVX512 static inline __attribute__((always_inline)) double
+xdi_avx512_powers(const void *data, xd_dtype dtype, bool square, int64_t n) {
+    __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m512 x = xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n));
+        const __m512 y = xdi_avx512_abs(xdi_avx512_load(data, dtype, i + 16, n));
+        const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                      b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+        const __m512d c = _mm512_cvtps_pd(_mm512_castps512_ps256(y)),
+                      d = _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1));
+        low = square ? _mm512_fmadd_pd(a, a, low) : _mm512_add_pd(a, low);
+        high = square ? _mm512_fmadd_pd(b, b, high) : _mm512_add_pd(b, high);
+        low2 = square ? _mm512_fmadd_pd(c, c, low2) : _mm512_add_pd(c, low2);
+        high2 = square ? _mm512_fmadd_pd(d, d, high2) : _mm512_add_pd(d, high2);
+    }
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_add_pd(low, low2), _mm512_add_pd(high, high2)));
+}
+
+XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, xd_norm_type type,
+                                              int64_t n) {
+    if (type == XD_NORM_MAX) return xdi_avx512_largest(data, dtype, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_F32) return xdi_avx512_powers(data, XD_DTYPE_F32, true, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
+        const double sum = xdi_avx512_squares_bf16((const uint16_t *)data, n);
+        if (sum >= 0.0) return sum;
+    }
+    return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
+}
+
+static const xdi_span_kernels xdi_avx512_spans = {
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
+};
+
+XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+#endif

@@ -1,0 +1,150 @@
+#ifndef XDI_KERNEL_SIMD_TILES_H
+#define XDI_KERNEL_SIMD_TILES_H
+
+#include "kernel/simd/internal.h"
+#include "kernel/simd/simd.h"
+
+/* The innermost loops of losses over part of a row, one set for each vector width. Sums are f32 in the
+ * lanes and f64 from then on, so a call should cover no more than XDI_TILE elements. */
+enum { XDI_TILE = 2048 };
+#define XDI_TILE_LOG2E 1.4426950408889634
+#define XDI_TILE_LN2 0.69314718055994531
+
+/* 2^(factor x - whole), with |factor x| below 2^17. Elements up to `low` give exactly 0; NaN stays NaN; the
+ * result must not pass 2^127. whole is an integer, so that the fraction of factor x is rounded once, at its
+ * own size: relative error below 3e-7, plus that of the factor's rounding. */
+typedef struct xdi_tile_power {
+    float factor, whole, low;
+} xdi_tile_power;
+
+/* What the sums of a tile need, and the sums, all in base 2: p and q are the powers of the own and the
+ * other side.
+ *   own     sum p
+ *   other   sum q
+ *   cross   sum p (own_weight log2 p - log2 q)
+ * Maxima leave NaN out; NaN shows in the sums. */
+typedef struct xdi_tile_pair {
+    xdi_simd_array x, y; /* own and other */
+    xdi_tile_power p, q;
+    float own_weight;
+    bool careful; /* y may be -infinity: 0 times that is 0, and `infinite` tells whether it met a finite x */
+    float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not wanted */
+    double own, other, cross;
+    float own_max, other_max;
+    bool infinite;
+} xdi_tile_pair;
+
+/* The Jensen-Shannon divergence. P and Q are the probabilities of the student and the teacher, m their
+ * mixture, p and q the powers, which leave the rest of the normaliser out: log2 P = factor x - whole -
+ * rest. */
+typedef struct xdi_tile_mixture {
+    xdi_tile_power p, q;
+    float p_rest, q_rest;
+    float p_share, q_share; /* of the mixture */
+    float top;              /* taken off log2(P/m) */
+} xdi_tile_mixture;
+
+/* How the gradient of a row is formed: the sum of the hard part and of a soft part.
+ *   hard      hard_scale h - uniform              h: the student's power at temperature 1
+ *   FORWARD   soft_scale p - teacher_scale q
+ *   REVERSE   soft_scale p (log2 p - log2 q - mean)
+ *   MIXTURE   soft_scale p (log2(P/m) - top)
+ *   OUTSIDE   p (soft_scale + teacher_scale log2 p)   top-k: no teacher */
+typedef enum xdi_tile_soft {
+    XDI_TILE_NONE = 0,
+    XDI_TILE_FORWARD,
+    XDI_TILE_REVERSE,
+    XDI_TILE_MIXTURE,
+    XDI_TILE_OUTSIDE
+} xdi_tile_soft;
+
+typedef struct xdi_tile_gradient {
+    xdi_simd_array x, y, out;
+    bool streamed; /* out goes past the caches: it begins at a line of memory, and `fence` follows */
+    /* What is read later and asked for meanwhile, with a teacher only: for elements [32 k, 32 k + 32) line k / 2 of
+     * the first or, k odd, the second; NULL -> nothing. */
+    const char *ahead[2];
+    bool hard;
+    xdi_tile_power h;
+    float hard_scale, uniform;
+    xdi_tile_power p, q;
+    float soft_scale, teacher_scale, mean;
+    xdi_tile_mixture mixture;
+} xdi_tile_gradient;
+
+/* The gradient p_scale p - q_scale q of what a pair has kept, in bf16. */
+typedef struct xdi_tile_kept {
+    float *p, *q;
+    float p_scale, q_scale;
+    xdi_simd_array out;
+    bool streamed; /* as in xdi_tile_gradient */
+} xdi_tile_kept;
+
+/* One set of loops. n is the number of elements. */
+typedef struct xdi_tiles {
+    /* Largest element, -infinity without one; NaN when there is a NaN. */
+    float (*max)(xdi_simd_array x, int64_t n);
+    /* Sum of the elements less `reference`. */
+    double (*linear)(xdi_simd_array x, int64_t n, float reference);
+    /* Sum of the powers, of power times its logarithm in base 2 when wanted, and the largest element, NaN
+     * left out. */
+    double (*sum)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment, float *max);
+    void (*pair)(xdi_tile_pair *pair, int64_t n);
+    /* Sums of p (log2(P/m) - top) and of q log2(Q/m). */
+    void (*mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n, double *p_sum,
+                    double *q_sum);
+    void (*gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n);
+    void (*kept)(const xdi_tile_kept *g, int64_t n);
+    void (*fence)(void);
+    /* maxima[i] becomes element i where that is larger. */
+    void (*raise)(xdi_simd_array x, int64_t n, float *maxima);
+    /* Writes the indices of the elements that are >= threshold and their keys, in order, while there is room
+     * for n more; returns how many. */
+    int64_t (*collect)(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices, uint32_t *keys,
+                       int64_t room);
+    /* Least and largest of n >= 1 keys. */
+    void (*range)(const uint32_t *keys, int64_t n, uint32_t *first, uint32_t *last);
+    /* bins[i] becomes the sum of the ones before it; n is a multiple of 16. */
+    void (*offsets)(uint32_t *bins, int64_t n);
+    /* n records of a key over an index: values of the keys, and the indices counted from `first`. True when a
+     * value is a zero, whose sign keys leave out. */
+    bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
+} xdi_tiles;
+
+/* tiles.c: the loops of a level; the portable ones for the plain level too. */
+XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
+XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole);
+
+/* A row's largest element, the tile where it is first, and the sum of e^((x - max) / temperature). */
+typedef struct xdi_row_sum {
+    double max, sum;
+    int64_t tile;
+} xdi_row_sum;
+
+/* rows.c: the sums over a row, factor = log2(e) / temperature. False for what f32 does not fit, NaN and
+ * rows without a number. */
+XD_PRIVATE bool xdi_fast_row_sum(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                 double factor, xdi_row_sum *out);
+
+/* tiles.c: the loops of the context's level. */
+XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch);
+/* tiles.c: can powers be taken of numbers up to max? The bound keeps factor x exact enough. */
+XD_PRIVATE bool xdi_fast_fits(double max, double factor);
+/* tiles.c: elements from one row to the next, a row from one column on, and how many elements the tile has that
+ * begins at column c. */
+XD_PRIVATE int64_t xdi_fast_stride(const xd_rows *x);
+XD_PRIVATE xdi_simd_array xdi_fast_array(const xd_rows *x, int64_t row, int64_t column);
+XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns);
+
+/* A row's powers relative to the integer nearest to the normaliser: probability = power 2^-rest. */
+typedef struct xdi_fast_power {
+    xdi_tile_power power;
+    double rest;
+} xdi_fast_power;
+
+/* loss.c: those of a row with this maximum and logarithm of the sum of e^((x - max) / temperature). */
+XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum);
+/* loss.c: does a gradient go past the caches, unless it is written over one of these? */
+XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher);
+
+#endif

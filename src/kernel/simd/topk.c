@@ -1,0 +1,354 @@
+/* Top-k losses on vectors, as in simd/loss.c, and selection by threshold and radix sort. */
+
+#include "kernel/simd/tiles.h"
+
+#include <math.h>
+#include <string.h>
+
+static xd_result xdi_fast_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double max = 0.0;
+        if (a->row_scale[r] != 0.0) max = (double)tiles->max(xdi_fast_array(&a->logits, r, 0), columns);
+        a->maxima[r] = max == INFINITY ? NAN : max;
+    }
+    return XD_OK;
+}
+
+/* ---- sums over the columns outside the ids ---- */
+
+/* A row's integer, and how far it is from the reference, in powers of two. */
+typedef struct xdi_fast_outside {
+    xdi_tile_power power;
+    double shift;
+} xdi_fast_outside;
+
+static xdi_fast_outside xdi_fast_outside_of(double max, double temperature) {
+    const double factor = XDI_TILE_LOG2E / temperature, whole = rint(max * factor);
+    xdi_fast_outside o;
+    o.power = xdi_tile_power_of(factor, whole);
+    o.shift = whole - max * (double)o.power.factor;
+    return o;
+}
+
+/* The tile with -infinity at its ids: in `copy` when it has some. next counts the ids that have been
+ * passed. */
+static xdi_simd_array xdi_fast_hide_ids(const xd_topk_args *a, int64_t r, int64_t c, int64_t n,
+                                        int64_t inside, int64_t *next, float *copy) {
+    const int64_t *ids = a->ids + r * a->k, begin = a->offsets[a->shard];
+    xdi_simd_array x = xdi_fast_array(&a->logits, r, c);
+    if (*next >= inside || ids[a->order[*next]] - begin >= c + n) return x;
+    memcpy(copy, x.data, (size_t)n * (x.bf16 ? sizeof(uint16_t) : sizeof(float)));
+    x.data = copy;
+    for (; *next < inside && ids[a->order[*next]] - begin < c + n; ++*next) {
+        const int64_t at = ids[a->order[*next]] - begin - c;
+        if (x.bf16)
+            ((uint16_t *)x.data)[at] = 0xff80;
+        else
+            copy[at] = -INFINITY;
+    }
+    return x;
+}
+
+/* False for rows of the plain kernel; nothing is then written but a->order. */
+static bool xdi_fast_topk_sums(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double *sums) {
+    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const int64_t *ids = a->ids + r * a->k;
+    float copy[XDI_TILE], unused;
+    double sum = 0.0, moment = 0.0;
+    int64_t next = 0;
+    if (!a->outside || !xdi_fast_fits(a->maxima[r], XDI_TILE_LOG2E / a->temperature)) return false;
+    const xdi_fast_outside o = xdi_fast_outside_of(a->maxima[r], a->temperature);
+    const int64_t inside = xdi_topk_order(ids, a->k, begin, begin + columns, a->order);
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        const int64_t n = xdi_fast_tile_at(c, columns);
+        double tile_moment;
+        const xdi_simd_array x = xdi_fast_hide_ids(a, r, c, n, inside, &next, copy);
+        sum += tiles->sum(x, n, o.power, &tile_moment, &unused);
+        moment += tile_moment;
+    }
+    if (!isfinite(sum) || !isfinite(moment)) return false;
+    sums[XD_TOPK_MAX] = a->maxima[r];
+    sums[XD_TOPK_OUTSIDE] = exp2(o.shift) * sum;
+    sums[XD_TOPK_ENTROPY] = XDI_TILE_LN2 * exp2(o.shift) * (moment + sum * o.shift);
+    sums[XD_TOPK_BAD] = 0.0;
+    for (int64_t j = 0; j < a->k; j++) a->values[r * a->k + j] = 0.0;
+    for (int64_t j = 0; j < inside; j++)
+        a->values[r * a->k + a->order[j]] = xdi_loss_load(&a->logits, r, ids[a->order[j]] - begin);
+    return true;
+}
+
+static xd_topk_args xdi_fast_topk_row(const xd_topk_args *a, int64_t r) {
+    xd_topk_args one = *a;
+    one.logits.data = xdi_fast_array(&a->logits, r, 0).data;
+    one.logits.rows = 1;
+    one.gradient.data = xdi_fast_array(&a->gradient, r, 0).data;
+    one.ids = a->ids + r * a->k;
+    one.row_scale = a->row_scale + r;
+    one.maxima = a->maxima + r;
+    one.sums = (double *)a->sums + r * XD_TOPK_SUMS;
+    one.values = a->values + r * a->k;
+    if (a->slots) one.slots = a->slots + r * a->k;
+    if (a->row) one.row = a->row + r;
+    return one;
+}
+
+static bool xdi_fast_topk_dtypes(const xd_topk_args *a) {
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+}
+
+static xd_result xdi_fast_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
+    const xd_topk_kernels plain = xd_topk_kernels_cpu();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (!xdi_fast_topk_dtypes(a)) return plain.stats(launch, a);
+    if (a->fixed) return xdi_exact_topk_stats(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
+        if (a->row_scale[r] != 0.0 && xdi_fast_topk_sums(tiles, a, r, sums)) continue;
+        const xd_topk_args one = xdi_fast_topk_row(a, r);
+        XDI_TRY(plain.stats(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+static void xdi_fast_topk_outside(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r, double scale) {
+    const int64_t columns = a->offsets[a->shard + 1] - a->offsets[a->shard];
+    const xd_topk_row *row = a->row + r;
+    const double factor = XDI_TILE_LOG2E / a->temperature;
+    const double log2_all = row->max * (double)(float)factor + row->log * XDI_TILE_LOG2E;
+    const double rest = log2_all - rint(log2_all), share = scale * exp2(-rest);
+    xdi_tile_gradient g;
+    memset(&g, 0, sizeof g);
+    g.p = xdi_tile_power_of(factor, rint(log2_all));
+    g.soft_scale = (float)(share * (row->outside - row->entropy * rest * XDI_TILE_LN2));
+    g.teacher_scale = (float)(share * row->entropy * XDI_TILE_LN2);
+    for (int64_t c = 0; c < columns; c += XDI_TILE) {
+        g.x = xdi_fast_array(&a->logits, r, c);
+        g.out = xdi_fast_array(&a->gradient, r, c);
+        tiles->gradient(&g, XDI_TILE_OUTSIDE, xdi_fast_tile_at(c, columns));
+    }
+}
+
+static void xdi_fast_zero(const xd_rows *x, int64_t row, int64_t begin, int64_t end) {
+    const xdi_simd_array from = xdi_fast_array(x, row, begin);
+    if (end > begin) memset(from.data, 0, (size_t)(end - begin) * xd_dtype_size(x->dtype));
+}
+
+static void xdi_fast_topk_grad_row(const xdi_tiles *tiles, const xd_topk_args *a, int64_t r) {
+    const int64_t begin = a->offsets[a->shard], columns = a->offsets[a->shard + 1] - begin;
+    const xd_topk_row *row = a->row + r;
+    const int64_t *ids = a->ids + r * a->k;
+    const double scale = a->weight * a->row_scale[r] / a->temperature;
+    const bool dense = row->outside != 0.0 || row->entropy != 0.0;
+    if (dense) xdi_fast_topk_outside(tiles, a, r, scale);
+    xdi_fast_zero(&a->gradient, r, dense ? columns : 0, a->gradient.cols);
+    for (int64_t j = 0; j < a->k; j++)
+        if (ids[j] >= begin && ids[j] < begin + columns)
+            xdi_loss_store(&a->gradient, r, ids[j] - begin, scale * a->slots[r * a->k + j]);
+}
+
+static xd_result xdi_fast_topk_grad(const xd_launch *launch, const xd_topk_args *a) {
+    const xd_topk_kernels plain = xd_topk_kernels_cpu();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (!xdi_fast_topk_dtypes(a)) return plain.grad(launch, a);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        const xd_topk_row *row = a->row + r;
+        const bool counts = a->row_scale[r] != 0.0 && row->finding == (int)XD_ROW_FINE;
+        if (!counts) {
+            xdi_fast_zero(&a->gradient, r, 0, a->gradient.cols);
+        } else if (xdi_fast_fits(row->max, XDI_TILE_LOG2E / a->temperature)) {
+            xdi_fast_topk_grad_row(tiles, a, r);
+        } else {
+            const xd_topk_args one = xdi_fast_topk_row(a, r);
+            XDI_TRY(plain.grad(launch, &one));
+        }
+    }
+    return XD_OK;
+}
+
+/* ---- selection ---- */
+
+/* Below this k a row is filtered by the k-th value so far; above it, by a threshold from a sample of it. */
+enum { XDI_SELECT_FEW = 8, XDI_SELECT_BLOCK = 256, XDI_SELECT_SAMPLE = 1024, XDI_SELECT_NEAR = 8 };
+enum { XDI_SELECT_BINS = 2048, XDI_SELECT_DIGITS = 3, XDI_SELECT_WIDTH = 13 };
+
+static void xdi_select_few(const xdi_tiles *tiles, const xd_select_args *a, int64_t r) {
+    double *values = a->values + r * a->k;
+    int64_t *ids = a->ids + r * a->k, n = 0;
+    for (int64_t begin = 0; begin < a->columns; begin += XDI_SELECT_BLOCK) {
+        const int64_t left = a->columns - begin, block = XDI_SELECT_BLOCK,
+                      count = left < block ? left : block;
+        const double max = (double)tiles->max(xdi_fast_array(&a->logits, r, begin), count);
+        if (n == a->k && max <= values[n - 1]) continue; /* not when there is a NaN */
+        for (int64_t c = begin; c < begin + count; c++) {
+            double value = xdi_loss_load(&a->logits, r, c);
+            if (isnan(value)) value = -INFINITY;
+            if (n < a->k || value > values[a->k - 1])
+                n = xdi_select_insert(values, ids, n, a->k, value, a->first + c);
+        }
+    }
+    for (; n < a->k; n++) {
+        values[n] = -INFINITY;
+        ids[n] = -1;
+    }
+}
+
+/* The bin of the rank-th key in order, among those whose bits above shift + 11 are those of `prefix`. */
+static uint32_t xdi_select_bin(const uint32_t *keys, int64_t n, int64_t *rank, int shift, uint32_t prefix) {
+    int32_t bins[XDI_SELECT_BINS];
+    uint32_t bin = 0;
+    memset(bins, 0, sizeof bins);
+    for (int64_t i = 0; i < n; i++)
+        if (shift + 11 >= 32 || keys[i] >> (shift + 11) == prefix) bins[(keys[i] >> shift) & 2047u]++;
+    for (; bin < XDI_SELECT_BINS - 1 && *rank >= bins[bin]; bin++) *rank -= bins[bin];
+    return bin;
+}
+
+static float xdi_select_at(xdi_simd_array x, int64_t i) {
+    return x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
+}
+
+/* A value that, going by a sample, is passed by more than k elements but for `deviations` of the sample's
+ * count. The sample takes a few neighbours at many places: they cost one miss of the cache together. */
+static float xdi_select_threshold(const xd_select_args *a, int64_t r, double deviations) {
+    const int64_t places = XDI_SELECT_SAMPLE / XDI_SELECT_NEAR, step = a->columns / places;
+    const bool all = step < XDI_SELECT_NEAR; /* a short row: its beginning */
+    const int64_t n = all && a->columns < XDI_SELECT_SAMPLE ? a->columns : (int64_t)XDI_SELECT_SAMPLE;
+    const double share = (double)a->k / (double)a->columns;
+    int64_t rank = (int64_t)(share * (double)n + deviations * sqrt(share * (1.0 - share) * (double)n)) + 4;
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    const int64_t size = x.bf16 ? 2 : 4;
+    uint32_t keys[XDI_SELECT_SAMPLE];
+    if (rank >= n) return -INFINITY;
+    for (int64_t i = 0; i < n; i += XDI_SELECT_NEAR) /* all misses at once */
+        __builtin_prefetch((const char *)x.data + (all ? i : i / XDI_SELECT_NEAR * step) * size);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = all ? i : i / XDI_SELECT_NEAR * step + i % XDI_SELECT_NEAR;
+        keys[i] = xdi_tile_key(xdi_select_at(x, at));
+    }
+    const uint32_t high = xdi_select_bin(keys, n, &rank, 21, 0);
+    const uint32_t middle = xdi_select_bin(keys, n, &rank, 10, high);
+    const float value = xdi_tile_of_key((high << 21) | (middle << 10) | 1023u);
+    return value == value ? value : -INFINITY;
+}
+
+/* Room for a row's candidates, thrice: their columns and keys, and records of a key over a column to sort to
+ * and fro. Keys count from the first one, so that candidates near each other, as the largest of a row are,
+ * differ in few bits. */
+typedef struct xdi_select_scratch {
+    uint32_t *columns, *keys;
+    uint64_t *from, *to;
+    int64_t room;
+    uint32_t first;    /* the first key in order */
+    int digits, width; /* passes of the sort, and bits that each looks at */
+    uint32_t bins[XDI_SELECT_DIGITS][1 << XDI_SELECT_WIDTH];
+} xdi_select_scratch;
+
+/* How many keys have each digit; the third one's bits begin at `third`, 32 without one. */
+static void xdi_select_count(xdi_select_scratch *s, int64_t n, uint32_t mask, int third) {
+    uint32_t *low = s->bins[0], *middle = s->bins[1], *high = s->bins[2];
+    const uint32_t *keys = s->keys, first = s->first;
+    const int width = s->width;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = keys[i] - first;
+        low[key & mask]++;
+        middle[key >> width & mask]++;
+    }
+    for (int64_t i = 0; third < 32 && i < n; i++) high[(keys[i] - first) >> third]++;
+}
+
+/* The passes that the keys need, and where each pass begins to put them. */
+static void xdi_select_plan(const xdi_tiles *tiles, xdi_select_scratch *s, int64_t n) {
+    uint32_t last;
+    int bits = 1;
+    tiles->range(s->keys, n, &s->first, &last);
+    while (bits < 32 && (last - s->first) >> bits) bits++;
+    s->digits = (bits + XDI_SELECT_WIDTH - 1) / XDI_SELECT_WIDTH;
+    s->width = (bits + s->digits - 1) / s->digits;
+    if (s->width < 4) s->width = 4;
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1;
+    for (int digit = 0; digit < XDI_SELECT_DIGITS; digit++)
+        memset(s->bins[digit], 0, sizeof(uint32_t) << s->width);
+    xdi_select_count(s, n, mask, s->digits < 3 ? 32 : 2 * s->width);
+    for (int digit = 0; digit < s->digits; digit++) tiles->offsets(s->bins[digit], mask + 1);
+}
+
+/* Radix sort of the keys, which come out in s->from; equal ones keep their order. */
+static void xdi_select_sort(xdi_select_scratch *s, int64_t n) {
+    const uint32_t mask = ((uint32_t)1 << s->width) - 1, first = s->first;
+    uint32_t *bins = s->bins[0];
+    uint64_t *from = s->from, *to = s->to;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t key = s->keys[i];
+        from[bins[(key - first) & mask]++] = (uint64_t)key << 32 | s->columns[i];
+    }
+    for (int digit = 1; digit < s->digits; digit++) {
+        const int shift = s->width * digit;
+        bins = s->bins[digit];
+        for (int64_t i = 0; i < n; i++)
+            to[bins[((uint32_t)(from[i] >> 32) - first) >> shift & mask]++] = from[i];
+        s->to = from;
+        s->from = to;
+        from = s->from;
+        to = s->to;
+    }
+}
+
+/* False when the sample misled or there are too many equals: the row is then for the plain kernel. */
+static bool xdi_select_many(const xdi_tiles *tiles, const xd_select_args *a, int64_t r,
+                            xdi_select_scratch *s) {
+    const xdi_simd_array x = xdi_fast_array(&a->logits, r, 0);
+    double *values = a->values + r * a->k;
+    int64_t *ids = a->ids + r * a->k, n = 0;
+    for (int attempt = 0; attempt < 2 && n < a->k; attempt++) {
+        const float threshold = xdi_select_threshold(a, r, attempt ? 8.0 : 1.75);
+        n = tiles->collect(x, a->columns, threshold, s->columns, s->keys, s->room);
+    }
+    if (n < a->k || n + 16 > s->room) return false; /* a full list may have left some out */
+    xdi_select_plan(tiles, s, n);
+    xdi_select_sort(s, n);
+    if (!tiles->unpack(s->from, a->k, a->first, values, ids)) return true;
+    for (int64_t j = 0; j < a->k; j++)
+        if (values[j] == 0.0) values[j] = xdi_loss_load(&a->logits, r, ids[j] - a->first);
+    return true;
+}
+
+static void xdi_fast_select_rows(const xd_launch *launch, const xd_select_args *a, xdi_select_scratch *s) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    for (int64_t r = 0; r < a->logits.rows; r++) {
+        if (s && xdi_select_many(tiles, a, r, s)) continue;
+        xdi_select_few(tiles, a, r);
+    }
+}
+
+XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a) {
+    xdi_select_scratch s;
+    unsigned char *memory = NULL;
+    if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
+        return xd_topk_kernels_cpu().select(launch, a);
+    s.room = 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32;
+    if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
+        memory = (unsigned char *)xdi_scratch_take(launch->ctx, (size_t)s.room * 24);
+    if (memory) {
+        s.from = (uint64_t *)(void *)memory;
+        s.to = s.from + s.room;
+        s.columns = (uint32_t *)(void *)(s.to + s.room);
+        s.keys = s.columns + s.room;
+    }
+    xdi_fast_select_rows(launch, a, memory ? &s : NULL); /* without room: slowly */
+    xdi_scratch_give(launch->ctx, memory);
+    return XD_OK;
+}
+
+/* The top-k entries that vectors do better. */
+XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels) {
+    kernels->maxima = xdi_fast_topk_maxima;
+    kernels->stats = xdi_fast_topk_stats;
+    kernels->grad = xdi_fast_topk_grad;
+    kernels->select = xdi_fast_select;
+}

@@ -1,0 +1,630 @@
+/* Losses across tokenizers on vectors. Rows that f32 cannot say are left to the plain kernels. */
+
+#include "kernel/simd/xtoken_loops.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Rows and pairs of ids at a time. */
+enum { XDI_XTOKEN_ROWS = 64, XDI_XTOKEN_PAIRS = 512 };
+
+/* ---- rows ---- */
+
+/* scale exp(z / temperature - lse); false where f32 does not fit. */
+XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p) {
+    const double factor = XDI_TILE_LOG2E / temperature, log2_all = lse * temperature * (double)(float)factor;
+    if (!xdi_fast_fits(lse * temperature, factor)) return false;
+    p->power = xdi_tile_power_of(factor, rint(log2_all));
+    p->scale = (float)(scale * exp2(rint(log2_all) - log2_all));
+    return true;
+}
+
+static bool xdi_fast_xtoken_takes(const xd_xtoken_args *a) {
+    const bool gradient =
+        !a->gradient.data || a->gradient.dtype == XD_DTYPE_F32 || a->gradient.dtype == XD_DTYPE_BF16;
+    return !a->fixed && gradient && (a->logits.dtype == XD_DTYPE_F32 || a->logits.dtype == XD_DTYPE_BF16);
+}
+
+static xd_xtoken_args xdi_fast_xtoken_one(const xd_xtoken_args *a, int64_t i) {
+    xd_xtoken_args one = *a;
+    one.rows = a->rows + i;
+    one.places = a->places + i;
+    one.delta = a->delta ? a->delta + i : NULL;
+    one.count = 1;
+    return one;
+}
+
+/* ---- 16 chunks at once ---- */
+
+/* The ids of a block that have tables: all n, or packed together those that have entries, `list` from the
+ * first id of the block. */
+typedef struct xdi_fast_ids {
+    int64_t v, n, tables;
+    bool packed;
+    int32_t list[XDI_XTOKEN_BLOCK];
+} xdi_fast_ids;
+
+/* Up to 64 of the rows at work, of up to 16 chunks, and where these have their tables in the scratch. */
+typedef struct xdi_fast_group {
+    const xdi_xtoken_loops *loops;
+    const xd_xtoken_args *a;
+    int64_t begin, end; /* of a->rows */
+    int64_t places[XDI_XTOKEN_LANES];
+    int lanes;
+    int lane[XDI_XTOKEN_ROWS];           /* of a row */
+    bool fits[XDI_XTOKEN_ROWS];          /* false: a row for the plain kernels */
+    xdi_xtoken_power p[XDI_XTOKEN_ROWS]; /* its probabilities */
+    float *slots;                        /* [k, 16] */
+    float *block;                        /* [BLOCK, 16] of a block of ids */
+    float *across;                       /* [16, STRIDE] the same, the other way round */
+    float *packed;                       /* [STRIDE] of one row */
+    xdi_fast_ids ids;
+} xdi_fast_group;
+
+/* The rows from `begin` on. What no row fills is 0. */
+static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
+    xdi_fast_group g;
+    memset(&g, 0, sizeof g);
+    g.loops = xdi_xtoken_loops_of(launch);
+    g.a = a;
+    g.begin = g.end = begin;
+    for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
+        const int64_t place = a->places[g.end];
+        if (g.lanes == 0 || g.places[g.lanes - 1] != place) {
+            if (g.lanes == XDI_XTOKEN_LANES) break;
+            g.places[g.lanes++] = place;
+        }
+        g.lane[at] = g.lanes - 1;
+        g.fits[at] = xdi_fast_xtoken_power(a->temperature, a->lse[a->rows[g.end]], 1.0, &g.p[at]);
+    }
+    g.slots = a->scratch;
+    g.block = g.slots + XDI_XTOKEN_LANES * a->k;
+    g.across = g.block + XDI_XTOKEN_LANES * XDI_XTOKEN_BLOCK;
+    g.packed = g.across + XDI_XTOKEN_LANES * XDI_XTOKEN_STRIDE;
+    memset(g.across, 0, (XDI_XTOKEN_LANES + 1) * XDI_XTOKEN_STRIDE * sizeof *g.across);
+    return g;
+}
+
+static int64_t xdi_fast_block_at(int64_t v, int64_t columns) {
+    const int64_t block = XDI_XTOKEN_BLOCK;
+    return columns - v < block ? columns - v : block;
+}
+
+/* Vectors of every width are whole. */
+static int64_t xdi_fast_padded(int64_t n) {
+    return (n + XDI_XTOKEN_LANES - 1) / XDI_XTOKEN_LANES * XDI_XTOKEN_LANES;
+}
+
+/* The block that begins at v. Powers of four ids cost less than picking one. */
+static void xdi_fast_open_block(xdi_fast_group *g, int64_t v) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t n = xdi_fast_block_at(v, m->columns), dense = XDI_XTOKEN_DENSE, end = m->begin[v + n];
+    int64_t count = 0;
+    int32_t last = -1;
+    g->ids.v = v;
+    g->ids.packed = end - m->begin[v] < n / 4;
+    g->ids.n = g->ids.tables = g->ids.packed || n < dense ? n : dense;
+    if (!g->ids.packed) return;
+    for (int64_t e = m->begin[v]; e < end; e++) {
+        const int32_t id = m->student[e] - (int32_t)v;
+        count += id != last ? 1 : 0;
+        g->ids.list[count - 1] = last = id;
+    }
+    g->ids.tables = count;
+}
+
+/* All entries of the block, to slots or back. */
+static void xdi_fast_walk_block(const xdi_fast_group *g, bool back) {
+    const xd_xtoken_matrix *m = &g->a->matrix;
+    const int64_t from = m->begin[g->ids.v], count = m->begin[g->ids.v + g->ids.n] - from;
+    g->loops->walk(m->student + from, m->slot + from, m->weight + from, count, g->ids.packed, g->ids.v,
+                   g->block, g->slots, back);
+}
+
+/* Logits of rows[i] that have tables; how many. */
+static int64_t xdi_fast_block_logits(const xdi_fast_group *g, int64_t i, xdi_simd_array *x) {
+    *x = xdi_fast_array(&g->a->logits, g->a->rows[i], g->ids.v);
+    if (!g->ids.packed) return g->ids.n;
+    g->loops->pack(*x, g->ids.n, g->ids.list, g->ids.tables, g->packed);
+    *x = xdi_xtoken_floats(g->packed);
+    return xdi_fast_padded(g->ids.tables);
+}
+
+/* Probabilities of the block, summed over each chunk's rows: across. */
+static void xdi_fast_project_block(const xdi_fast_group *g) {
+    bool has[XDI_XTOKEN_LANES];
+    memset(has, 0, sizeof has);
+    for (int64_t i = g->begin; i < g->end; i++) {
+        const int64_t at = i - g->begin;
+        const int lane = g->lane[at];
+        xdi_simd_array x;
+        if (!g->fits[at]) continue;
+        const int64_t n = xdi_fast_block_logits(g, i, &x);
+        g->loops->powers(x, n, g->p[at], has[lane], g->across + lane * XDI_XTOKEN_STRIDE);
+        has[lane] = true;
+    }
+}
+
+static void xdi_fast_project_group(xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    const xd_xtoken_matrix *m = &a->matrix;
+    memset(g->slots, 0, (size_t)(XDI_XTOKEN_LANES * m->k) * sizeof(float));
+    for (int64_t v = 0; v < m->columns; v += g->ids.n) {
+        xdi_fast_open_block(g, v);
+        if (g->ids.tables == 0) continue;
+        xdi_fast_project_block(g);
+        g->loops->to_tables(g->across, g->ids.tables, g->block);
+        xdi_fast_walk_block(g, false);
+    }
+    for (int64_t j = 0; j < m->k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, m->k);
+        g->loops->to_lanes(g->slots + j * XDI_XTOKEN_LANES, n, g->across);
+        for (int lane = 0; lane < g->lanes; lane++)
+            g->loops->widen(xdi_xtoken_floats(g->across + lane * XDI_XTOKEN_STRIDE), n, 1.0, 0.0, true,
+                            a->cells + g->places[lane] * m->k + j);
+    }
+}
+
+static xd_result xdi_fast_xtoken_project(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (!xdi_fast_xtoken_takes(a)) return plain.project(launch, a);
+    for (int64_t begin = 0; begin < a->count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_project_group(&g);
+        for (int64_t i = begin; i < g.end; i++) {
+            const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+            if (!g.fits[i - begin]) XDI_TRY(plain.project(launch, &one));
+        }
+        begin = g.end;
+    }
+    return XD_OK;
+}
+
+/* dy of the group's chunks: slots. */
+static void xdi_fast_load_slopes(const xdi_fast_group *g) {
+    const int64_t k = g->a->k;
+    for (int64_t j = 0; j < k; j += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(j, k);
+        for (int lane = 0; lane < g->lanes; lane++)
+            g->loops->narrow(g->a->student + g->places[lane] * k + j, n, 1.0, 0.0,
+                             g->across + lane * XDI_XTOKEN_STRIDE);
+        g->loops->to_tables(g->across, n, g->slots + j * XDI_XTOKEN_LANES);
+    }
+}
+
+/* h = M dy of the block: across. */
+static void xdi_fast_back_block(const xdi_fast_group *g) {
+    const int64_t tables = xdi_fast_padded(g->ids.tables);
+    memset(g->block, 0, (size_t)(XDI_XTOKEN_LANES * tables) * sizeof(float));
+    xdi_fast_walk_block(g, true);
+    g->loops->to_lanes(g->block, tables, g->across);
+}
+
+static void xdi_fast_delta_group(xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    xdi_fast_load_slopes(g);
+    for (int64_t v = 0; v < a->matrix.columns; v += g->ids.n) {
+        xdi_fast_open_block(g, v);
+        if (g->ids.tables == 0) continue;
+        xdi_fast_back_block(g);
+        for (int64_t i = g->begin; i < g->end; i++) {
+            const int64_t at = i - g->begin;
+            xdi_simd_array x;
+            if (!g->fits[at]) continue;
+            const int64_t n = xdi_fast_block_logits(g, i, &x);
+            a->cells[i] += g->loops->dot(x, n, g->p[at], g->across + g->lane[at] * XDI_XTOKEN_STRIDE) /
+                           a->chunks[a->places[i]].largest;
+        }
+    }
+}
+
+static xd_result xdi_fast_xtoken_delta(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (!xdi_fast_xtoken_takes(a)) return plain.delta(launch, a);
+    for (int64_t begin = 0; begin < a->count;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_delta_group(&g);
+        for (int64_t i = begin; i < g.end; i++) {
+            xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+            one.cells = a->cells + i;
+            if (!g.fits[i - begin]) XDI_TRY(plain.delta(launch, &one));
+        }
+        begin = g.end;
+    }
+    return XD_OK;
+}
+
+/* ---- gradient ---- */
+
+/* A gradient of so many bytes is not in any cache when it is wanted: its lines need not be fetched. */
+#define XDI_XTOKEN_PAST ((size_t)1 << 25)
+
+static bool xdi_fast_goes_past(const xd_rows *x) {
+    const size_t size = xd_dtype_size(x->dtype), stride = (size_t)(x->stride ? x->stride : x->cols) * size;
+    return (uintptr_t)x->data % 64 == 0 && stride % 64 == 0 && (size_t)x->rows * stride >= XDI_XTOKEN_PAST;
+}
+
+/* Both parts of one power: (p1 / p) p joins what is taken off u. */
+static void xdi_fast_join_powers(xdi_xtoken_writer *w) {
+    const xdi_tile_power *p = &w->p.power, *p1 = &w->p1.power;
+    if (!w->hard || !w->soft || p->factor != p1->factor || p->whole != p1->whole) return;
+    w->shift -= w->p1.scale / w->p.scale;
+    w->hard = false;
+}
+
+/* What of rows[i] is the same for all blocks; false where f32 does not fit. */
+static bool xdi_fast_writer(const xd_xtoken_args *a, int64_t i, xdi_xtoken_writer *w) {
+    const int64_t row = a->rows[i];
+    const double delta = a->delta ? a->delta[i] : 0.0;
+    memset(w, 0, sizeof *w);
+    w->add = a->written[row] != 0;
+    w->past = !w->add && xdi_fast_goes_past(&a->gradient);
+    w->times_p = a->matrix.begin != NULL;
+    w->soft = w->times_p || delta != 0.0;
+    w->hard = !w->add && a->ce_factor && a->ce_factor[row] != 0.0;
+    w->label = w->hard ? a->labels[row] - a->first : -1;
+    w->u = a->u;
+    w->u_scale = a->matrix.begin ? 1.0f : (float)a->scale;
+    w->shift = (float)delta;
+    if (w->soft && !xdi_fast_xtoken_power(a->temperature, a->lse[row],
+                                          a->matrix.begin ? 1.0 / a->temperature : 1.0, &w->p))
+        return false;
+    if (w->hard && !xdi_fast_xtoken_power(1.0, a->lse_one[row], a->ce_factor[row] * a->ce_weight, &w->p1))
+        return false;
+    xdi_fast_join_powers(w);
+    return true;
+}
+
+/* Columns [v, v + n) of rows[i]. The label is subtracted before the sum is rounded, and needs what the
+ * gradient and the logits held there. */
+static void xdi_fast_write_block(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i,
+                                 xdi_xtoken_writer *w, int64_t v, int64_t n) {
+    const int64_t row = a->rows[i];
+    const bool here = w->label >= v && w->label < v + n;
+    double at_label = 0.0;
+    if (here) {
+        const double h = a->matrix.begin ? (double)w->u[w->label - v] : 0.0;
+        at_label = xdi_xtoken_gradient_at(a, i, w->label, h);
+    }
+    w->x = xdi_fast_array(&a->logits, row, v);
+    w->out = xdi_fast_array(&a->gradient, row, v);
+    loops->write(w, n);
+    if (here) xdi_loss_store(&a->gradient, row, w->label, at_label);
+}
+
+static void xdi_fast_end_row(const xd_xtoken_args *a, int64_t row) {
+    for (int64_t v = a->columns; v < a->gradient.cols && !a->written[row]; v++)
+        xdi_loss_store(&a->gradient, row, v, 0.0);
+    a->written[row] = 1;
+}
+
+/* Rows of a group by blocks, so that h is made once for all rows of a chunk. */
+static void xdi_fast_write_group(xdi_fast_group *g) {
+    const xd_xtoken_args *a = g->a;
+    xdi_xtoken_writer writers[XDI_XTOKEN_ROWS];
+    for (int64_t i = g->begin; i < g->end; i++)
+        g->fits[i - g->begin] = xdi_fast_writer(a, i, &writers[i - g->begin]);
+    xdi_fast_load_slopes(g);
+    for (int64_t v = 0; v < a->columns; v += XDI_XTOKEN_BLOCK) {
+        const int64_t n = xdi_fast_block_at(v, a->columns);
+        g->ids.v = v;
+        g->ids.n = g->ids.tables = n;
+        g->ids.packed = false;
+        xdi_fast_back_block(g);
+        for (int64_t i = g->begin; i < g->end; i++) {
+            const int64_t at = i - g->begin;
+            if (!g->fits[at]) continue;
+            writers[at].u = g->across + g->lane[at] * XDI_XTOKEN_STRIDE;
+            xdi_fast_write_block(g->loops, a, i, &writers[at], v, n);
+        }
+    }
+    for (int64_t i = g->begin; i < g->end; i++) {
+        if (g->fits[i - g->begin])
+            xdi_fast_end_row(a, a->rows[i]);
+        else
+            xdi_xtoken_gradient_row(a, i);
+    }
+}
+
+static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t i) {
+    xdi_xtoken_writer w;
+    if (!xdi_fast_writer(a, i, &w)) {
+        xdi_xtoken_gradient_row(a, i);
+        return;
+    }
+    for (int64_t v = 0; v < a->columns; v += XDI_TILE) {
+        w.u = a->u ? a->u + v : NULL;
+        xdi_fast_write_block(loops, a, i, &w, v, xdi_fast_tile_at(v, a->columns));
+    }
+    xdi_fast_end_row(a, a->rows[i]);
+}
+
+static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
+    for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
+    for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
+        xdi_fast_group g = xdi_fast_group_at(launch, a, begin);
+        xdi_fast_write_group(&g);
+        begin = g.end;
+    }
+    xdi_fast_tiles(launch)->fence();
+    return XD_OK;
+}
+
+/* ---- teacher ---- */
+
+/* ln sum e^(x / temperature); NaN where f32 does not fit. */
+static double xdi_fast_xtoken_lse(const xdi_tiles *tiles, const xd_rows *x, int64_t row, int64_t columns,
+                                  double temperature) {
+    xdi_row_sum sum;
+    if (!xdi_fast_row_sum(tiles, x, row, columns, XDI_TILE_LOG2E / temperature, &sum)) return (double)NAN;
+    return sum.max / temperature + log(sum.sum);
+}
+
+/* rows[i] at the kept columns: scratch. They are asked for before their turn, of bf16 with the row before. */
+static void xdi_fast_pick(const xd_xtoken_args *a, int64_t i) {
+    const int64_t k = a->k, *ids = a->ids, ahead = 128;
+    const xdi_simd_array y = xdi_fast_array(&a->logits, a->rows[i], 0),
+                         next = xdi_fast_array(&a->logits, a->rows[i + 1 < a->count ? i + 1 : i], 0);
+    const float *wide = (const float *)y.data;
+    const uint16_t *half = (const uint16_t *)y.data;
+    for (int64_t j = 0; j < k && y.bf16; j++) {
+        __builtin_prefetch((const uint16_t *)next.data + ids[j]);
+        const uint32_t bits = (uint32_t)half[ids[j]] << 16;
+        memcpy(a->scratch + j, &bits, sizeof bits);
+    }
+    for (int64_t j = 0; j < k && !y.bf16; j++) {
+        __builtin_prefetch(wide + ids[j + ahead < k ? j + ahead : k - 1]);
+        a->scratch[j] = wide[ids[j]];
+    }
+}
+
+static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const xd_rows picked = { a->scratch, XD_DTYPE_F32, 1, a->k, 0 };
+    if (!xdi_fast_xtoken_takes(a)) return plain.target(launch, a);
+    for (int64_t i = 0; i < a->count; i++) {
+        xdi_fast_pick(a, i);
+        const double lse = xdi_fast_xtoken_lse(tiles, &picked, 0, a->k, a->temperature);
+        const xd_xtoken_args one = xdi_fast_xtoken_one(a, i);
+        if (isnan(lse))
+            XDI_TRY(plain.target(launch, &one));
+        else
+            xdi_xtoken_loops_of(launch)->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature, lse,
+                                               true, a->cells + a->places[i] * a->k);
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const double factor = a->scale / a->temperature;
+    if (!xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().log_probs(launch, a);
+    if (a->count == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
+    for (int64_t i = 0; i < a->count; i++) {
+        const int64_t row = a->rows[i];
+        const double lse =
+            a->lse ? a->lse[row] : xdi_fast_xtoken_lse(tiles, &a->logits, row, a->columns, a->temperature);
+        if (isfinite(lse)) {
+            xdi_xtoken_loops_of(launch)->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
+                                               lse * a->scale, i > 0, a->cells);
+            continue;
+        }
+        if (i == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
+        xdi_xtoken_log_probs_row(a, i);
+    }
+    return XD_OK;
+}
+
+/* ---- divergences ---- */
+
+/* The first of the largest. */
+static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n) {
+    float top = -INFINITY;
+    int64_t best = 0, tile = 0;
+    for (int64_t j = 0; j < n; j += XDI_TILE) {
+        const float max = tiles->max(xdi_xtoken_floats(x + j), xdi_fast_tile_at(j, n));
+        if (max > top) tile = j;
+        if (!(max <= top)) top = max; /* NaN stays */
+    }
+    for (int64_t j = tile; j < n && !isnan(top); j++)
+        if (x[j] == top) return j;
+    for (int64_t j = 1; j < n; j++)
+        if (x[j] > x[best]) best = j;
+    return best;
+}
+
+/* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
+static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
+                           const double *target) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    const int64_t k = a->k;
+    float *r = a->scratch, *t = r + k;
+    const xd_rows targets = { t, XD_DTYPE_F32, 1, k, 0 };
+    double dot = 0.0;
+    const double mass = loops->narrow(q, k, 1.0 / c->student, 0.0, r);
+    if (!isfinite(mass) || !isfinite(loops->narrow(target, k, 1.0 / c->teacher, 0.0, t))) return false;
+    if (a->normalise) {
+        const double lse = xdi_fast_xtoken_lse(tiles, &targets, 0, k, 1.0);
+        if (isnan(lse)) return false;
+        loops->narrow(target, k, 1.0 / c->teacher, lse, t);
+    }
+    const double z = mass + XD_XTOKEN_EPSILON;
+    c->agree = xdi_fast_argmax(tiles, r, k) == xdi_fast_argmax(tiles, t, k);
+    c->value = 0.0;
+    for (int64_t j = 0; j < k; j += XDI_TILE) {
+        double part;
+        c->value += loops->slopes(r + j, t + j, xdi_fast_tile_at(j, k), (float)(1.0 / z), a->reverse, &part);
+        dot += part;
+    }
+    c->delta = dot * XD_XTOKEN_EPSILON / z;
+    const double factor = isfinite(c->value) ? c->factor : 0.0;
+    c->delta *= factor * c->student;
+    loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
+    if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */
+    c->largest = loops->top(q, k, true);
+    return true;
+}
+
+static xd_result xdi_fast_xtoken_divergence(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (a->fixed) return plain.divergence(launch, a);
+    for (int64_t i = 0; i < a->place_count; i++) {
+        xd_xtoken_args one = *a;
+        one.student = a->student + i * a->k;
+        one.teacher = a->teacher + i * a->k;
+        one.chunks = a->chunks + i;
+        one.place_count = 1;
+        if (!one.chunks->compared || !xdi_fast_chunk(launch, a, one.chunks, one.student, one.teacher))
+            XDI_TRY(plain.divergence(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* The likeliest pair so far. */
+typedef struct xdi_fast_best {
+    double value;
+    int64_t pair;
+} xdi_fast_best;
+
+/* Pairs [at, at + n), n > 0, have these values. */
+static void xdi_fast_better(const xdi_xtoken_loops *loops, const double *x, int64_t at, int64_t n,
+                            xdi_fast_best *best) {
+    const double top = loops->top(x, n, false);
+    if (best->pair < 0) {
+        best->value = x[0];
+        best->pair = at;
+    }
+    if (!(top > best->value)) return;
+    best->value = top;
+    best->pair = at;
+    while (*x++ != top) best->pair++;
+}
+
+/* The first pair whose student id is not less. */
+static int64_t xdi_fast_pair_from(const xd_xtoken_args *a, int64_t id) {
+    int64_t begin = 0, end = a->pairs;
+    while (begin < end) {
+        const int64_t middle = begin + (end - begin) / 2;
+        if (a->pair[middle] < id)
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return begin;
+}
+
+/* Pairs [at, at + n) of this shard, whose other means are y: the divergence. */
+static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_args *a, int64_t at,
+                                 int64_t n, const double *y, xdi_fast_best *best) {
+    double x[XDI_XTOKEN_PAIRS];
+    float alpha[XDI_XTOKEN_PAIRS], beta[XDI_XTOKEN_PAIRS], slope[XDI_XTOKEN_PAIRS];
+    const int32_t *ids = a->pair + at;
+    for (int64_t i = 0; i < n; i++) x[i] = a->means[ids[i] - a->first];
+    xdi_fast_better(loops, x, at, n, best);
+    loops->narrow(x, n, 1.0, 0.0, alpha);
+    loops->narrow(y, n, 1.0, 0.0, beta);
+    const double sum = loops->pair(alpha, beta, n, a->reverse, slope);
+    for (int64_t i = 0; i < n; i++) a->slope[ids[i] - a->first] = slope[i];
+    return sum;
+}
+
+static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
+    const int64_t tile = XDI_XTOKEN_PAIRS;
+    xdi_fast_best best = { -INFINITY, -1 }, other = best;
+    if (a->fixed) return xd_xtoken_kernels_cpu().pair(launch, a);
+    memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
+    for (int64_t at = 0; at < a->pairs; at += tile) {
+        const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
+        const int64_t from = begin > at ? begin : at, to = end < at + n ? end : at + n;
+        double y[XDI_XTOKEN_PAIRS];
+        for (int64_t i = 0; i < n; i++) y[i] = a->others[a->other[at + i]];
+        xdi_fast_better(loops, y, at, n, &other);
+        if (from < to) a->cells[0] += xdi_fast_pair_tile(loops, a, from, to - from, y + (from - at), &best);
+    }
+    xdi_xtoken_best(a, best.pair, other.pair);
+    return XD_OK;
+}
+
+/* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
+static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
+    int64_t first;
+    float *powers = t->scratch;
+    XDI_TRY(xdi_xtoken_tail_select(launch, t, xdi_fast_select, &first));
+    if (t->fixed) return xdi_xtoken_tail_finish(t, first);
+    for (int64_t i = 0; i < t->k; i++)
+        if (t->found[i] < 0 || !(t->values[i] > -INFINITY)) return xdi_xtoken_tail_finish(t, first);
+    for (int64_t i = 0; i < t->k; i++) {
+        t->found[i] = t->ids[first + t->found[i]] - t->begin;
+        powers[i] = (float)t->values[i];
+    }
+    for (int64_t i = 0; i < t->k; i += XDI_TILE)
+        loops->powers(xdi_xtoken_floats(powers + i), xdi_fast_tile_at(i, t->k), p, false, powers + i);
+    for (int64_t i = 0; i < t->k; i++) t->values[i] = (double)powers[i];
+    return XD_OK;
+}
+
+static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xdi_tiles *tiles = xdi_fast_tiles(launch);
+    if (a->fixed) return xd_xtoken_kernels_cpu().total(launch, a);
+    for (int64_t v = 0; v < a->columns; v += XDI_TILE)
+        a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_fast_tile_at(v, a->columns), 0.0f);
+    return XD_OK;
+}
+
+/* ---- single positions ---- */
+
+/* False where f32 does not fit. */
+static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
+    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const int64_t label = a->labels ? a->labels[row] : -1;
+    xdi_row_sum sum;
+    xdi_xtoken_power p;
+    if (!xdi_fast_row_sum(xdi_fast_tiles(launch), &a->logits, row, a->columns, XDI_TILE_LOG2E, &sum))
+        return false;
+    const double log_sum = log(sum.sum);
+    if (!xdi_fast_xtoken_power(1.0, sum.max + log_sum, 1.0, &p)) return false;
+    out[XD_XTOKEN_LARGEST] = sum.max;
+    out[XD_XTOKEN_LOG_SUM] = log_sum;
+    out[XD_XTOKEN_ENTROPY] = 0.0;
+    out[XD_XTOKEN_LABEL] =
+        label >= 0 && label < a->columns ? xdi_loss_load(&a->logits, row, label) : (double)NAN;
+    for (int64_t v = 0; v < a->columns && a->entropy; v += XDI_TILE)
+        out[XD_XTOKEN_ENTROPY] +=
+            loops->entropy(xdi_fast_array(&a->logits, row, v), xdi_fast_tile_at(v, a->columns), p);
+    return true;
+}
+
+static xd_result xdi_fast_xtoken_moments(const xd_launch *launch, const xd_xtoken_args *a) {
+    const xd_xtoken_kernels plain = xd_xtoken_kernels_cpu();
+    if (!xdi_fast_xtoken_takes(a)) return plain.moments(launch, a);
+    for (int64_t i = 0; i < a->count; i++) {
+        xd_xtoken_args one = *a;
+        one.rows = a->rows + i;
+        one.count = 1;
+        one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
+        if (!xdi_fast_moments_row(launch, a, a->rows[i], one.moments)) XDI_TRY(plain.moments(launch, &one));
+    }
+    return XD_OK;
+}
+
+/* The entries that vectors do better. */
+XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
+    kernels->project = xdi_fast_xtoken_project;
+    kernels->target = xdi_fast_xtoken_target;
+    kernels->divergence = xdi_fast_xtoken_divergence;
+    kernels->delta = xdi_fast_xtoken_delta;
+    kernels->gradient = xdi_fast_xtoken_gradient;
+    kernels->log_probs = xdi_fast_xtoken_log_probs;
+    kernels->pair = xdi_fast_xtoken_pair;
+    kernels->tail = xdi_fast_xtoken_tail;
+    kernels->total = xdi_fast_xtoken_total;
+    kernels->moments = xdi_fast_xtoken_moments;
+}

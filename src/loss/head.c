@@ -1,0 +1,342 @@
+/* Losses from hidden states: logits of a linear head, a chunk of rows at a time. */
+
+#include "comm/leaves.h"
+#include "loss/head.h"
+#include "loss/internal.h"
+
+#include <string.h>
+
+enum {
+    XDI_HEAD_CHUNK = 256
+}; /* rows; the block of the matrix product, so that sums over rows do not see it */
+
+/* Everything of one call. */
+typedef struct xdi_head_plan {
+    const xd_head_loss_desc *d;
+    xdi_loss_plan loss;
+    int64_t rows, columns, width, chunk;
+    float *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
+    float *hidden;            /* [chunk, width] gradient */
+    float *tile;              /* INVARIANT: the same of one tile */
+    float *one;               /* the number 1, by which rows are repeated or added up */
+    void *product;            /* workspace of the matrix product */
+    xd_leaf_stack *leaves;    /* INVARIANT: hidden gradients of tiles */
+} xdi_head_plan;
+
+static const float xdi_head_one = 1.0f;
+
+static bool xdi_head_wants_gradient(const xd_head_loss_desc *d) {
+    return d->hidden_gradient.data || d->weight_gradient || d->bias_gradient;
+}
+
+/* ---- checks ---- */
+
+static xd_result xdi_head_validate_side(xd_ctx *ctx, const char *name, const xd_head *head, int64_t rows,
+                                        int64_t columns) {
+    const xd_rows *sides[2] = { &head->hidden, &head->weight };
+    for (int i = 0; i < 2; i++) {
+        const char *part = i ? "weight" : "hidden";
+        XDI_REQUIRE(ctx, sides[i]->dtype == XD_DTYPE_F32 || sides[i]->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                    "%s %s is %s: F32 or BF16 is needed", name, part, xd_dtype_name(sides[i]->dtype));
+        XDI_REQUIRE(ctx, sides[i]->stride == 0 || sides[i]->stride >= sides[i]->cols, XD_ERROR_SHAPE,
+                    "%s %s has rows of %lld elements %lld apart", name, part, (long long)sides[i]->cols,
+                    (long long)sides[i]->stride);
+        XDI_REQUIRE(ctx, sides[i]->data || sides[i]->rows == 0, XD_ERROR_ARGUMENT, "%s %s is NULL", name,
+                    part);
+    }
+    XDI_REQUIRE(ctx, head->hidden.rows == rows && rows >= 0, XD_ERROR_SHAPE,
+                "%s hidden has %lld rows, the student %lld", name, (long long)head->hidden.rows,
+                (long long)rows);
+    XDI_REQUIRE(ctx, head->weight.rows == columns, XD_ERROR_SHAPE,
+                "%s weight has %lld rows, this rank's part of the vocabulary %lld", name,
+                (long long)head->weight.rows, (long long)columns);
+    XDI_REQUIRE(ctx, head->hidden.cols == head->weight.cols && head->hidden.cols > 0, XD_ERROR_SHAPE,
+                "%s hidden is %lld wide, its weight %lld", name, (long long)head->hidden.cols,
+                (long long)head->weight.cols);
+    return XD_OK;
+}
+
+static xd_result xdi_head_validate_gradient(xd_ctx *ctx, const xd_head_loss_desc *d) {
+    const xd_rows *g = &d->hidden_gradient, *x = &d->student.hidden;
+    if (!g->data) return XD_OK;
+    XDI_REQUIRE(ctx, g->dtype == XD_DTYPE_F32 || g->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "the gradient of hidden is %s: F32 or BF16 is needed", xd_dtype_name(g->dtype));
+    XDI_REQUIRE(ctx, g->rows == x->rows && g->cols == x->cols && (g->stride == 0 || g->stride == g->cols),
+                XD_ERROR_SHAPE, "the gradient of hidden is [%lld, %lld], not [%lld, %lld] without gaps",
+                (long long)g->rows, (long long)g->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
+static xd_result xdi_head_validate_invariant(xd_ctx *ctx, const xd_head_loss_desc *d) {
+    const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
+    if (xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT || !d->hidden_gradient.data) return XD_OK;
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "the gradient of hidden in INVARIANT mode is not built for a GPU");
+    XDI_REQUIRE(ctx, v.begin % XD_HEAD_TILE == 0 || v.begin == v.size, XD_ERROR_UNSUPPORTED,
+                "INVARIANT mode adds up tiles of %d columns, the vocabulary is cut at %lld",
+                (int)XD_HEAD_TILE, (long long)v.begin);
+    return XD_OK;
+}
+
+static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
+    XDI_REQUIRE(ctx, d->loss.vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    const xd_vocab_info v = xd_vocab_describe(d->loss.vocab);
+    const int64_t rows = d->student.hidden.rows;
+    XDI_REQUIRE(ctx, !d->loss.student.data && !d->loss.gradient.data && !d->loss.workspace, XD_ERROR_ARGUMENT,
+                "logits, their gradient and their workspace are the head's own here");
+    XDI_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
+                "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
+    XDI_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
+    XDI_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
+                "the teacher is given twice, by logits and by a head");
+    if (d->teacher.hidden.data)
+        XDI_TRY(xdi_head_validate_side(ctx, "teacher", &d->teacher, rows, v.end - v.begin));
+    XDI_TRY(xdi_head_validate_gradient(ctx, d));
+    return xdi_head_validate_invariant(ctx, d);
+}
+
+/* ---- memory ---- */
+
+/* The desc of the loss over logits that do not exist yet; their place is a pointer that is not NULL. */
+static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
+    static const char somewhere = 0; /* never read */
+    xd_loss_desc d = h->loss;
+    d.student.data = (void *)&somewhere;
+    d.student.dtype = XD_DTYPE_F32;
+    d.student.rows = h->student.hidden.rows;
+    d.student.cols = h->student.weight.rows;
+    d.student.stride = 0;
+    if (h->teacher.hidden.data) d.teacher = d.student;
+    if (xdi_head_wants_gradient(h)) d.gradient = d.student;
+    return d;
+}
+
+static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
+    const xd_loss_desc d = xdi_head_loss_desc(desc);
+    memset(p, 0, sizeof *p);
+    p->d = desc;
+    p->rows = desc->student.hidden.rows;
+    p->columns = desc->student.weight.rows;
+    p->width = desc->student.hidden.cols;
+    p->chunk = desc->chunk_rows ? desc->chunk_rows : (int64_t)XDI_HEAD_CHUNK;
+    if (p->chunk > p->rows && p->rows > 0) p->chunk = p->rows;
+    p->loss.d = xdi_loss_defaults(&d);
+    p->loss.reduction = xdi_loss_reduction(&p->loss.d);
+}
+
+static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
+    const size_t chunk = (size_t)p->chunk, logits = chunk * (size_t)p->columns * sizeof(float);
+    const size_t hidden = p->d->hidden_gradient.data ? chunk * (size_t)p->width * sizeof(float) : 0;
+    const size_t sizes[6] = { logits,        p->d->teacher.hidden.data ? logits : 0,
+                              hidden,        invariant ? hidden : 0,
+                              sizeof(float), XD_MATMUL_WORKSPACE_BYTES };
+    void *at[6];
+    if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
+    for (int i = 0; i < 6; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        at[i] = arena->base ? arena->base + offset : NULL;
+    }
+    p->student = (float *)at[0];
+    p->teacher = (float *)at[1];
+    p->hidden = (float *)at[2];
+    p->tile = (float *)at[3];
+    p->one = (float *)at[4];
+    p->product = at[5];
+    return true;
+}
+
+/* Everything up to the first exchange, on this rank alone. */
+static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p,
+                                  void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    XDI_TRY(xdi_head_validate(ctx, desc));
+    xdi_head_begin(desc, p);
+    p->loss.kernels = xd_ctx_kernels(ctx);
+    XDI_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
+    xdi_loss_fill_args(ctx, &p->loss);
+    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = p->loss.kernels.memory.allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    if (!invariant || !desc->hidden_gradient.data) return XD_OK;
+    const xd_vocab_info v = xd_vocab_describe(desc->loss.vocab);
+    const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
+                              (p->columns + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
+                              (v.size + XD_HEAD_TILE - 1) / XD_HEAD_TILE };
+    return xd_leaf_stack_create(ctx, tiles, p->chunk * p->width, &p->leaves);
+}
+
+XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {
+    xdi_head_plan plan;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->chunk_rows < 0) return 0;
+    xdi_head_begin(desc, &plan);
+    xdi_loss_fill_args(NULL, &plan.loss);
+    return xdi_head_layout(&plan, true, &arena) ? arena.peak : 0; /* enough for any mode */
+}
+
+/* ---- one chunk ---- */
+
+/* Rows [row, row + rows) of a matrix. */
+static xd_rows xdi_head_rows(const xd_rows *x, int64_t row, int64_t rows) {
+    xd_rows part = *x;
+    const int64_t stride = x->stride ? x->stride : x->cols;
+    part.data = (char *)x->data + (size_t)(row * stride) * (size_t)xd_dtype_size(x->dtype);
+    part.rows = rows;
+    return part;
+}
+
+/* 1, repeated: a column of `rows` ones that takes four bytes. */
+static xd_matrix xdi_head_ones(const xdi_head_plan *p, int64_t rows) {
+    xd_matrix ones = { p->one, XD_DTYPE_F32, rows, 1, 0, 0 };
+    return ones;
+}
+
+static xd_result xdi_head_multiply(const xd_launch *launch, const xdi_head_plan *p, xd_matrix a, xd_matrix b,
+                                   float *out, bool accumulate) {
+    const xd_matmul_args args = { a, b, out, b.cols, accumulate, p->d->bf16 };
+    return p->loss.kernels.matmul(launch, &args);
+}
+
+/* logits = hidden weight^T + bias for some rows. */
+static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p, const xd_head *head,
+                                 int64_t row, int64_t rows, float *logits) {
+    const xd_rows hidden = xdi_head_rows(&head->hidden, row, rows);
+    const xd_matrix weight = xd_matrix_transposed(xd_matrix_of_rows(&head->weight));
+    if (head->bias) {
+        const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
+        const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
+        XDI_TRY(p->loss.kernels.matmul(launch, &args));
+    }
+    return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
+}
+
+static xd_matrix xdi_head_gradient(const xdi_head_plan *p, int64_t rows, int64_t begin, int64_t columns) {
+    xd_matrix g = { p->student + begin, XD_DTYPE_F32, rows, columns, p->columns, 1 };
+    return g;
+}
+
+/* INVARIANT: tile by tile, each a leaf of the canonical tree over the whole vocabulary. */
+static xd_result xdi_head_hidden_tiles(const xd_launch *launch, xdi_head_plan *p, int64_t rows) {
+    xd_leaf_stack_reset(p->leaves);
+    for (int64_t c = 0; c < p->columns; c += XD_HEAD_TILE) {
+        const int64_t n = p->columns - c < XD_HEAD_TILE ? p->columns - c : (int64_t)XD_HEAD_TILE;
+        const xd_rows weight = xdi_head_rows(&p->d->student.weight, c, n);
+        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, c, n), xd_matrix_of_rows(&weight),
+                                  p->tile, false));
+        XDI_TRY(xd_leaf_stack_push(p->leaves, p->tile));
+    }
+    return XD_OK;
+}
+
+/* Adds the ranks' tiles; one rank adds its own in the same tree. */
+static xd_result xdi_head_hidden_tree(xd_ctx *ctx, xdi_head_plan *p, const xd_vocab_info *v) {
+    const int64_t count = p->chunk * p->width;
+    xd_collective c;
+    memset(&c, 0, sizeof c);
+    c.kind = XD_COLLECTIVE_ALL_REDUCE;
+    c.send = xd_leaf_stack_forest(p->leaves);
+    c.recv = p->hidden;
+    c.count = count;
+    c.dtype = XD_DTYPE_F32;
+    c.op = XD_SUM;
+    c.leaves.first = (v->begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE;
+    c.leaves.count = (p->columns + XD_HEAD_TILE - 1) / XD_HEAD_TILE;
+    c.leaves.total = (v->size + XD_HEAD_TILE - 1) / XD_HEAD_TILE;
+    if (v->tp) return xd_collective_run(v->tp, &c);
+    return xd_reduce_leaves(ctx, p->hidden, &c.send, &c.leaves, 1, count, count, XD_DTYPE_F32, XD_SUM);
+}
+
+/* hidden_gradient of some rows: this rank's columns, summed over the vocabulary's group, in the wanted
+ * dtype. */
+static xd_result xdi_head_hidden(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
+    const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
+    const xd_rows to = xdi_head_rows(&p->d->hidden_gradient, row, rows);
+    if (p->leaves) {
+        XDI_TRY(xdi_head_hidden_tiles(launch, p, rows));
+        XDI_TRY(xdi_head_hidden_tree(launch->ctx, p, &v));
+    } else {
+        XDI_TRY(xdi_head_multiply(launch, p, xdi_head_gradient(p, rows, 0, p->columns),
+                                  xd_matrix_of_rows(&p->d->student.weight), p->hidden, false));
+        if (v.tp) XDI_TRY(xd_all_reduce(v.tp, p->hidden, p->hidden, rows * p->width, XD_DTYPE_F32, XD_SUM));
+    }
+    const xd_cast_array cast = { to.data, p->hidden, rows * p->width, to.dtype, XD_DTYPE_F32 };
+    return p->loss.kernels.optimizer.cast(launch, &cast, 1);
+}
+
+static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
+    const xd_rows hidden = xdi_head_rows(&p->d->student.hidden, row, rows);
+    const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
+    if (p->d->weight_gradient)
+        XDI_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&hidden), p->d->weight_gradient, true));
+    if (p->d->bias_gradient) {
+        const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
+        XDI_TRY(p->loss.kernels.matmul(launch, &sum));
+    }
+    return p->d->hidden_gradient.data ? xdi_head_hidden(launch, p, row, rows) : XD_OK;
+}
+
+/* Points the loss at the chunk's rows. */
+static void xdi_head_point(xdi_head_plan *p, int64_t row, int64_t rows) {
+    xd_loss_args *a = &p->loss.args;
+    a->student.data = p->student;
+    a->student.rows = rows;
+    if (p->d->teacher.hidden.data) {
+        a->teacher.data = p->teacher;
+        a->teacher.rows = rows;
+    } else if (p->loss.d.teacher.data) {
+        a->teacher = xdi_head_rows(&p->loss.d.teacher, row, rows);
+    }
+    if (p->loss.d.gradient.data) a->gradient = a->student;
+    a->labels = p->loss.d.labels ? p->loss.d.labels + row : NULL;
+    a->row_scale = p->loss.row_scale + row;
+    a->row = p->loss.rows + row;
+    a->sums = a->references + rows * XD_LOSS_REFERENCES; /* an exchange carries both in one piece */
+}
+
+static xd_result xdi_head_chunk(const xd_launch *launch, xdi_head_plan *p, int64_t row, int64_t rows) {
+    XDI_TRY(xdi_head_logits(launch, p, &p->d->student, row, rows, p->student));
+    if (p->d->teacher.hidden.data) XDI_TRY(xdi_head_logits(launch, p, &p->d->teacher, row, rows, p->teacher));
+    xdi_head_point(p, row, rows);
+    XDI_TRY(xdi_loss_rows(launch, &p->loss));
+    return p->loss.d.gradient.data ? xdi_head_gradients(launch, p, row, rows) : XD_OK;
+}
+
+static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out) {
+    xd_launch launch = xd_ctx_launch(ctx);
+    xd_row_args rows;
+    launch.workspace = p->product;
+    launch.workspace_bytes = XD_MATMUL_WORKSPACE_BYTES;
+    XDI_TRY(
+        p->loss.kernels.memory.copy(&launch, p->one, &xdi_head_one, sizeof xdi_head_one, XD_COPY_TO_DEVICE));
+    if (p->leaves) memset(p->tile, 0, (size_t)(p->chunk * p->width) * sizeof *p->tile);
+    XDI_TRY(xdi_reduction_begin(ctx, &p->loss.reduction, p->loss.row_scale, p->loss.words, &rows));
+    for (int64_t row = 0; row < p->rows; row += p->chunk)
+        XDI_TRY(xdi_head_chunk(&launch, p, row, p->rows - row < p->chunk ? p->rows - row : p->chunk));
+    rows.loss_rows = p->loss.rows;
+    rows.row_loss = p->loss.d.row_loss;
+    return xdi_reduction_end(ctx, &p->loss.reduction, &rows, out);
+}
+
+XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out) {
+    xdi_head_plan plan;
+    void *owned = NULL;
+    memset(&plan, 0, sizeof plan);
+    xd_result result = xdi_head_prepare(ctx, desc, &plan, &owned);
+    result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL,
+                             desc->loss.comm, result);
+    if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
+    xd_leaf_stack_destroy(plan.leaves);
+    if (owned) plan.loss.kernels.memory.release(ctx, owned);
+    return result;
+}

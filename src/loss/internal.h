@@ -1,0 +1,85 @@
+#ifndef XDI_LOSS_INTERNAL_H
+#define XDI_LOSS_INTERNAL_H
+
+#include "base/internal.h"
+#include "comm/internal.h"
+#include "loss/loss.h"
+#include "kernel/internal.h"
+#include "kernel/kernels.h"
+
+/* vocab.c: the context it was made with. */
+XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
+/* vocab.c: are these logits rows of this vocabulary's shard? rows < 0 -> any number of them. */
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count);
+/* vocab.c: a gradient of the student's shape; over its memory only with its dtype and stride. */
+XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
+                                              const xd_rows *gradient);
+/* vocab.c: all-gathers count elements a rank. On one rank nothing moves and the result is `mine` itself. */
+XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
+                                      xd_dtype dtype, const void **result);
+/* vocab.c: agrees on a local result over both groups (either may be NULL), so that all ranks go on or none
+ * does. */
+XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine);
+
+/* topk.c: memory for this shard's candidates, [rows, k] values and then as many ids, as 8-byte words; and on
+ * several ranks for those of all shards. */
+typedef struct xdi_topk_candidates {
+    int64_t *mine, *all;
+} xdi_topk_candidates;
+/* topk.c: the best of every shard, and the best of those. */
+XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
+                                     const xdi_topk_candidates *c, double *values, int64_t *ids);
+
+/* reduction.c: which rows count, by what they are divided, and how their losses become one value. */
+typedef struct xdi_reduction {
+    xd_positions positions; /* the rows, with their weights */
+    const double *scale;
+    const xd_denominator *denominator;
+    double denominator_value;
+    xd_comm *comm;
+    xd_status *status;
+    double hard_weight, soft_weight; /* soft_weight includes tau^2 */
+} xdi_reduction;
+
+XD_PRIVATE xd_result xdi_reduction_check(xd_ctx *ctx, const xdi_reduction *in);
+/* int64 words of workspace that begin and end share */
+XD_PRIVATE int64_t xdi_reduction_words(const xdi_reduction *in);
+/* Fills row_scale[rows] = w scale / D, 0 for rows that do not count. args go to end, with the rows of a loss
+ * and the outputs per row added. */
+XD_PRIVATE xd_result xdi_reduction_begin(xd_ctx *ctx, const xdi_reduction *in, double *row_scale,
+                                         int64_t *words, xd_row_args *args);
+XD_PRIVATE xd_result xdi_reduction_end(xd_ctx *ctx, const xdi_reduction *in, xd_row_args *args,
+                                       xd_loss_values *out);
+
+/* loss.c: one call of a loss over the vocabulary, and where everything of it lies in the workspace. */
+typedef struct xdi_loss_plan {
+    xd_loss_desc d;
+    xdi_reduction reduction;
+    xd_kernels kernels;
+    xd_loss_args args;    /* of the rows at hand */
+    double *row_scale;    /* [all rows] */
+    xd_loss_row *rows;    /* [all rows] */
+    double *all_partials; /* other shards' references and sums, of the rows at hand */
+    void *all_mixtures;
+    int64_t *words;
+} xdi_loss_plan;
+
+/* The desc with every default filled in, its reduction, and the checks of both. */
+XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc);
+XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d);
+XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in);
+/* plan->args from plan->d, but for the blocks of the workspace. */
+XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
+/* Takes every block from the arena, for all rows and for `rows_at_once` of them; with a planning arena this is
+ * the size query. False when it does not fit. */
+XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
+/* Logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
+XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
+/* One call: checks, workspace, which rows count, what the body makes of all rows (plan->rows), and their sum. `checked`
+ * is what the caller's own checks found on this rank. */
+typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
+XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
+                                   xdi_loss_body body, const void *user, xd_loss_values *out);
+
+#endif

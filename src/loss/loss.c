@@ -1,0 +1,293 @@
+/* Cross entropy and divergences over a row of logits. */
+
+#include "loss/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+XD_PRIVATE xd_loss_desc xdi_loss_defaults(const xd_loss_desc *desc) {
+    xd_loss_desc d = *desc;
+    if (d.hard_weight == 0.0 && d.soft_weight == 0.0) {
+        d.hard_weight = d.labels ? 1.0 : 0.0;
+        d.soft_weight = d.teacher.data ? 1.0 : 0.0;
+    }
+    if (d.soft_weight == 0.0) memset(&d.teacher, 0, sizeof d.teacher);
+    if (d.temperature == 0.0) d.temperature = 1.0;
+    if (d.beta == 0.0) d.beta = 0.5;
+    if (d.divergence == XD_JSD && d.beta == 1.0) d.divergence = XD_KL_REVERSE;
+    if (d.temperature_factor == XD_TEMPERATURE_FACTOR_DEFAULT)
+        d.temperature_factor = d.divergence == XD_KL_FORWARD || d.divergence == XD_KL_REVERSE
+                                   ? XD_TEMPERATURE_FACTOR_SQUARED
+                                   : XD_TEMPERATURE_FACTOR_ONE;
+    return d;
+}
+
+XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d) {
+    xdi_reduction in;
+    in.positions.count = d->student.rows;
+    in.positions.labels = d->labels;
+    in.positions.ignore_index = d->ignore_index;
+    in.positions.mask = d->mask;
+    in.positions.weights = d->row_weight;
+    in.scale = d->scale;
+    in.denominator = d->denominator;
+    in.denominator_value = d->denominator_value;
+    in.comm = d->comm;
+    in.status = d->status;
+    in.hard_weight = d->hard_weight;
+    in.soft_weight = d->soft_weight;
+    if (d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED)
+        in.soft_weight *= d->temperature * d->temperature;
+    return in;
+}
+
+static xd_result xdi_loss_validate_rows(xd_ctx *ctx, const xd_loss_desc *d) {
+    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    if (d->teacher.data)
+        XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows));
+    return d->gradient.data ? xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient) : XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in) {
+    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    XDI_REQUIRE(ctx, d->labels || d->teacher.data, XD_ERROR_ARGUMENT,
+                "the loss has neither labels nor a teacher");
+    XDI_REQUIRE(ctx, d->labels || d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+                "hard_weight is %g without labels", d->hard_weight);
+    XDI_REQUIRE(ctx, d->teacher.data || d->soft_weight == 0.0 || d->student.rows == 0, XD_ERROR_ARGUMENT,
+                "soft_weight is %g without a teacher", d->soft_weight);
+    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+                "temperature %g must be positive and finite", d->temperature);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
+    XDI_REQUIRE(ctx, d->label_smoothing >= 0.0 && d->label_smoothing <= 1.0, XD_ERROR_ARGUMENT,
+                "label smoothing %g is outside [0, 1]", d->label_smoothing);
+    const int64_t size = xd_vocab_describe(d->vocab).size;
+    XDI_REQUIRE(ctx, size > 1 || d->label_smoothing == 0.0 || d->smoothing == XD_SMOOTHING_TORCH,
+                XD_ERROR_ARGUMENT, "Megatron smoothing needs 2 classes, the vocabulary has %lld",
+                (long long)size);
+    XDI_REQUIRE(ctx, (int)d->divergence >= 0 && (int)d->divergence <= (int)XD_SOFT_CE, XD_ERROR_UNSUPPORTED,
+                "divergence %d is not available over the whole vocabulary", (int)d->divergence);
+    XDI_TRY(xdi_loss_validate_rows(ctx, d));
+    return xdi_reduction_check(ctx, in);
+}
+
+static void xdi_loss_smoothing(const xd_loss_desc *d, xd_loss_args *a) {
+    const double size = (double)a->size;
+    const double mass = d->smoothing == XD_SMOOTHING_MEGATRON && d->label_smoothing > 0.0
+                            ? d->label_smoothing * size / (size - 1.0)
+                            : d->label_smoothing;
+    a->target_weight = 1.0 - mass;
+    a->uniform_weight = mass / size;
+}
+
+XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
+    const xd_loss_desc *d = &plan->d;
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    xd_loss_args *a = &plan->args;
+    memset(a, 0, sizeof *a);
+    a->student = d->student;
+    a->teacher = d->teacher;
+    a->labels = d->labels;
+    a->offsets = info.device_offsets;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
+    a->shard = info.rank;
+    a->shards = info.ranks;
+    a->temperature = d->temperature;
+    a->divergence = d->divergence;
+    a->beta = d->beta;
+    a->hard_weight = d->hard_weight;
+    a->soft_weight = plan->reduction.soft_weight;
+    a->gradient = d->gradient;
+    a->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xdi_loss_smoothing(d, a);
+}
+
+/* A row's partials are references and sums; the latter are doubles, or pairs of integers, so there is room
+ * for the wider. */
+XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
+    const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
+    const size_t ranks = (size_t)plan->args.shards;
+    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* one rank reads its own partials */
+    const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
+    const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
+    const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
+    const size_t words = (size_t)xdi_reduction_words(&plan->reduction) * sizeof(int64_t);
+    const size_t sizes[7] = { all * sizeof(double),
+                              rows * partials,
+                              rows * mixtures,
+                              all * sizeof(xd_loss_row),
+                              gathered * partials,
+                              gathered * mixtures,
+                              words };
+    size_t at[7];
+    for (int i = 0; i < 7; i++)
+        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+    if (!arena->base) return true;
+    plan->row_scale = (double *)(void *)(arena->base + at[0]);
+    plan->args.row_scale = plan->row_scale;
+    plan->args.references = (double *)(void *)(arena->base + at[1]);
+    plan->args.sums = plan->args.references + rows * XD_LOSS_REFERENCES;
+    plan->args.mixtures = arena->base + at[2];
+    plan->rows = (xd_loss_row *)(void *)(arena->base + at[3]);
+    plan->args.row = plan->rows;
+    plan->all_partials = (double *)(void *)(arena->base + at[4]);
+    plan->all_mixtures = arena->base + at[5];
+    plan->words = (int64_t *)(void *)(arena->base + at[6]);
+    return true;
+}
+
+/* One exchange: each shard's own references and, behind them, its sums. */
+static xd_result xdi_loss_gather(xdi_loss_plan *plan) {
+    xd_loss_args *a = &plan->args;
+    const int64_t rows = a->student.rows, words = rows * (XD_LOSS_REFERENCES + XD_LOSS_SUMS);
+    const void *all;
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, words, XD_DTYPE_F64, &all));
+    a->all_references = (const double *)all;
+    a->all_sums = (const double *)all + rows * XD_LOSS_REFERENCES;
+    a->reference_stride = words;
+    a->sums_stride = words;
+    return XD_OK;
+}
+
+/* Two exchanges, so that sums are taken relative to the references of the whole row: the same terms on every
+ * mesh. */
+static xd_result xdi_loss_gather_fixed(const xd_launch *launch, xdi_loss_plan *plan) {
+    xd_loss_args *a = &plan->args;
+    const int64_t rows = a->student.rows, shards = a->shards;
+    const void *all;
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->references, plan->all_partials, rows * XD_LOSS_REFERENCES,
+                             XD_DTYPE_F64, &all));
+    a->all_references = (const double *)all;
+    a->reference_stride = rows * XD_LOSS_REFERENCES;
+    a->sums_stride = rows * XD_LOSS_SUMS;
+    XDI_TRY(plan->kernels.loss.merge_references(launch, a));
+    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    return xdi_vocab_gather(plan->d.vocab, a->sums, plan->all_partials + shards * a->reference_stride,
+                            rows * XD_LOSS_SUMS * 2, XD_DTYPE_I64, &a->all_sums);
+}
+
+static xd_result xdi_loss_mixture(const xd_launch *launch, xdi_loss_plan *plan) {
+    xd_loss_args *a = &plan->args;
+    const int64_t words = a->student.rows * XD_LOSS_MIXTURES * (a->fixed ? 2 : 1);
+    XDI_TRY(plan->kernels.loss.mixture(launch, a));
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->mixtures, plan->all_mixtures, words,
+                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_mixtures));
+    return plan->kernels.loss.mixture_combine(launch, a);
+}
+
+/* Logits to partials of this shard and, by the exchange, of all. */
+static xd_result xdi_loss_partials(const xd_launch *launch, xdi_loss_plan *plan) {
+    xd_loss_args *a = &plan->args;
+    if (!a->fixed && plan->kernels.loss.fused) {
+        XDI_TRY(plan->kernels.loss.fused(launch, a));
+        return a->shards > 1 ? xdi_loss_gather(plan) : XD_OK;
+    }
+    XDI_TRY(plan->kernels.loss.references(launch, a));
+    if (a->fixed) return xdi_loss_gather_fixed(launch, plan);
+    XDI_TRY(plan->kernels.loss.stats(launch, a));
+    return xdi_loss_gather(plan);
+}
+
+XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan) {
+    xd_loss_args *a = &plan->args;
+    XDI_TRY(xdi_loss_partials(launch, plan));
+    if (!a->fixed && a->shards == 1 && plan->kernels.loss.fused) return XD_OK;
+    XDI_TRY(plan->kernels.loss.combine(launch, a));
+    if (a->teacher.data && a->divergence == XD_JSD) XDI_TRY(xdi_loss_mixture(launch, plan));
+    return a->gradient.data ? plan->kernels.loss.grad(launch, a) : XD_OK;
+}
+
+/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_loss_plan *plan, void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    plan->d = xdi_loss_defaults(desc);
+    plan->reduction = xdi_loss_reduction(&plan->d);
+    plan->kernels = xd_ctx_kernels(ctx);
+    XDI_TRY(xdi_loss_validate(ctx, &plan->d, &plan->reduction));
+    xdi_loss_fill_args(ctx, plan);
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    return XD_OK;
+}
+
+XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc) {
+    xdi_loss_plan plan;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!desc->vocab || desc->student.rows < 0) return 0;
+    plan.d = xdi_loss_defaults(desc);
+    plan.reduction = xdi_loss_reduction(&plan.d);
+    xdi_loss_fill_args(NULL, &plan);
+    return xdi_loss_layout(&plan, plan.d.student.rows, &arena) ? arena.peak : 0;
+}
+
+XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
+                                   xdi_loss_body body, const void *user, xd_loss_values *out) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xdi_loss_plan plan;
+    xd_row_args rows;
+    void *owned = NULL;
+    xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    if (result == XD_OK)
+        result = xdi_reduction_begin(ctx, &plan.reduction, plan.row_scale, plan.words, &rows);
+    if (result == XD_OK) result = body(&launch, &plan, user);
+    if (result == XD_OK) {
+        rows.loss_rows = plan.rows;
+        rows.row_loss = desc->row_loss;
+        result = xdi_reduction_end(ctx, &plan.reduction, &rows, out);
+    }
+    xd_ctx_kernels(ctx).memory.release(ctx, owned);
+    return result;
+}
+
+static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    (void)user;
+    return xdi_loss_rows(launch, plan);
+}
+
+XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
+}
+
+/* The loss as a float on the host, from wherever the context computes. */
+static xd_result xdi_loss_on_host(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    xd_loss_values values, *there = &values;
+    if (kernels.device != XD_DEVICE_CPU) {
+        there = (xd_loss_values *)kernels.memory.allocate(ctx, sizeof *there);
+        xd_result room = there ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for the value of a loss");
+        XDI_TRY(xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, room));
+    }
+    xd_result result = xd_loss(ctx, desc, there);
+    if (result == XD_OK) result = xd_read(ctx, &values, there, sizeof values);
+    if (result == XD_OK) *loss = (float)values.loss;
+    if (there != &values) kernels.memory.release(ctx, there);
+    return result;
+}
+
+XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
+    xd_loss_desc d = *desc;
+    memset(&d.teacher, 0, sizeof d.teacher);
+    d.soft_weight = 0.0;
+    return xdi_loss_on_host(ctx, &d, loss);
+}
+
+XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss) {
+    xd_loss_desc d = *desc;
+    d.hard_weight = 0.0;
+    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
+    return xdi_loss_on_host(ctx, &d, loss);
+}

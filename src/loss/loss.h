@@ -1,0 +1,84 @@
+#ifndef XDI_LOSS_LOSS_H
+#define XDI_LOSS_LOSS_H
+
+#include "loss/denominator.h"
+#include "loss/vocab.h"
+#include "kernel/rows.h"
+
+/* Who shares the smoothed probability. */
+typedef enum xd_smoothing {
+    XD_SMOOTHING_TORCH = 0, /* epsilon / V to every class, the target included */
+    XD_SMOOTHING_MEGATRON   /* epsilon / (V - 1) to every other class */
+} xd_smoothing;
+
+/* Whether the divergence is multiplied by tau^2, which keeps its gradient's size as the temperature grows. */
+typedef enum xd_temperature_factor {
+    XD_TEMPERATURE_FACTOR_DEFAULT = 0, /* SQUARED for forward and reverse KL, ONE for the others */
+    XD_TEMPERATURE_FACTOR_SQUARED,
+    XD_TEMPERATURE_FACTOR_ONE
+} xd_temperature_factor;
+
+/* Cross entropy against labels (hard), a divergence from a teacher (soft), or both with one gradient write:
+ *
+ *   loss = scale / D * sum over counted rows of
+ *          w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
+ *
+ * [T, V/tp]: T positions, this rank's columns of the vocabulary. Labels, mask, weights and row_loss are of
+ * the same T positions on every rank of tp; which positions of the batch they are does not matter. A shard
+ * without columns still gives non-NULL data for the rows it is part of. */
+typedef struct xd_loss_desc {
+    xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
+    xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
+    const int64_t *labels; /* [T] ids of the next token (see xd_next_token_labels); NULL -> soft loss only */
+    const xd_vocab *vocab; /* required */
+    int64_t ignore_index; /* 0 -> XD_IGNORE_INDEX; rows with this label do not count, for the soft loss too */
+    const uint8_t *mask;  /* [T] 0 -> the row does not count; NULL -> all do */
+    const float *row_weight; /* [T]; NULL -> 1 */
+    double hard_weight; /* hard_weight and soft_weight both 0 -> 1 for each loss whose inputs are given */
+    double soft_weight;
+    double temperature;       /* of the soft loss; 0 -> 1 */
+    xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
+    double beta; /* XD_JSD: weight of the teacher in the mixture; 0 -> 0.5; 1 is the reverse KL */
+    xd_temperature_factor temperature_factor;
+    double label_smoothing; /* epsilon in [0, 1] */
+    xd_smoothing smoothing;
+    const double *scale;               /* one value that multiplies loss and gradient; NULL -> 1 */
+    const xd_denominator *denominator; /* NULL -> denominator_value */
+    double denominator_value; /* D itself; 0 -> counted rows of this call over comm, one more exchange */
+    xd_comm *comm;    /* data and sequence axes: `out` is summed over them; NULL -> this rank's rows only */
+    xd_rows gradient; /* d loss / d student, f32 or bf16, may be the student's memory; data NULL -> none */
+    float
+        *row_loss; /* [T] hard and soft, weighted, without w_row, scale and D; 0 where not counted; or NULL */
+    xd_status *status; /* data errors are added here; NULL -> they are returned as an error */
+    void *workspace;   /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_loss_desc;
+
+/* Bytes of workspace that xd_loss takes for this desc. [T, tp] partials; never [T, V]. 0 for an invalid desc.
+ * Local. */
+XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
+
+/* Value and gradient. Gradients are those of the global loss: sum them over data ranks, do not average.
+ *
+ * Collective over the vocabulary's group and over comm; the same bits on all their ranks. One packed exchange
+ * over the vocabulary (JSD: two; INVARIANT: one more, of the maxima) and one over comm. Allocates nothing
+ * when workspace is given, but for 512 KB at most that a context on a CPU keeps once it has taken a forward KL
+ * of bf16. Deterministic for a fixed mesh; in INVARIANT mode value and gradient have the same bits for every split of
+ * vocabulary and positions.
+ * Errors, the same on every rank, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no
+ * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
+ * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a loss that is
+ * infinite, or a weight or scale that is not finite: the row's loss and gradient are zero and status counts
+ * it, agreed over all ranks. No counted row: everything is zero and status says so. Without a status the
+ * call returns DATA on every rank; the gradient is then written all the same.
+ *
+ * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; nothing is
+ * read on the host and nothing waits, so a status is required: ARGUMENT. xd_read brings out to the host. */
+XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
+
+/* xd_loss as a float on the host (on a GPU: waits for it), with the teacher left out (cross entropy) or the
+ * labels left to count only (KL). */
+XD_API xd_result xd_cross_entropy_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
+XD_API xd_result xd_kl_loss(xd_ctx *ctx, const xd_loss_desc *desc, float *loss);
+
+#endif

@@ -1,0 +1,120 @@
+/* What both losses' kernels work on: the rows and the workspace of a loss's plan. References and sums of a loss have
+ * room for the sides and sums here; all shards' lie behind each other. */
+
+#include "loss/internal.h"
+#include "loss/mft.h"
+
+#include <string.h>
+
+static xd_mft_args xdi_mft_args_of(const xdi_loss_plan *plan) {
+    const xd_loss_args *from = &plan->args;
+    xd_mft_args a;
+    memset(&a, 0, sizeof a);
+    a.student = plan->d.student;
+    a.teacher = plan->d.teacher;
+    a.gradient = plan->d.gradient;
+    a.labels = plan->d.labels;
+    a.row_scale = plan->row_scale;
+    a.begin = from->begin;
+    a.end = from->end;
+    a.shards = from->shards;
+    a.temperature = from->temperature;
+    a.weight = plan->reduction.soft_weight;
+    a.fixed = from->fixed;
+    a.sides = from->references;
+    a.sums = from->sums;
+    a.row = plan->rows;
+    return a;
+}
+
+static xd_result xdi_mft_gather_sides(const xdi_loss_plan *plan, xd_mft_args *a) {
+    const void *all;
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, a->sides, plan->all_partials, a->student.rows * XD_MFT_SIDES,
+                             XD_DTYPE_F64, &all));
+    a->all_sides = (const double *)all;
+    return XD_OK;
+}
+
+static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) {
+    double *room = plan->all_partials + a->shards * a->student.rows * XD_MFT_SIDES;
+    return xdi_vocab_gather(plan->d.vocab, a->sums, room,
+                            a->student.rows * XD_COSINE_SUMS * (a->fixed ? 2 : 1),
+                            a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_sums);
+}
+
+static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
+    XDI_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
+    return XD_OK;
+}
+
+/* ---- cosine ---- */
+
+static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    xd_mft_args a = xdi_mft_args_of(plan);
+    (void)user;
+    if (a.fixed) {
+        XDI_TRY(kernels->largest(launch, &a));
+        XDI_TRY(xdi_mft_gather_sides(plan, &a));
+    }
+    XDI_TRY(kernels->products(launch, &a));
+    XDI_TRY(xdi_mft_gather_sums(plan, &a));
+    XDI_TRY(kernels->cosine(launch, &a));
+    return a.gradient.data ? kernels->slopes(launch, &a) : XD_OK;
+}
+
+XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    xd_loss_desc d = *desc;
+    d.hard_weight = 0.0;
+    if (d.soft_weight == 0.0) d.soft_weight = 1.0;
+    d.temperature = 1.0; /* a direction has none */
+    return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
+}
+
+/* ---- minimal fine-tuning ---- */
+
+/* The reverse KL of exchanged sides: the forward one, and the favourite is the teacher's. */
+static void xdi_mft_exchange(xd_loss_args *a) {
+    const xd_rows student = a->student;
+    a->student = a->teacher;
+    a->teacher = student;
+    a->divergence = XD_KL_REVERSE;
+    memset(&a->gradient, 0, sizeof a->gradient);
+}
+
+static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
+    const xd_mft_desc *desc = (const xd_mft_desc *)user;
+    const xd_mft_kernels *kernels = &plan->kernels.mft;
+    xd_mft_args a = xdi_mft_args_of(plan);
+    a.threshold = desc->threshold != 0.0 ? desc->threshold : 0.2;
+    a.terms = desc->terms;
+    xdi_mft_exchange(&plan->args);
+    XDI_TRY(xdi_loss_rows(launch, plan));
+    XDI_TRY(kernels->at_label(launch, &a));
+    XDI_TRY(xdi_mft_gather_sides(plan, &a));
+    XDI_TRY(kernels->correct(launch, &a));
+    return a.gradient.data || a.terms.data ? kernels->write(launch, &a) : XD_OK;
+}
+
+static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
+    const xd_rows *terms = &d->terms, *x = &d->loss.student;
+    XDI_TRY(xdi_mft_check_teacher(ctx, &d->loss));
+    XDI_REQUIRE(ctx, d->loss.labels || x->rows == 0, XD_ERROR_ARGUMENT, "minimal fine-tuning has no labels");
+    XDI_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
+                "threshold %g is outside [0, 1]", d->threshold);
+    if (!terms->data) return XD_OK;
+    XDI_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
+                xd_dtype_name(terms->dtype));
+    XDI_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
+                "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
+                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
+    return XD_OK;
+}
+
+XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
+    xd_mft_desc d = *desc;
+    d.loss.hard_weight = 0.0;
+    if (d.loss.soft_weight == 0.0) d.loss.soft_weight = 1.0;
+    d.loss.divergence = XD_KL_FORWARD;
+    return xdi_loss_call(ctx, &d.loss, xdi_mft_validate(ctx, &d), xdi_mft_rows, &d, out);
+}

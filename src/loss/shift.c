@@ -1,0 +1,98 @@
+/* Labels of the next token where a sequence is cut over ranks. */
+
+#include "loss/internal.h"
+#include "loss/shift.h"
+
+#include <string.h>
+
+/* labels[b, i] = the id after position positions[i], where next_id/next_mask are whole sequences. */
+static void xdi_shift_fill(const xd_shift_desc *d, const int64_t *ids, const uint8_t *mask, int64_t *labels) {
+    const int64_t fill = d->fill ? d->fill : XD_IGNORE_INDEX;
+    for (int64_t b = 0; b < d->sequences; b++)
+        for (int64_t i = 0; i < d->held; i++) {
+            const int64_t next = d->positions[i] + 1, at = b * d->length + next;
+            const bool counts = next < d->length && (!mask || mask[at]);
+            labels[b * d->held + i] = counts ? ids[at] : fill;
+        }
+}
+
+static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
+    XDI_REQUIRE(ctx, d->sequences >= 0 && d->length >= 0 && d->held >= 0, XD_ERROR_ARGUMENT,
+                "%lld sequences of %lld positions, %lld held", (long long)d->sequences, (long long)d->length,
+                (long long)d->held);
+    for (int64_t i = 0; i < d->held; i++)
+        XDI_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
+                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
+                    (long long)d->length);
+    return XD_OK;
+}
+
+/* Whole ids, mask and how often each position is held, summed over ranks: what nobody holds stays 0. One
+ * exchange. */
+typedef struct xdi_shift_whole {
+    int64_t *ids;     /* [B, length] */
+    int64_t *mask;    /* [B, length] */
+    int64_t *holders; /* [length] */
+    int64_t words;
+} xdi_shift_whole;
+
+static void xdi_shift_scatter(const xd_shift_desc *d, xdi_shift_whole *whole) {
+    for (int64_t i = 0; i < d->held; i++) whole->holders[d->positions[i]]++;
+    for (int64_t b = 0; b < d->sequences; b++)
+        for (int64_t i = 0; i < d->held; i++) {
+            const int64_t to = b * d->length + d->positions[i], from = b * d->held + i;
+            whole->ids[to] = d->ids[from];
+            whole->mask[to] = !d->mask || d->mask[from] ? 1 : 0;
+        }
+}
+
+static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shift_whole *whole) {
+    XDI_TRY(xd_all_reduce(d->comm, whole->ids, whole->ids, whole->words, XD_DTYPE_I64, XD_SUM));
+    for (int64_t p = 0; p < d->length; p++)
+        XDI_REQUIRE(ctx, whole->holders[p] == 1, XD_ERROR_SHAPE,
+                    "position %lld is held by %lld ranks, not by 1", (long long)p,
+                    (long long)whole->holders[p]);
+    return XD_OK;
+}
+
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels) {
+    const int64_t total = desc->sequences * desc->length;
+    xdi_shift_whole whole;
+    xd_result result = xdi_shift_validate(ctx, desc);
+    if (!desc->comm) {
+        if (result == XD_OK) xdi_shift_fill(desc, desc->ids, desc->mask, labels);
+        return result;
+    }
+    memset(&whole, 0, sizeof whole);
+    if (result == XD_OK) {
+        whole.words = 2 * total + desc->length;
+        whole.ids = (int64_t *)xd_allocate(ctx, ((size_t)whole.words + 1) * sizeof(int64_t));
+        if (!whole.ids)
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld ids", (long long)whole.words);
+    }
+    result = xdi_vocab_agree(desc->comm, NULL, result);
+    if (result == XD_OK) {
+        whole.mask = whole.ids + total;
+        whole.holders = whole.mask + total;
+        xdi_shift_scatter(desc, &whole);
+        result = xdi_shift_exchange(ctx, desc, &whole);
+    }
+    if (result == XD_OK) {
+        uint8_t *mask = (uint8_t *)whole.mask; /* narrowed in place: byte i is written after word i is read */
+        for (int64_t i = 0; i < total; i++) mask[i] = whole.mask[i] != 0;
+        xdi_shift_fill(desc, whole.ids, mask, labels);
+    }
+    xd_release(ctx, whole.ids);
+    return result;
+}
+
+XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
+                                            int64_t *positions) {
+    XDI_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
+    XDI_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
+                "length %lld is not a multiple of %d", (long long)length, 2 * ranks);
+    const int64_t held = length / ranks, piece = held / 2, second = (2 * (int64_t)ranks - 1 - rank) * piece;
+    for (int64_t i = 0; i < held; i++)
+        positions[i] = ranks == 1 ? i : i < piece ? rank * piece + i : second + (i - piece);
+    return XD_OK;
+}

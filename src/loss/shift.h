@@ -1,0 +1,30 @@
+#ifndef XDI_LOSS_SHIFT_H
+#define XDI_LOSS_SHIFT_H
+
+#include "comm/collective.h"
+
+/* The label of position t is the id at t + 1; the last position of a sequence has none. Logits never move: a
+ * rank gives the list of positions it holds, in any order (contiguous, or the load-balanced pieces r and
+ * 2n-1-r). */
+typedef struct xd_shift_desc {
+    int64_t sequences;        /* B */
+    int64_t length;           /* positions of a whole sequence */
+    const int64_t *positions; /* [held] global positions of this rank, in the order of its logits rows */
+    int64_t held;
+    const int64_t *ids;  /* [B, length] when every rank has them all; [B, held] with comm */
+    const uint8_t *mask; /* like ids: 0 -> nobody predicts this token; NULL -> all count */
+    int64_t fill;        /* label of positions without one; 0 -> XD_IGNORE_INDEX */
+    xd_comm *comm;       /* ranks that together hold each position once; NULL -> ids are whole */
+} xd_shift_desc;
+
+/* labels [B, held] for the positions held. All arrays are on the host, also beside a GPU. With comm: one exchange of ids and positions, memory from the
+ * context's allocator, collective. Errors: ARGUMENT (a position outside the sequence), SHAPE (a position that
+ * two ranks or none hold, with its number), MEMORY. */
+XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, int64_t *labels);
+
+/* The load-balanced order: rank r of n holds pieces r and 2n-1-r of 2n equal ones. positions [length / n].
+ * Errors: SHAPE when length is not a multiple of 2n. For n = 1 any length. */
+XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
+                                            int64_t *positions);
+
+#endif

@@ -1,0 +1,224 @@
+/* Log-softmax of chosen ids, and its gradient. */
+
+#include "loss/internal.h"
+#include "loss/softmax.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Memory of one call on the context's device: mine[rows * words] and, on several ranks, everyone's. */
+typedef struct xdi_softmax_exchange {
+    xd_kernels kernels;
+    xd_launch launch;
+    xd_softmax_args args; /* parts is mine; all is everyone's after the exchange */
+    double *everyones;
+    int64_t words;
+} xdi_softmax_exchange;
+
+static void xdi_softmax_fill_args(const xd_vocab *vocab, const xd_rows *logits, double temperature,
+                                  xd_softmax_args *a) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    memset(a, 0, sizeof *a);
+    a->logits = *logits;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
+    a->offsets = info.device_offsets;
+    a->shards = info.ranks;
+    a->temperature = temperature == 0.0 ? 1.0 : temperature;
+}
+
+/* Checks and memory on this rank alone, then agreed: all ranks go on or none does. `rows` are those the words
+ * are of. */
+static xd_result xdi_softmax_open(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *rows, double temperature,
+                                  int64_t words, xdi_softmax_exchange *x) {
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    xd_result result = xdi_vocab_check_rows(ctx, vocab, "logits", rows, -1);
+    memset(x, 0, sizeof *x);
+    x->kernels = xd_ctx_kernels(ctx);
+    x->launch = xd_ctx_launch(ctx);
+    x->words = result == XD_OK ? rows->rows * words : 0;
+    xdi_softmax_fill_args(vocab, rows, temperature, &x->args);
+    if (result == XD_OK && !(temperature >= 0.0 && temperature < (double)INFINITY))
+        result = XDI_FAIL(ctx, XD_ERROR_ARGUMENT, "temperature %g must be positive and finite", temperature);
+    if (result == XD_OK) {
+        const size_t bytes = ((size_t)x->words + 1) * sizeof(double); /* never an empty block */
+        x->args.parts = (double *)xdi_call_memory(ctx, bytes);
+        x->everyones = info.ranks > 1 ? (double *)xdi_call_memory(ctx, bytes * (size_t)info.ranks) : NULL;
+        if (!x->args.parts || (info.ranks > 1 && !x->everyones))
+            result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld partials", (long long)x->words);
+    }
+    return xdi_vocab_agree(info.tp, NULL, result);
+}
+
+static xd_result xdi_softmax_swap(const xd_vocab *vocab, xdi_softmax_exchange *x) {
+    const void *all;
+    XDI_TRY(xdi_vocab_gather(vocab, x->args.parts, x->everyones, x->words, XD_DTYPE_F64, &all));
+    x->args.all = (const double *)all;
+    x->args.all_stride = x->words;
+    return XD_OK;
+}
+
+static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
+    xdi_call_memory_done(ctx, x->args.parts);
+    xdi_call_memory_done(ctx, x->everyones);
+}
+
+XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                              double *log_sum_exp, int64_t *argmax) {
+    xdi_softmax_exchange x;
+    xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, &x);
+    x.args.log_sum_exp = log_sum_exp;
+    x.args.argmax = argmax;
+    if (result == XD_OK) result = x.kernels.softmax.stats(&x.launch, &x.args);
+    if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
+    if (result == XD_OK) result = x.kernels.softmax.merge(&x.launch, &x.args);
+    xdi_softmax_close(ctx, &x);
+    return result;
+}
+
+/* log_sum_exp of every row in memory of the device, agreed. */
+static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                 double temperature, const xd_rows *other, const char *name, double **lse) {
+    const size_t rows = logits->rows > 0 ? (size_t)logits->rows : 1;
+    xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
+    *lse = result == XD_OK ? (double *)xdi_call_memory(ctx, rows * sizeof **lse) : NULL;
+    if (result == XD_OK && !*lse) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
+    if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
+    if (result == XD_OK) return XD_OK;
+    xdi_call_memory_done(ctx, *lse);
+    *lse = NULL;
+    return result;
+}
+
+XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                xd_rows out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_softmax_args args;
+    double *lse;
+    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
+    xdi_softmax_fill_args(vocab, &logits, temperature, &args);
+    args.log_sum_exp = lse;
+    args.out = out;
+    const xd_result result = kernels.softmax.write(&launch, &args);
+    xdi_call_memory_done(ctx, lse);
+    return result;
+}
+
+XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                         double temperature, xd_rows weight, xd_rows gradient) {
+    xdi_softmax_exchange x;
+    double *lse;
+    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
+    xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, &x);
+    x.args.weights = weight;
+    x.args.logits = logits;
+    x.args.log_sum_exp = lse;
+    x.args.out = gradient;
+    if (result == XD_OK) result = x.kernels.softmax.row_sums(&x.launch, &x.args);
+    if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
+    if (result == XD_OK) result = x.kernels.softmax.write_backward(&x.launch, &x.args);
+    xdi_softmax_close(ctx, &x);
+    xdi_call_memory_done(ctx, lse);
+    return result;
+}
+
+/* values[r, j] of the rank that owns the id; as log-probabilities where lse is given. */
+static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                     double temperature, double *lse, const int64_t *ids, int64_t n,
+                                     int64_t stride, double *values) {
+    xdi_softmax_exchange x;
+    xd_result result = xdi_softmax_open(ctx, vocab, logits, temperature, n, &x);
+    x.args.log_sum_exp = lse;
+    x.args.ids = ids;
+    x.args.ids_count = n;
+    x.args.ids_stride = stride;
+    x.args.values = values;
+    if (result == XD_OK) result = x.kernels.softmax.pick(&x.launch, &x.args);
+    if (result == XD_OK) result = xdi_softmax_swap(vocab, &x);
+    if (result == XD_OK) result = x.kernels.softmax.take(&x.launch, &x.args);
+    xdi_softmax_close(ctx, &x);
+    return result;
+}
+
+XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const int64_t *ids,
+                                   int64_t n, int64_t ids_stride, double *values) {
+    const int64_t size = xd_vocab_describe(vocab).size;
+    const bool readable = xd_ctx_kernels(ctx).device == XD_DEVICE_CPU;
+    XDI_REQUIRE(ctx, n >= 0 && (ids_stride == 0 || ids_stride >= n), XD_ERROR_ARGUMENT,
+                "%lld ids a row with stride %lld", (long long)n, (long long)ids_stride);
+    for (int64_t j = 0; j < n && ids_stride == 0 && readable; j++)
+        XDI_REQUIRE(ctx, ids[j] >= 0 && ids[j] < size, XD_ERROR_ARGUMENT,
+                    "column %lld is outside the vocabulary of %lld", (long long)ids[j], (long long)size);
+    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, ids, n, ids_stride, values);
+}
+
+XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                     const int64_t *ids, double *log_probs) {
+    double *lse;
+    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
+    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, ids, 1, 1, log_probs);
+    xdi_call_memory_done(ctx, lse);
+    return result;
+}
+
+XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                              double temperature, const int64_t *ids, const float *weight,
+                                              xd_rows gradient) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_softmax_args args;
+    double *lse;
+    XDI_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
+    xdi_softmax_fill_args(vocab, &logits, temperature, &args);
+    args.log_sum_exp = lse;
+    args.ids = ids;
+    args.weight = weight;
+    args.out = gradient;
+    const xd_result result = kernels.softmax.write_target_backward(&launch, &args);
+    xdi_call_memory_done(ctx, lse);
+    return result;
+}
+
+static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
+    XDI_REQUIRE(ctx, positions->labels, XD_ERROR_ARGUMENT, "positions have no labels");
+    XDI_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
+                (long long)positions->count, (long long)rows);
+    return XD_OK;
+}
+
+/* What accuracy needs: two denominators, then argmax and hits of every row. */
+static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
+                                      const xd_positions *positions, xd_comm *comm, void *memory,
+                                      double *out) {
+    const xd_kernels kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_denominator *counted = (xd_denominator *)memory, *hit = counted + 1;
+    int64_t *argmax = (int64_t *)(void *)(hit + 1);
+    uint8_t *hits = (uint8_t *)(argmax + logits->rows);
+    xd_positions right = *positions; /* those where the argmax is the label */
+    right.mask = hits;
+    xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
+    XDI_TRY(xdi_vocab_agree(NULL, comm, result));
+    XDI_TRY(kernels.softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
+    XDI_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
+    XDI_TRY(xd_denominator_count(ctx, comm, &right, 1, hit));
+    return kernels.rows.ratio(&launch, hit, counted, out);
+}
+
+XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                             const xd_positions *positions, xd_comm *comm, double *out) {
+    void *memory = NULL;
+    xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
+    if (result == XD_OK) {
+        const size_t rows = (size_t)logits.rows;
+        memory = xdi_call_memory(ctx, 2 * sizeof(xd_denominator) + rows * (sizeof(int64_t) + 1));
+        if (!memory) result = XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu rows", rows);
+    }
+    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
+    if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
+    xdi_call_memory_done(ctx, memory);
+    return result;
+}

@@ -1,0 +1,77 @@
+#ifndef XDI_LOSS_TOPK_H
+#define XDI_LOSS_TOPK_H
+
+#include "kernel/topk.h"
+#include "loss/loss.h"
+
+/* The k largest logits of each position over the whole vocabulary: values [T, k] descending, global ids [T,
+ * k], lowest id first among equals. k may exceed a shard, not the vocabulary. Collective over the
+ * vocabulary's group: one exchange of the shards' candidates. Memory [T, k, tp] as in loss/softmax.h.
+ * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
+XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, double *values,
+                               int64_t *ids);
+
+/* The k ids whose largest logit over the counted positions is greatest, ascending: one list for all positions
+ * (J).
+ *
+ *   mask        [T] 0 -> the position has no say; NULL -> all have
+ *   comm        the ranks that hold other positions of the same sample (sequence axis); NULL -> none
+ *   importance  [V/tp] the maxima of this rank's columns, over comm; may be NULL
+ *
+ * Collective over the vocabulary's group and comm. Ties: lowest id. Errors as xd_vocab_topk. */
+XD_API xd_result xd_select_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const uint8_t *mask,
+                                   xd_comm *comm, int64_t k, int64_t *ids, float *importance);
+
+/* What the teacher shipped for each id. */
+typedef enum xd_topk_values {
+    XD_TOPK_LOG_PROBS = 0, /* ln p at values_temperature; -infinity: the entry is absent */
+    XD_TOPK_LOGITS         /* raw; log_normaliser makes them probabilities where the mode needs that */
+} xd_topk_values;
+
+/* Divergence from a teacher known at k ids per position. The teacher comes in one of two forms: `ids` and
+ * `values` it shipped, or `teacher`, its logits over the same split vocabulary; then ids NULL takes the
+ * student's own k largest (no gradient through the choice). Fields named as in xd_loss_desc mean the same. */
+typedef struct xd_topk_desc {
+    xd_rows student;       /* required */
+    const xd_vocab *vocab; /* required */
+    int64_t k;             /* required, 1 <= k <= V */
+    const int64_t *ids;    /* [T, k] global, distinct where valid; ids of absent entries are not read */
+    const float *values;   /* [T, k]; NULL -> teacher */
+    xd_topk_values values_kind;
+    double values_temperature;   /* of log-probabilities; 0 -> 1; must equal temperature */
+    const float *log_normaliser; /* [T] ln sum_v e^(y_v/tau): for LOGITS in TAIL and TRUNCATE */
+    xd_rows teacher;
+    xd_topk_mode mode;
+    xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
+    double beta;                              /* JSD, MIXED; 0 -> 0.5 */
+    double temperature;                       /* 0 -> 1 */
+    xd_temperature_factor temperature_factor; /* DEFAULT -> ONE */
+    const int64_t *labels;                    /* [T] which rows count; NULL -> all */
+    int64_t ignore_index;
+    const uint8_t *mask;
+    const float *row_weight;
+    const double *scale;
+    const xd_denominator *denominator;
+    double denominator_value;
+    xd_comm *comm;
+    xd_rows gradient;
+    float *row_loss;           /* [T] with the temperature factor, without w_row, scale and D; or NULL */
+    float *student_mass;       /* [T] probability the student puts on the valid ids; or NULL */
+    float *teacher_mass;       /* [T] the teacher's; 1 where only renormalised values are known; or NULL */
+    double *student_log_probs; /* [T, k] of counted rows, as the mode normalises them; or NULL */
+    xd_status *status;
+    void *workspace; /* NULL -> taken from the device's allocator for this call */
+    size_t workspace_bytes;
+} xd_topk_desc;
+
+/* Bytes of workspace that xd_topk_kl_loss takes for this desc, some [T, k, tp]; 0 for an invalid one. Local. */
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
+
+/* Value and gradient. Collectivity, bits and data errors as xd_loss (one exchange over the vocabulary, in
+ * INVARIANT mode one more of the maxima); further data errors: an id outside the vocabulary, or twice in a
+ * row, and a row without a valid entry counts with loss 0. Allocates nothing when workspace is given.
+ * The tail's mass is summed from the columns outside, never formed as 1 - P, and has the floor 1 - e^-1e-7.
+ * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY; UNSUPPORTED for modes and divergences that do not combine. */
+XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
+
+#endif

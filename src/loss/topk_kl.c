@@ -1,0 +1,274 @@
+/* Divergences over the k largest entries of a row. */
+
+#include "loss/internal.h"
+#include "loss/topk.h"
+
+#include <math.h>
+#include <string.h>
+
+/* One call: defaults, and where everything lies. A side (student, or teacher logits) sends sums, then
+ * values. */
+typedef struct xdi_topk_kl_plan {
+    xd_topk_desc d;
+    xdi_reduction reduction;
+    xd_kernels kernels;
+    xd_topk_args student, teacher;
+    int64_t side_words; /* 8-byte words of one side */
+    int64_t *send, *all;
+    double *row_scale;
+    double *teacher_values;
+    int64_t *ids; /* absent entries are -1, wrong ones the vocabulary's size */
+    int64_t *words;
+    xdi_topk_candidates candidates; /* for the student's own ids */
+} xdi_topk_kl_plan;
+
+static xd_topk_desc xdi_topk_kl_defaults(const xd_topk_desc *desc) {
+    xd_topk_desc d = *desc;
+    if (d.temperature == 0.0) d.temperature = 1.0;
+    if (d.values_temperature == 0.0) d.values_temperature = 1.0;
+    if (d.beta == 0.0) d.beta = 0.5;
+    return d;
+}
+
+static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
+    const bool squared = d->temperature_factor == XD_TEMPERATURE_FACTOR_SQUARED;
+    xdi_reduction in;
+    in.positions.count = d->student.rows;
+    in.positions.labels = d->labels;
+    in.positions.ignore_index = d->ignore_index;
+    in.positions.mask = d->mask;
+    in.positions.weights = d->row_weight;
+    in.scale = d->scale;
+    in.denominator = d->denominator;
+    in.denominator_value = d->denominator_value;
+    in.comm = d->comm;
+    in.status = d->status;
+    in.hard_weight = 0.0;
+    in.soft_weight = squared ? d->temperature * d->temperature : 1.0;
+    return in;
+}
+
+static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d) {
+    const bool whole = d->mode == XD_TOPK_TAIL || d->mode == XD_TOPK_TRUNCATE;
+    XDI_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
+                "give either the teacher's values at the ids or its logits");
+    if (d->teacher.data) return xdi_vocab_check_rows(ctx, d->vocab, "teacher", &d->teacher, d->student.rows);
+    XDI_REQUIRE(ctx, d->ids, XD_ERROR_ARGUMENT, "the teacher's values have no ids");
+    if (d->values_kind == XD_TOPK_LOG_PROBS)
+        XDI_REQUIRE(ctx, d->values_temperature == d->temperature, XD_ERROR_ARGUMENT,
+                    "the teacher's log-probabilities are at temperature %g but the loss is at %g",
+                    d->values_temperature, d->temperature);
+    else
+        XDI_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
+                    "teacher logits need log_normaliser in this mode");
+    return XD_OK;
+}
+
+static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const xdi_reduction *in) {
+    XDI_REQUIRE(ctx, d->vocab, XD_ERROR_ARGUMENT, "the loss has no vocabulary");
+    const int64_t size = xd_vocab_describe(d->vocab).size;
+    XDI_REQUIRE(ctx, d->k >= 1 && d->k <= size, XD_ERROR_ARGUMENT,
+                "k is %lld but the vocabulary has %lld columns", (long long)d->k, (long long)size);
+    XDI_REQUIRE(ctx, d->temperature > 0.0 && isfinite(d->temperature), XD_ERROR_ARGUMENT,
+                "temperature %g must be positive and finite", d->temperature);
+    XDI_REQUIRE(ctx, d->beta > 0.0 && d->beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]",
+                d->beta);
+    XDI_REQUIRE(ctx, (int)d->mode >= 0 && (int)d->mode <= (int)XD_TOPK_ZERO_OUTSIDE, XD_ERROR_ARGUMENT,
+                "top-k mode %d does not exist", (int)d->mode);
+    const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
+                      d->divergence == XD_KL_MIXED ||
+                      (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
+    XDI_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
+                (int)d->divergence, (int)d->mode);
+    XDI_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
+    XDI_TRY(xdi_topk_kl_validate_teacher(ctx, d));
+    if (d->gradient.data) XDI_TRY(xdi_vocab_check_gradient(ctx, d->vocab, &d->student, &d->gradient));
+    return xdi_reduction_check(ctx, in);
+}
+
+static void xdi_topk_kl_fill_args(xd_ctx *ctx, xdi_topk_kl_plan *plan) {
+    const xd_topk_desc *d = &plan->d;
+    const xd_vocab_info info = xd_vocab_describe(d->vocab);
+    xd_topk_args *a = &plan->student;
+    memset(a, 0, sizeof *a);
+    a->logits = d->student;
+    a->k = d->k;
+    a->offsets = info.device_offsets;
+    a->begin = info.begin;
+    a->end = info.end;
+    a->size = info.size;
+    a->shard = info.rank;
+    a->shards = info.ranks;
+    a->temperature = d->temperature;
+    a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    a->outside = d->mode != XD_TOPK_RENORMALISE || d->student_mass || d->teacher_mass;
+    a->mode = d->mode;
+    a->divergence = d->divergence;
+    a->beta = d->beta;
+    a->weight = plan->reduction.soft_weight;
+    a->gradient = d->gradient;
+    a->teacher_temperature = d->teacher.data || d->values_kind == XD_TOPK_LOGITS ? d->temperature : 1.0;
+    a->teacher_log = d->values_kind == XD_TOPK_LOGITS ? d->log_normaliser : NULL;
+    plan->teacher = *a;
+    plan->teacher.logits = d->teacher;
+    plan->side_words = d->student.rows * (XD_TOPK_SUMS * (a->fixed ? 2 : 1) + d->k);
+}
+
+/* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
+ * fit. */
+static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
+    const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
+    const size_t ranks = (size_t)plan->student.shards, sides = plan->d.teacher.data ? 2 : 1;
+    const size_t sent = sides * (size_t)plan->side_words * word;
+    const size_t scratch = plan->kernels.device == XD_DEVICE_CPU ? 1 : rows; /* a GPU has all rows at work */
+    const size_t candidates = plan->d.ids ? 0 : 2 * rows * k * word;
+    const size_t sizes[15] = { rows * word,
+                               sent,
+                               ranks > 1 ? ranks * sent : 0,
+                               rows * word,
+                               rows * word,
+                               rows * sizeof(xd_topk_side),
+                               rows * sizeof(xd_topk_side),
+                               rows * k * word,
+                               rows * k * word,
+                               rows * k * word,
+                               scratch * k * word,
+                               scratch * 3 * (k + 1) * word,
+                               rows * sizeof(xd_topk_row),
+                               (size_t)xdi_reduction_words(&plan->reduction) * word,
+                               (ranks > 1 ? ranks + 1 : 1) * candidates };
+    unsigned char *at[15];
+    for (int i = 0; i < 15; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        at[i] = arena->base ? arena->base + offset : NULL;
+    }
+    if (!arena->base) return true;
+    const int64_t sums = plan->d.student.rows * XD_TOPK_SUMS * (plan->student.fixed ? 2 : 1);
+    plan->row_scale = (double *)(void *)at[0];
+    plan->send = (int64_t *)(void *)at[1];
+    plan->all = (int64_t *)(void *)at[2];
+    plan->student.maxima = (double *)(void *)at[3];
+    plan->teacher.maxima = (double *)(void *)at[4];
+    plan->student.side = (xd_topk_side *)(void *)at[5];
+    plan->teacher.side = (xd_topk_side *)(void *)at[6];
+    plan->ids = (int64_t *)(void *)at[7];
+    plan->teacher_values = (double *)(void *)at[8];
+    plan->student.slots = (double *)(void *)at[9];
+    plan->student.order = (int64_t *)(void *)at[10];
+    plan->student.scratch = (double *)(void *)at[11];
+    plan->student.row = (xd_topk_row *)(void *)at[12];
+    plan->words = (int64_t *)(void *)at[13];
+    plan->candidates.mine = (int64_t *)(void *)at[14];
+    plan->candidates.all = plan->candidates.mine + candidates / word;
+    plan->student.sums = plan->send;
+    plan->student.values = (double *)(void *)(plan->send + sums);
+    plan->student.row_scale = plan->teacher.row_scale = plan->row_scale;
+    plan->student.ids = plan->teacher.ids = plan->ids;
+    plan->teacher.order = plan->student.order;
+    if (!plan->d.teacher.data) return true;
+    plan->teacher.sums = plan->send + plan->side_words;
+    plan->teacher.values = (double *)(void *)(plan->send + plan->side_words + sums);
+    return true;
+}
+
+static xd_result xdi_topk_kl_side(const xd_launch *launch, const xdi_topk_kl_plan *plan,
+                                  const xd_topk_args *a) {
+    xd_comm *tp = xd_vocab_describe(plan->d.vocab).tp;
+    XDI_TRY(plan->kernels.topk.maxima(launch, a));
+    if (a->fixed && tp)
+        XDI_TRY(xd_all_reduce(tp, a->maxima, a->maxima, a->logits.rows, XD_DTYPE_F64, XD_MAX));
+    return plan->kernels.topk.stats(launch, a);
+}
+
+/* Both sides' statistics in one exchange, then the divergence of every row. */
+static xd_result xdi_topk_kl_rows(const xd_launch *launch, xdi_topk_kl_plan *plan) {
+    const bool two = plan->d.teacher.data != NULL;
+    const int64_t words = plan->side_words * (two ? 2 : 1);
+    const void *all;
+    XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->student));
+    if (two) XDI_TRY(xdi_topk_kl_side(launch, plan, &plan->teacher));
+    XDI_TRY(xdi_vocab_gather(plan->d.vocab, plan->send, plan->all, words, XD_DTYPE_I64, &all));
+    plan->student.all = (const int64_t *)all;
+    plan->student.all_stride = plan->teacher.all_stride = words;
+    XDI_TRY(plan->kernels.topk.merge(launch, &plan->student));
+    plan->student.teacher_values = plan->teacher_values;
+    if (two) {
+        plan->teacher.all = (const int64_t *)all + plan->side_words;
+        XDI_TRY(plan->kernels.topk.merge(launch, &plan->teacher));
+        plan->student.teacher_values = plan->teacher.values;
+        plan->student.teacher_side = plan->teacher.side;
+    }
+    plan->student.log_probs = plan->d.student_log_probs;
+    return plan->kernels.topk.divergence(launch, &plan->student);
+}
+
+static xd_result xdi_topk_kl_run(xd_ctx *ctx, xdi_topk_kl_plan *plan, xd_loss_values *out) {
+    const xd_topk_desc *d = &plan->d;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_topk_args *a = &plan->student;
+    xd_row_args rows;
+    XDI_TRY(xdi_reduction_begin(ctx, &plan->reduction, plan->row_scale, plan->words, &rows));
+    if (!d->ids)
+        XDI_TRY(xdi_topk_select(ctx, d->vocab, &d->student, d->k, &plan->candidates, a->slots, plan->ids));
+    a->given_ids = d->ids;
+    a->given_values = d->values;
+    a->entry_ids = plan->ids;
+    a->entry_values = plan->teacher_values;
+    XDI_TRY(plan->kernels.topk.entries(&launch, a));
+    XDI_TRY(xdi_topk_kl_rows(&launch, plan));
+    if (d->gradient.data) XDI_TRY(plan->kernels.topk.grad(&launch, a));
+    rows.topk_rows = a->row;
+    rows.row_loss = d->row_loss;
+    rows.student_mass = d->student_mass;
+    rows.teacher_mass = d->teacher_mass;
+    return xdi_reduction_end(ctx, &plan->reduction, &rows, out);
+}
+
+static void xdi_topk_kl_begin(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan) {
+    memset(plan, 0, sizeof *plan);
+    plan->d = xdi_topk_kl_defaults(desc);
+    plan->reduction = xdi_topk_kl_reduction(&plan->d);
+    plan->kernels = xd_ctx_kernels(ctx);
+}
+
+/* Everything up to the first exchange, on this rank alone: checks, defaults, workspace. */
+static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_topk_kl_plan *plan,
+                                     void **owned) {
+    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    void *memory = desc->workspace;
+    size_t bytes = desc->workspace_bytes;
+    xdi_topk_kl_begin(ctx, desc, plan);
+    XDI_TRY(xdi_topk_kl_validate(ctx, &plan->d, &plan->reduction));
+    xdi_topk_kl_fill_args(ctx, plan);
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
+                "the workspace would not fit into memory");
+    if (!memory) {
+        bytes = planning.peak;
+        memory = *owned = plan->kernels.memory.allocate(ctx, bytes);
+        XDI_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    }
+    arena = xd_arena_over(memory, bytes);
+    XDI_REQUIRE(ctx, xdi_topk_kl_layout(plan, &arena), XD_ERROR_ARGUMENT,
+                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
+    return XD_OK;
+}
+
+XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
+    xdi_topk_kl_plan plan;
+    xd_arena arena = xd_arena_over(NULL, 0);
+    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1) return 0;
+    xdi_topk_kl_begin(ctx, desc, &plan);
+    xdi_topk_kl_fill_args(ctx, &plan);
+    return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;
+}
+
+XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
+    xdi_topk_kl_plan plan;
+    void *owned = NULL;
+    xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
+    result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
+    if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);
+    plan.kernels.memory.release(ctx, owned);
+    return result;
+}

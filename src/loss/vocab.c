@@ -1,0 +1,191 @@
+/* A vocabulary cut over ranks. */
+
+#include "loss/internal.h"
+
+struct xd_vocab {
+    xd_ctx *ctx;
+    xd_comm *tp;
+    int rank, ranks;
+    xd_device_ops memory; /* that device_offsets are from */
+    int64_t *offsets;     /* [ranks + 1] */
+    int64_t *device_offsets;
+};
+
+static xd_result xdi_vocab_validate(xd_ctx *ctx, const int64_t *all, int ranks, int64_t size) {
+    int64_t at = 0;
+    for (int i = 0; i < ranks; i++) {
+        const int64_t begin = all[3 * i], end = all[3 * i + 1], total = all[3 * i + 2];
+        XDI_REQUIRE(ctx, total == size, XD_ERROR_MISMATCH,
+                    "vocabulary has %lld columns here but %lld on rank %d of the group", (long long)size,
+                    (long long)total, i);
+        XDI_REQUIRE(ctx, begin <= end, XD_ERROR_SHAPE,
+                    "vocabulary shard %d begins at %lld after its end %lld", i, (long long)begin,
+                    (long long)end);
+        XDI_REQUIRE(ctx, begin <= at, XD_ERROR_SHAPE,
+                    "vocabulary columns %lld to %lld are in no shard (gap before shard %d)", (long long)at,
+                    (long long)begin, i);
+        XDI_REQUIRE(
+            ctx, begin == at, XD_ERROR_SHAPE,
+            "vocabulary shard %d begins at column %lld but the shards before it end at %lld (overlap)", i,
+            (long long)begin, (long long)at);
+        at = end;
+    }
+    XDI_REQUIRE(ctx, at == size, XD_ERROR_SHAPE, "vocabulary shards end at column %lld but there are %lld",
+                (long long)at, (long long)size);
+    XDI_REQUIRE(ctx, size > 0, XD_ERROR_SHAPE, "vocabulary has %lld columns; at least 1 is needed",
+                (long long)size);
+    return XD_OK;
+}
+
+/* Words behind device_offsets: three from this rank and three from each while they are agreed on, then the
+ * offsets. */
+static size_t xdi_vocab_words(int ranks) {
+    return 3 * ((size_t)ranks + 1);
+}
+
+static xd_vocab *xdi_vocab_new(xd_ctx *ctx, xd_comm *tp) {
+    xd_vocab *vocab = (xd_vocab *)xd_allocate(ctx, sizeof *vocab);
+    if (!vocab) return NULL;
+    vocab->ctx = ctx;
+    vocab->tp = tp && xd_comm_size(tp) > 1 ? tp : NULL;
+    vocab->rank = vocab->tp ? xd_comm_rank(tp) : 0;
+    vocab->ranks = vocab->tp ? xd_comm_size(tp) : 1;
+    vocab->memory = xd_ctx_kernels(ctx).memory;
+    vocab->offsets = (int64_t *)xd_allocate(ctx, (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets);
+    vocab->device_offsets =
+        (int64_t *)vocab->memory.allocate(ctx, xdi_vocab_words(vocab->ranks) * sizeof *vocab->offsets);
+    if (vocab->offsets && vocab->device_offsets) return vocab;
+    xd_vocab_destroy(vocab);
+    return NULL;
+}
+
+/* Gathers {begin, end, size} of all ranks, by way of the device, where the group's transport works. */
+static xd_result xdi_vocab_exchange(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+    const xd_launch launch = xd_ctx_launch(vocab->ctx);
+    int64_t *send = vocab->device_offsets, *recv = send + 3;
+    const void *result;
+    XDI_TRY(vocab->memory.copy(&launch, send, mine, 3 * sizeof *mine, XD_COPY_TO_DEVICE));
+    XDI_TRY(xdi_vocab_gather(vocab, send, recv, 3, XD_DTYPE_I64, &result));
+    return xd_read(vocab->ctx, all, result, (size_t)vocab->ranks * 3 * sizeof *all);
+}
+
+/* Checks what all ranks gave; every rank sees the same list and the same error. */
+static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t *all) {
+    const size_t bytes = (size_t)(vocab->ranks + 1) * sizeof *vocab->offsets;
+    const xd_launch launch = xd_ctx_launch(vocab->ctx);
+    XDI_TRY(xdi_vocab_exchange(vocab, mine, all));
+    XDI_TRY(xdi_vocab_validate(vocab->ctx, all, vocab->ranks, mine[2]));
+    for (int i = 0; i < vocab->ranks; i++) vocab->offsets[i] = all[3 * i];
+    vocab->offsets[vocab->ranks] = mine[2];
+    XDI_TRY(vocab->memory.copy(&launch, vocab->device_offsets, vocab->offsets, bytes, XD_COPY_TO_DEVICE));
+    return vocab->memory.synchronize(&launch);
+}
+
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, int64_t begin, int64_t end, int64_t size,
+                                 xd_vocab **out) {
+    const int64_t mine[3] = { begin, end, size };
+    xd_vocab *vocab = xdi_vocab_new(ctx, tp);
+    int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
+    xd_result result = all ? XD_OK : XDI_FAIL(ctx, XD_ERROR_MEMORY, "no room for a vocabulary");
+    result = xdi_vocab_agree(tp, NULL, result);
+    if (result == XD_OK) result = xdi_vocab_fill(vocab, mine, all);
+    xd_release(ctx, all);
+    if (result != XD_OK) {
+        xd_vocab_destroy(vocab);
+        return result;
+    }
+    *out = vocab;
+    return XD_OK;
+}
+
+XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out) {
+    const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
+    const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
+    const int64_t begin = rank * piece < size ? rank * piece : size;
+    return xd_vocab_create(ctx, tp, begin, begin + piece < size ? begin + piece : size, size, out);
+}
+
+XD_API void xd_vocab_destroy(xd_vocab *vocab) {
+    if (!vocab) return;
+    vocab->memory.release(vocab->ctx, vocab->device_offsets);
+    xd_release(vocab->ctx, vocab->offsets);
+    xd_release(vocab->ctx, vocab);
+}
+
+XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
+    xd_vocab_info info;
+    info.tp = vocab->tp;
+    info.rank = vocab->rank;
+    info.ranks = vocab->ranks;
+    info.begin = vocab->offsets[vocab->rank];
+    info.end = vocab->offsets[vocab->rank + 1];
+    info.size = vocab->offsets[vocab->ranks];
+    info.offsets = vocab->offsets;
+    info.device_offsets = vocab->device_offsets;
+    return info;
+}
+
+XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
+    return vocab->ctx;
+}
+
+XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
+    XDI_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
+                (long long)status->nothing_counted);
+    const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
+    XDI_REQUIRE(
+        ctx, clean, XD_ERROR_DATA,
+        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
+        (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
+        (long long)status->first_row, status->first_value);
+    return XD_OK;
+}
+
+XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
+    xd_status host;
+    XDI_TRY(xd_read(ctx, &host, status, sizeof host));
+    return xd_status_check(ctx, &host);
+}
+
+XD_PRIVATE xd_result xdi_vocab_check_rows(xd_ctx *ctx, const xd_vocab *vocab, const char *name,
+                                          const xd_rows *rows, int64_t count) {
+    const int64_t columns = vocab->offsets[vocab->rank + 1] - vocab->offsets[vocab->rank];
+    XDI_REQUIRE(ctx, rows->dtype == XD_DTYPE_F32 || rows->dtype == XD_DTYPE_BF16, XD_ERROR_DTYPE,
+                "%s is %s; F32 or BF16 is needed", name, xd_dtype_name(rows->dtype));
+    XDI_REQUIRE(ctx, rows->rows >= 0 && (count < 0 || rows->rows == count), XD_ERROR_SHAPE,
+                "%s has %lld rows but %lld are expected", name, (long long)rows->rows, (long long)count);
+    XDI_REQUIRE(ctx, rows->cols >= columns, XD_ERROR_SHAPE, "%s has %lld columns but the shard has %lld",
+                name, (long long)rows->cols, (long long)columns);
+    XDI_REQUIRE(ctx, rows->stride == 0 || rows->stride >= rows->cols, XD_ERROR_SHAPE,
+                "%s has stride %lld, less than its %lld columns", name, (long long)rows->stride,
+                (long long)rows->cols);
+    XDI_REQUIRE(ctx, rows->data || rows->rows == 0 || rows->cols == 0, XD_ERROR_ARGUMENT, "%s has no data",
+                name);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *student,
+                                              const xd_rows *gradient) {
+    XDI_TRY(xdi_vocab_check_rows(ctx, vocab, "gradient", gradient, student->rows));
+    const int64_t stride = student->stride ? student->stride : student->cols;
+    const int64_t gradient_stride = gradient->stride ? gradient->stride : gradient->cols;
+    const bool same = gradient->dtype == student->dtype && gradient_stride == stride;
+    XDI_REQUIRE(ctx, gradient->data != student->data || same, XD_ERROR_SHAPE,
+                "a gradient over the student needs its dtype and stride: %s and %lld against %s and %lld",
+                xd_dtype_name(gradient->dtype), (long long)gradient_stride, xd_dtype_name(student->dtype),
+                (long long)stride);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
+                                      xd_dtype dtype, const void **result) {
+    *result = vocab->tp ? all : mine;
+    if (!vocab->tp) return XD_OK;
+    return xdi_comm_all_gather_equal(vocab->tp, mine, all, count, dtype);
+}
+
+XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine) {
+    if (tp && xd_comm_size(tp) > 1) mine = xd_agree(tp, mine);
+    if (comm && xd_comm_size(comm) > 1) mine = xd_agree(comm, mine);
+    return mine;
+}

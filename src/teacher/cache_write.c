@@ -1,0 +1,370 @@
+/* Writing a teacher's cache. */
+
+#include "base/crc.h"
+#include "base/publish.h"
+#include "loss/softmax.h"
+#include "loss/topk.h"
+#include "teacher/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+struct xd_teacher_cache_writer {
+    xd_ctx *ctx;
+    xd_teacher_cache_desc d; /* defaults filled in */
+    xdi_cache_form form;
+    const xd_vocab *vocab;
+    xd_vocab *own_vocab; /* where the caller gave none */
+    xd_comm *tp;
+    char *path; /* behind the struct, in the same allocation */
+    char name[XD_CACHE_NAME_BYTES];
+    xd_publish *file; /* rank 0 of tp */
+    uint64_t offset;
+    uint32_t crc;
+    int64_t positions, document_count, document_room;
+    xd_cached_document *documents;
+    int32_t expected;   /* id of the next position, -1 when the document is complete, -2 at its beginning */
+    xd_token_span span; /* of the last position of the document */
+};
+
+enum { XDI_CACHE_COMPLETE = -1, XDI_CACHE_BEGIN = -2 };
+
+/* What a block's positions are made of, beside the block itself. */
+typedef struct xdi_cache_rows {
+    double *values;               /* [n, k] the largest logits */
+    int64_t *ids;                 /* [n, k] theirs */
+    double *lse, *lse_one, *next; /* [n] at the temperature and at 1; logit of the next token */
+    int64_t *labels;              /* [n] ids of the next tokens */
+    xd_fixed *tail;               /* [n] */
+    unsigned char *file;          /* [n] positions as the file has them */
+} xdi_cache_rows;
+
+/* ---- creating ---- */
+
+static xd_teacher_cache_desc xdi_cache_defaults(const xd_teacher_cache_desc *desc) {
+    xd_teacher_cache_desc d = *desc;
+    if (d.temperature == 0.0) d.temperature = 1.0;
+    if (d.k == 0) d.k = d.vocabulary < 16 ? d.vocabulary : 16;
+    if (!d.name) d.name = "";
+    return d;
+}
+
+static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d) {
+    XDI_TRY(xdi_cache_check_desc(ctx, path, d, XD_ERROR_ARGUMENT));
+    XDI_REQUIRE(ctx, strlen(d->name) < XD_CACHE_NAME_BYTES, XD_ERROR_ARGUMENT,
+                "%s: a name of %zu bytes, a file holds %d", path, strlen(d->name),
+                (int)XD_CACHE_NAME_BYTES - 1);
+    if (!d->vocab) return XD_OK;
+    const int64_t size = xd_vocab_describe(d->vocab).size;
+    XDI_REQUIRE(ctx, size == d->vocabulary, XD_ERROR_ARGUMENT,
+                "%s: a vocabulary of %lld ids, but its cut has %lld", path, (long long)d->vocabulary,
+                (long long)size);
+    return XD_OK;
+}
+
+static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
+    if (!w->d.vocab)
+        XDI_TRY(xd_vocab_create(w->ctx, NULL, 0, w->d.vocabulary, w->d.vocabulary, &w->own_vocab));
+    w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
+    w->form = xdi_cache_form_of(&w->d);
+    w->offset = XDI_CACHE_HEADER;
+    w->expected = XDI_CACHE_COMPLETE;
+    if (w->tp && xd_comm_rank(w->tp) != 0) return XD_OK;
+    return xd_publish_begin(w->ctx, w->path, &w->file);
+}
+
+static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
+                                xd_teacher_cache_writer **out) {
+    XDI_REQUIRE(ctx, xd_ctx_kernels(ctx).device == XD_DEVICE_CPU, XD_ERROR_UNSUPPORTED,
+                "teacher caches are written from logits on the CPU only");
+    XDI_TRY(xdi_cache_validate(ctx, path, d));
+    const size_t length = strlen(path) + 1;
+    xd_teacher_cache_writer *w = (xd_teacher_cache_writer *)xd_allocate(ctx, sizeof *w + length);
+    XDI_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", path);
+    *out = w;
+    w->ctx = ctx;
+    w->d = *d;
+    w->tp = d->vocab ? xd_vocab_describe(d->vocab).tp : NULL;
+    w->path = (char *)(w + 1);
+    memcpy(w->path, path, length);
+    memcpy(w->name, d->name, strlen(d->name));
+    w->d.name = w->name;
+    return xdi_cache_begin(w);
+}
+
+XD_API xd_result xd_teacher_cache_create(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *desc,
+                                         xd_teacher_cache_writer **out) {
+    const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
+    xd_teacher_cache_writer *w = NULL;
+    xd_result result = xdi_cache_make(ctx, path, &d, &w);
+    result = xdi_vocab_agree(d.vocab ? xd_vocab_describe(d.vocab).tp : NULL, NULL, result);
+    if (result == XD_OK)
+        *out = w;
+    else
+        xd_teacher_cache_abort(w);
+    return result;
+}
+
+XD_API void xd_teacher_cache_abort(xd_teacher_cache_writer *w) {
+    if (!w) return;
+    xd_publish_abort(w->file);
+    xd_vocab_destroy(w->own_vocab);
+    xd_release(w->ctx, w->documents);
+    xd_release(w->ctx, w);
+}
+
+/* ---- documents ---- */
+
+static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
+    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                "%s: a new document, but document %lld is not complete", w->path,
+                (long long)(w->document_count - 1));
+    XDI_REQUIRE(w->ctx, text || bytes == 0, XD_ERROR_ARGUMENT, "%s: no text of %zu bytes", w->path, bytes);
+    if (w->document_count == w->document_room) {
+        const int64_t room = w->document_room ? 2 * w->document_room : 16;
+        xd_cached_document *more = (xd_cached_document *)xd_allocate(w->ctx, (size_t)room * sizeof *more);
+        XDI_REQUIRE(w->ctx, more, XD_ERROR_MEMORY, "%s: no room for %lld documents", w->path,
+                    (long long)room);
+        if (w->document_count) memcpy(more, w->documents, (size_t)w->document_count * sizeof *more);
+        xd_release(w->ctx, w->documents);
+        w->documents = more;
+        w->document_room = room;
+    }
+    return XD_OK;
+}
+
+XD_API xd_result xd_teacher_cache_document(xd_teacher_cache_writer *w, const void *text, size_t bytes) {
+    XDI_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
+    xd_cached_document *document = &w->documents[w->document_count++];
+    memset(document, 0, sizeof *document);
+    document->first = w->positions;
+    document->text_bytes = (int64_t)bytes;
+    document->text_checksum = xd_crc32c(0, text, bytes);
+    memset(&w->span, 0, sizeof w->span);
+    w->expected = XDI_CACHE_BEGIN;
+    return XD_OK;
+}
+
+/* ---- checks of a block ---- */
+
+static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
+    const int64_t text = w->documents[w->document_count - 1].text_bytes;
+    xd_token_span before = w->span;
+    XDI_REQUIRE(w->ctx, b->spans, XD_ERROR_ARGUMENT, "%s: the cache has spans, the block has none", w->path);
+    for (int64_t i = 0; i < b->logits.rows; i++) {
+        const xd_token_span s = b->spans[i];
+        XDI_REQUIRE(w->ctx,
+                    s.begin >= before.begin && s.end >= before.end && s.end >= s.begin && s.end <= text,
+                    XD_ERROR_ARGUMENT, "%s: row %lld is bytes %lld to %lld of %lld, after %lld to %lld",
+                    w->path, (long long)i, (long long)s.begin, (long long)s.end, (long long)text,
+                    (long long)before.begin, (long long)before.end);
+        XDI_REQUIRE(w->ctx, s.end - s.begin <= XDI_CACHE_MOST_SPAN && s.begin <= (int64_t)UINT32_MAX,
+                    XD_ERROR_ARGUMENT, "%s: row %lld is %lld bytes from %lld on, a file holds %d and %lld",
+                    w->path, (long long)i, (long long)(s.end - s.begin), (long long)s.begin,
+                    (int)XDI_CACHE_MOST_SPAN, (long long)UINT32_MAX);
+        before = s;
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check_ids(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
+    int32_t expected = w->expected;
+    XDI_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
+    for (int64_t i = 0; i < b->logits.rows; i++) {
+        XDI_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                    "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
+                    (long long)(w->document_count - 1));
+        XDI_REQUIRE(w->ctx,
+                    b->ids[i] >= 0 && b->ids[i] < w->d.vocabulary && b->next[i] >= -1 &&
+                        b->next[i] < w->d.vocabulary,
+                    XD_ERROR_ARGUMENT, "%s: row %lld has id %d and next %d, the vocabulary %lld", w->path,
+                    (long long)i, (int)b->ids[i], (int)b->next[i], (long long)w->d.vocabulary);
+        XDI_REQUIRE(w->ctx, expected == XDI_CACHE_BEGIN || b->ids[i] == expected, XD_ERROR_ARGUMENT,
+                    "%s: row %lld has id %d, but the row before says %d comes next", w->path, (long long)i,
+                    (int)b->ids[i], (int)expected);
+        expected = b->next[i];
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cache_check_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
+    XDI_TRY(xdi_vocab_check_rows(w->ctx, w->vocab, "logits", &b->logits, -1));
+    XDI_REQUIRE(w->ctx, w->document_count > 0, XD_ERROR_ARGUMENT, "%s: positions without a document",
+                w->path);
+    XDI_TRY(xdi_cache_check_ids(w, b));
+    return w->d.spans ? xdi_cache_check_spans(w, b) : XD_OK;
+}
+
+/* ---- positions ---- */
+
+static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_arena *arena,
+                             xdi_cache_rows *r) {
+    const size_t n = (size_t)rows, k = (size_t)w->d.k;
+    size_t entries, bytes;
+    memset(r, 0, sizeof *r);
+    if (!xdi_size_multiply(n, 8 * k, &entries) || !xdi_size_multiply(n, w->form.bytes, &bytes)) return false;
+    void *blocks[8];
+    const size_t sizes[8] = { entries, entries, 8 * n, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
+    for (int i = 0; i < 8; i++) {
+        size_t offset;
+        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        blocks[i] = arena->base ? arena->base + offset : NULL;
+    }
+    r->values = (double *)blocks[0];
+    r->ids = (int64_t *)blocks[1];
+    r->lse = (double *)blocks[2];
+    r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
+    r->next = (double *)blocks[4];
+    r->labels = (int64_t *)blocks[5];
+    r->tail = (xd_fixed *)blocks[6];
+    r->file = (unsigned char *)blocks[7];
+    return true;
+}
+
+/* What this shard's columns outside the k add to the tails: those behind the last of the k in their order. */
+static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows *logits, xdi_cache_rows *r) {
+    const xd_vocab_info info = xd_vocab_describe(w->vocab);
+    for (int64_t row = 0; row < logits->rows; row++) {
+        const int64_t last = (row + 1) * w->d.k - 1;
+        for (int64_t id = info.begin; id < info.end; id++) {
+            const double z = xdi_loss_load(logits, row, id - info.begin);
+            if (z > r->values[last] || (z == r->values[last] && id <= r->ids[last])) continue;
+            xd_fixed_add(&r->tail[row], exp(z / w->d.temperature - r->lse[row]));
+        }
+    }
+}
+
+/* Statistics of every row over all shards. */
+static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                      xdi_cache_rows *r) {
+    const int64_t rows = b->logits.rows;
+    for (int64_t i = 0; i < rows; i++) r->labels[i] = b->next[i];
+    XDI_TRY(xd_vocab_topk(w->ctx, w->vocab, b->logits, w->d.k, r->values, r->ids));
+    XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
+    if (w->d.temperature != 1.0) XDI_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    XDI_TRY(xd_gather_columns(w->ctx, w->vocab, b->logits, r->labels, 1, 1, r->next));
+    for (int64_t i = 0; i < rows; i++)
+        XDI_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
+                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
+    xdi_cache_add_tails(w, &b->logits, r);
+    return w->tp && rows ? xd_all_reduce(w->tp, r->tail, r->tail, 2 * rows, XD_DTYPE_I64, XD_SUM) : XD_OK;
+}
+
+/* Row i of the block as a position of the file. */
+static void xdi_cache_put_position(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                   const xdi_cache_rows *r, int64_t i) {
+    const xdi_cache_form *f = &w->form;
+    unsigned char *at = r->file + (size_t)i * f->bytes;
+    const double next = b->next[i] >= 0 ? r->next[i] - r->lse_one[i] : -INFINITY;
+    xdi_cache_put(at, (uint64_t)b->ids[i], f->id_bytes);
+    if (f->spans) {
+        xdi_cache_put(at + f->span, (uint64_t)b->spans[i].begin, 4);
+        xdi_cache_put(at + f->span + 4, (uint64_t)(b->spans[i].end - b->spans[i].begin), 2);
+    }
+    xdi_cache_put(at + f->next, xdi_cache_encode(f, true, next), f->wide_bytes);
+    xdi_cache_put(at + f->tail, xdi_cache_encode(f, true, log(xd_fixed_value(r->tail[i]))), f->wide_bytes);
+    for (int64_t j = 0; j < f->k; j++) {
+        const int64_t entry = i * f->k + j;
+        const double l = r->values[entry] / w->d.temperature - r->lse[i];
+        xdi_cache_put(at + f->ids + j * f->id_bytes, (uint64_t)r->ids[entry], f->id_bytes);
+        xdi_cache_put(at + f->codes + j * f->code_bytes, xdi_cache_encode(f, false, l), f->code_bytes);
+    }
+}
+
+static xd_result xdi_cache_put_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                     const xdi_cache_rows *r) {
+    const size_t bytes = (size_t)b->logits.rows * w->form.bytes;
+    for (int64_t i = 0; i < b->logits.rows; i++) xdi_cache_put_position(w, b, r, i);
+    return w->file ? xd_publish_write(w->file, r->file, bytes, w->offset) : XD_OK;
+}
+
+static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                              const xdi_cache_rows *r) {
+    const int64_t rows = b->logits.rows;
+    const size_t bytes = (size_t)rows * w->form.bytes;
+    if (rows == 0) return;
+    w->crc = xd_crc32c(w->crc, r->file, bytes);
+    w->offset += bytes;
+    w->positions += rows;
+    w->expected = b->next[rows - 1];
+    if (w->d.spans) w->span = b->spans[rows - 1];
+}
+
+XD_API xd_result xd_teacher_cache_append(xd_teacher_cache_writer *w, const xd_teacher_cache_block *block) {
+    xd_arena arena = xd_arena_over(NULL, 0);
+    xdi_cache_rows r;
+    void *memory = NULL;
+    xd_result result = xdi_cache_check_block(w, block);
+    if (result == XD_OK && xdi_cache_layout(w, block->logits.rows, &arena, &r))
+        memory = xd_allocate(w->ctx, arena.peak + 1);
+    if (result == XD_OK && !memory)
+        result = XDI_FAIL(w->ctx, XD_ERROR_MEMORY, "%s: no room for %lld rows", w->path,
+                          (long long)block->logits.rows);
+    result = xdi_vocab_agree(w->tp, NULL, result);
+    if (result == XD_OK) {
+        arena = xd_arena_over(memory, arena.peak);
+        xdi_cache_layout(w, block->logits.rows, &arena, &r);
+        result = xdi_cache_statistics(w, block, &r);
+    }
+    if (result == XD_OK) result = xdi_vocab_agree(w->tp, NULL, xdi_cache_put_block(w, block, &r));
+    if (result == XD_OK) xdi_cache_advance(w, block, &r);
+    xd_release(w->ctx, memory);
+    return result;
+}
+
+/* ---- finishing ---- */
+
+static void xdi_cache_put_header(const xd_teacher_cache_writer *w, unsigned char *at) {
+    const xd_teacher_cache_desc *d = &w->d;
+    uint64_t temperature;
+    memcpy(&temperature, &d->temperature, sizeof temperature);
+    memset(at, 0, XDI_CACHE_HEADER);
+    memcpy(at, XDI_CACHE_MAGIC, 8);
+    xdi_cache_put(at + 8, XDI_CACHE_VERSION, 4);
+    xdi_cache_put(at + 16, (uint64_t)w->positions, 8);
+    xdi_cache_put(at + 24, (uint64_t)w->document_count, 8);
+    xdi_cache_put(at + 32, (uint64_t)d->vocabulary, 8);
+    xdi_cache_put(at + 40, d->student_hash, 8);
+    xdi_cache_put(at + 48, d->teacher_hash, 8);
+    xdi_cache_put(at + 56, temperature, 8);
+    xdi_cache_put(at + 64, (uint64_t)d->context, 8);
+    xdi_cache_put(at + 72, (uint64_t)d->k, 4);
+    xdi_cache_put(at + 76, (uint64_t)d->coding, 4);
+    xdi_cache_put(at + 80, d->spans ? XDI_CACHE_SPANS : 0, 4);
+    memcpy(at + XDI_CACHE_NAME, w->name, sizeof w->name);
+}
+
+/* The documents behind the positions, then the header with the checksum of everything. */
+static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
+    unsigned char header[XDI_CACHE_HEADER], entry[XDI_CACHE_DOCUMENT];
+    for (int64_t i = 0; i < w->document_count; i++) {
+        memset(entry, 0, sizeof entry);
+        xdi_cache_put(entry, (uint64_t)w->documents[i].first, 8);
+        xdi_cache_put(entry + 8, (uint64_t)w->documents[i].text_bytes, 8);
+        xdi_cache_put(entry + 16, w->documents[i].text_checksum, 4);
+        XDI_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
+        w->crc = xd_crc32c(w->crc, entry, sizeof entry);
+        w->offset += sizeof entry;
+    }
+    xdi_cache_put_header(w, header);
+    w->crc = xd_crc32c(w->crc, header + XDI_CACHE_CHECKED, XDI_CACHE_HEADER - XDI_CACHE_CHECKED);
+    xdi_cache_put(header + 12, w->crc, 4);
+    return xd_publish_write(w->file, header, sizeof header, 0);
+}
+
+static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
+    XDI_REQUIRE(w->ctx, w->positions > 0, XD_ERROR_ARGUMENT, "%s: a cache without positions", w->path);
+    XDI_REQUIRE(w->ctx, w->expected == XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
+                "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
+    if (!w->file) return XD_OK;
+    XDI_TRY(xdi_cache_write_ends(w));
+    const xd_result result = xd_publish_commit(w->file);
+    w->file = NULL; /* freed by the commit */
+    return result;
+}
+
+XD_API xd_result xd_teacher_cache_finish(xd_teacher_cache_writer *w) {
+    const xd_result result = xdi_vocab_agree(w->tp, NULL, xdi_cache_end(w));
+    xd_teacher_cache_abort(w);
+    return result;
+}

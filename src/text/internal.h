@@ -1,0 +1,351 @@
+#ifndef XDI_TEXT_INTERNAL_H
+#define XDI_TEXT_INTERNAL_H
+
+#include "base/internal.h"
+#include "base/json.h"
+#include "text/tokenizer.h"
+
+/* ---- unicode.c ---- */
+
+/* Categories of all code points in two stages, and what normalisation looks up. */
+typedef struct xdi_unicode {
+    uint16_t block[0x1100];  /* of code point >> 8 */
+    uint8_t *properties;     /* [blocks][256]: category, and the flags below */
+    uint32_t *pair_points;   /* [XDI_UNICODE_PAIRS], ascending: code points with a canonical decomposition */
+    uint32_t *compat_points; /* [XDI_UNICODE_COMPATS], ascending; then where each lies in the pool */
+    uint32_t *class_starts;  /* first code point of each run of one combining class */
+    uint16_t *compositions;  /* hash table of indexes of pairs + 1 */
+} xdi_unicode;
+
+enum {
+    XDI_UNICODE_CATEGORY = 31, /* mask */
+    XDI_UNICODE_NFC = 32,      /* NFC changes the character */
+    XDI_UNICODE_NFKC =
+        64, /* NFKC does: it has a compatibility decomposition, perhaps inside its canonical one */
+    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or trade places with it */
+    XDI_UNICODE_LONGEST = 18,      /* code points of the longest decomposition */
+    XDI_UNICODE_INVALID = 0x110000 /* stands for a byte that is not UTF-8 */
+};
+
+/* Sets of categories by their bits, for masks like 1 << category. */
+XD_PRIVATE bool xdi_unicode_mask(const char *name, size_t bytes, uint32_t *mask); /* "L", "Lu", "N", ... */
+XD_PRIVATE uint32_t xdi_unicode_space_mask(void);
+
+/* Memory is the context's; NULL when there is no room. */
+XD_PRIVATE xdi_unicode *xdi_unicode_create(xd_ctx *ctx);
+XD_PRIVATE void xdi_unicode_destroy(xd_ctx *ctx, xdi_unicode *u);
+
+/* Code points that fold to the same one as `point`, without it: count, at most 4. */
+XD_PRIVATE int xdi_unicode_fold_mates(uint32_t point, uint32_t mates[4]);
+
+/* Full decomposition of one code point. */
+XD_PRIVATE int xdi_unicode_decompose(const xdi_unicode *u, uint32_t point, bool compat, uint32_t *out);
+/* Canonical order and composition of decomposed code points, in place; the new count. temp has room for
+ * count. */
+XD_PRIVATE size_t xdi_unicode_compose(const xdi_unicode *u, uint32_t *points, size_t count, uint32_t *temp);
+
+/* One character: its bytes, at least 1; a byte that starts no well-formed sequence is XDI_UNICODE_INVALID. */
+XD_PRIVATE size_t xdi_utf8_decode(const uint8_t *at, const uint8_t *end, uint32_t *point);
+/* Bytes of the character that ends at `at`, as decoding from the front would cut it. at > begin. */
+XD_PRIVATE size_t xdi_utf8_before(const uint8_t *begin, const uint8_t *at);
+XD_PRIVATE size_t xdi_utf8_encode(uint32_t point, uint8_t out[4]);
+
+static inline unsigned xdi_unicode_property(const xdi_unicode *u, uint32_t point) {
+    return point < XDI_UNICODE_INVALID ? u->properties[u->block[point >> 8] * 256u + (point & 255u)] : 0u;
+}
+
+/* ---- pattern.c ---- */
+
+typedef struct xdi_pattern xdi_pattern;
+
+/* Compiles a split pattern. Errors: FORMAT with the byte offset of what is not supported; MEMORY. */
+XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t bytes, const xdi_unicode *u,
+                                        xdi_pattern **out);
+XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern);
+
+/* A place to come back to: the options are the character borders from high down to low. */
+typedef struct xdi_pattern_choice {
+    size_t low, high; /* low = SIZE_MAX: high is the only one */
+    uint32_t op;
+} xdi_pattern_choice;
+
+/* One thread's state of matching. Zero it, set ctx; free with xdi_matcher_release. */
+typedef struct xdi_matcher {
+    xd_ctx *ctx;
+    const xdi_pattern *pattern;
+    const uint8_t *text;
+    size_t bytes;
+    xdi_pattern_choice *stack;
+    size_t used, capacity;
+    uint64_t steps; /* left; what a pattern may do is bounded by the length of the text */
+} xdi_matcher;
+
+XD_PRIVATE void xdi_matcher_release(xdi_matcher *m);
+
+/* Prepares for one text; `steps` is set to 256 a byte and some. */
+XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes);
+
+/* The first match of the pattern that is not empty in [from, to) of the text, which `$` and look-ahead take
+ * to end at `to`. *begin = *end = to when there is none. Errors: DATA when the steps are used up, MEMORY. */
+XD_PRIVATE xd_result xdi_pattern_find(xdi_matcher *m, const xdi_pattern *pattern, size_t from, size_t to,
+                                      size_t *begin, size_t *end);
+
+/* ---- tokenizer.c ---- */
+
+enum {
+    XDI_TOKENIZER_IDS = 1 << 21, /* largest id + 1 of any file that is taken seriously */
+    XDI_TOKENIZER_BITS = 4,
+    XDI_TOKENIZER_PAGE = 128,    /* code points of a block of the table of characters */
+    XDI_TOKENIZER_STAGES = 16,   /* normalisers, and pre-tokenizers */
+    XDI_TOKENIZER_AROUND = 64,   /* special tokens around a text */
+    XDI_TOKENIZER_TEXT = 1 << 30 /* bytes of one text, also after normalisation */
+};
+
+#define XDI_TOKENIZER_MARK "\xe2\x96\x81" /* U+2581: a blank, for SentencePiece */
+
+/* An entry of the vocabulary: its text as the merges see it, and the bytes it decodes to, both in the blob.
+ */
+typedef struct xdi_token {
+    uint32_t text, text_bytes, raw, raw_bytes;
+    xd_token_kind kind;
+} xdi_token;
+
+/* Of a hash table of texts; id + 1, 0: free. */
+typedef struct xdi_slot {
+    uint32_t hash;
+    int32_t id;
+} xdi_slot;
+
+/* Joining the tokens of `pair` (left << 32 | right) gives `id`; the lowest rank comes first. */
+typedef struct xdi_merge {
+    uint64_t pair; /* UINT64_MAX: free */
+    int32_t rank, id;
+} xdi_merge;
+
+/* A token that is matched before everything else. */
+typedef struct xdi_added {
+    int32_t id;
+    uint32_t text, bytes; /* in the blob; what is looked for */
+    bool special, strip_left, strip_right, single_word, normalized;
+} xdi_added;
+
+/* Added tokens in the order of their bytes, and which pairs of bytes any of them begins with. */
+typedef struct xdi_added_list {
+    xdi_added *items;
+    uint32_t count;
+    uint8_t *starts; /* [8192] bits; NULL when count is 0 */
+    bool alike;      /* all begin with the byte `first`, as most vocabularies' do */
+    uint8_t first;
+} xdi_added_list;
+
+/* One step that changes the text. */
+typedef enum xdi_rewrite_kind {
+    XDI_REWRITE_NFC = 1,
+    XDI_REWRITE_NFKC,
+    XDI_REWRITE_PREPEND, /* `to` before the text, when there is text */
+    XDI_REWRITE_REPLACE  /* every match of the pattern by `to` */
+} xdi_rewrite_kind;
+
+typedef struct xdi_rewrite {
+    xdi_rewrite_kind kind;
+    xdi_pattern *pattern;
+    char one;              /* the pattern is this ASCII character; 0 -> it is not one */
+    uint32_t to, to_bytes; /* in the blob */
+    bool unless_there;     /* prepend only when the text does not begin so */
+    bool only_first;       /* ... and only at the beginning of the whole text */
+} xdi_rewrite;
+
+/* What becomes of the matches of a split; the text between them is always a piece. */
+typedef enum xdi_split_behavior {
+    XDI_SPLIT_ISOLATED = 1, /* a piece each */
+    XDI_SPLIT_REMOVED,
+    XDI_SPLIT_CONTIGUOUS, /* neighbouring matches are one piece */
+    XDI_SPLIT_WITH_PREVIOUS,
+    XDI_SPLIT_WITH_NEXT
+} xdi_split_behavior;
+
+typedef struct xdi_split {
+    xdi_pattern *pattern;
+    xdi_split_behavior behavior;
+    bool invert; /* the text between the matches takes their role */
+} xdi_split;
+
+struct xd_tokenizer {
+    xd_ctx *ctx;
+    xdi_unicode *unicode;
+    xdi_token *tokens; /* [size] */
+    int32_t size, count;
+    uint8_t *blob;
+    size_t blob_bytes, blob_capacity;
+    xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters, by raw bytes */
+    uint32_t piece_slots;    /* of each, a power of two */
+    xdi_merge *merges;       /* hash table */
+    uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
+    uint32_t merge_slots, merge_count;
+    bool byte_level;    /* the model's symbols are bytes, else characters */
+    bool ignore_merges; /* a piece that is a token stays whole */
+    bool byte_fallback, fuse_unknown, adds_prefix;
+    bool cuts_at_mark; /* no merge crosses a blank, so a text may be cut before each */
+    int32_t unknown;
+    int32_t byte_id[256];      /* -1: none */
+    uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
+                                * theirs in character_ids, tokens of one character; -1: none */
+    int32_t *character_ids;
+    uint64_t *merging;                          /* [size] bits: tokens that are part of a merge */
+    xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
+    int rewrite_count, normalizer_count;
+    xdi_split splits[XDI_TOKENIZER_STAGES];
+    int split_count;
+    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;                     /* -1: none */
+    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then `behind` it */
+    int before, behind;
+    char refusal[96]; /* why add_special cannot be done; empty when it can */
+    uint64_t hash;
+};
+
+/* A text with every U+2581 as a blank; its length. out has room for the text. */
+XD_PRIVATE size_t xdi_tokenizer_unmark(const uint8_t *text, size_t bytes, uint8_t *out);
+/* "<0x0A>" -> 10; -1 for anything else. */
+XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
+
+/* Building. All sizes are known before: a loader counts first. */
+
+/* An empty tokenizer of ids below `size` whose texts take at most blob_bytes. */
+XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out);
+/* Gives an id a token that no merge and no text finds. Errors: FORMAT for an id that is taken. */
+XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
+                                       size_t text_bytes);
+/* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
+ * a text that is taken. */
+XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
+                                       size_t text_bytes, const void *raw, size_t raw_bytes);
+/* Adds a merge; of two for one pair the later one counts. */
+XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
+                                             int32_t id);
+/* Derives the merges from the tokens: any two that together are a third. ranks: [size], lower first. */
+XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks);
+/* Adds a token to the list that is matched before everything else. A token that the id has already is taken
+ * over. */
+XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
+                                               size_t bytes);
+/* Appends a split by a pattern, or by a literal when `literal` is set. */
+XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *pattern, size_t bytes, bool literal,
+                                             xdi_split_behavior behavior, bool invert);
+XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind kind, const char *pattern,
+                                               size_t bytes, bool literal, const char *to, size_t to_bytes);
+/* What a caller's special tokens take: *size and *bytes grow as needed. Errors: ARGUMENT. */
+XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
+                                                    size_t *bytes);
+/* Adds them. Errors: ARGUMENT for an id that is taken. */
+XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
+/* One more token around a text; before it when none is behind it yet. Without room it becomes a refusal. */
+XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
+/* Why add_special cannot be done; of several reasons the first is kept. */
+XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
+/* The ADDED or SPECIAL token of a name, -1 when there is none. */
+XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
+/* The tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
+ * missing. The special tokens are there already. */
+XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const char *eos);
+/* The caller's begin and end tokens instead of the file's, once the object is complete. */
+XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc);
+/* Sorts, derives and hashes; then the object is complete. */
+XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
+
+/* The token whose text this is, -1 when there is none. */
+XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
+/* The same for a text of one character, where symbols are characters. */
+static inline int32_t xdi_tokenizer_character(const xd_tokenizer *t, uint32_t point) {
+    const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
+    return t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE];
+}
+
+/* Is a token part of a merge? */
+static inline bool xdi_tokenizer_merges(const xd_tokenizer *t, int32_t id) {
+    return t->merging[(uint32_t)id / 64u] >> ((uint32_t)id & 63u) & 1u;
+}
+
+static inline uint32_t xdi_merge_hash(uint64_t pair) {
+    return (uint32_t)((pair * 0x9e3779b97f4a7c15u ^ pair >> 29) >> 20);
+}
+
+/* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table tells.
+ */
+static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint32_t slot = xdi_merge_hash(pair);
+    const uint32_t bit = slot & (XDI_TOKENIZER_BITS * t->merge_slots - 1);
+    if (!(t->merge_bits[bit >> 6] >> (bit & 63u) & 1u)) return NULL;
+    for (slot &= t->merge_slots - 1; t->merges[slot].pair != pair; slot = (slot + 1) & (t->merge_slots - 1))
+        if (t->merges[slot].pair == UINT64_MAX) return NULL;
+    return &t->merges[slot];
+}
+
+/* ---- tokenizer_text.c ---- */
+
+/* From byte `at` of a changed text on: it stands for bytes [from, to) of the original, one to one when
+ * `linear`, else as a whole. The next run's `at` ends it. */
+typedef struct xdi_text_run {
+    uint32_t at, from, to;
+    bool linear;
+} xdi_text_run;
+
+/* A text and where it comes from. */
+typedef struct xdi_text {
+    uint8_t *bytes;
+    size_t length, capacity;
+    xdi_text_run *runs;
+    size_t run_count, run_capacity;
+} xdi_text;
+
+/* A text to read. */
+typedef struct xdi_text_view {
+    const uint8_t *bytes;
+    size_t length;
+    const xdi_text_run *runs; /* [run_count], at least one */
+    size_t run_count;
+} xdi_text_view;
+
+/* Buffers of rewriting. */
+typedef struct xdi_rewriter {
+    xdi_text texts[4]; /* two for each half of the rewrites */
+    uint32_t *points;  /* of one cluster, and as much room again */
+    size_t point_capacity;
+    xdi_matcher matcher;
+} xdi_rewriter;
+
+/* Applies rewrites [first, last) of a tokenizer. The result views the input, or one of the two
+ * texts from `place` on. */
+XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int first, int last,
+                                       xdi_rewriter *r, int place, xdi_text_view in, xdi_text_view *out);
+XD_PRIVATE void xdi_rewriter_release(xd_ctx *ctx, xdi_rewriter *r);
+
+/* The original bytes of [begin, end) of a view. `run` is a cursor that only moves on. */
+XD_PRIVATE xd_token_span xdi_text_origin(const xdi_text_view *view, size_t *run, size_t begin, size_t end);
+/* Part of a view; its runs are in `runs`, which has room for run_count of the view. `run` as above. */
+XD_PRIVATE xdi_text_view xdi_text_part(const xdi_text_view *view, size_t *run, size_t begin, size_t end,
+                                       xdi_text_run *runs);
+
+/* ---- formats of files ---- */
+
+/* What a loader is given; `root` is the text as JSON, NULL where it is none. */
+typedef struct xdi_tokenizer_file {
+    const char *text;
+    size_t bytes;
+    const xd_json *root;
+} xdi_tokenizer_file;
+
+/* A file's format has one of these, and a line in tokenizer_load.c. */
+typedef xd_result (*xdi_tokenizer_loader)(xd_ctx *ctx, const xdi_tokenizer_file *file,
+                                          const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_load_json(xd_ctx *ctx, const xdi_tokenizer_file *file,
+                                             const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_load_tekken(xd_ctx *ctx, const xdi_tokenizer_file *file,
+                                               const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_load_ranks(xd_ctx *ctx, const xdi_tokenizer_file *file,
+                                              const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_PRIVATE xd_result xdi_tokenizer_load_sentencepiece(xd_ctx *ctx, const xdi_tokenizer_file *file,
+                                                      const xd_tokenizer_desc *desc, xd_tokenizer **out);
+
+#endif

@@ -1,0 +1,34 @@
+/* What optimizers, averages and clipping ask of parameters and of a step. */
+
+#include "kernel/internal.h"
+#include "train/internal.h"
+
+XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
+    return xd_ctx_kernels(ctx).device != XD_DEVICE_CPU;
+}
+
+XD_PRIVATE bool xdi_train_refused(const xd_ctx *ctx, const xd_status *status) {
+    return !xdi_train_on_device(ctx) && xdi_status_refuses(status);
+}
+
+XD_PRIVATE xd_launch xdi_train_launch(xd_ctx *ctx, const xd_status *status) {
+    xd_launch launch = xd_ctx_launch(ctx);
+    launch.status = (xd_status *)status; /* kernels only read it */
+    return launch;
+}
+
+XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param) {
+    return param->gradient_dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : param->gradient_dtype;
+}
+
+XD_PRIVATE bool xdi_train_takes(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
+XD_PRIVATE bool xdi_train_owns(const xd_param *param) {
+    return !param->frozen && !param->buffer;
+}
+
+XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
+    return param->gradient && xdi_train_owns(param);
+}

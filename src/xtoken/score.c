@@ -1,0 +1,90 @@
+/* Scores of teachers, and the weights made of them. */
+
+#include "xtoken/internal.h"
+
+#include <math.h>
+
+/* The weight of a row for this score, 0 where it has no say. */
+static double xdi_score_weight(const xdi_xtoken *x, const xd_xtoken_teacher *t, xd_xtoken_score score,
+                               int64_t row) {
+    if (score != XD_XTOKEN_SCORE_CE) return t->position_weight ? (double)t->position_weight[row] : 1.0;
+    if (!xdi_xtoken_reads_logits(t)) {
+        if (!(xdi_xtoken_known(t, row) > -INFINITY)) return 0.0;
+        return t->label_weight ? (double)t->label_weight[row] : 1.0;
+    }
+    if (!t->labels) return x->row_weight[row]; /* one tokenizer: the student's */
+    if (t->labels[row] == x->d.ignore_index || t->labels[row] < 0 || t->labels[row] >= t->logits.cols)
+        return 0.0;
+    return t->label_weight ? (double)t->label_weight[row] : 1.0;
+}
+
+/* What a row's moments say, over the whole width of the model as the reference has it. */
+static double xdi_score_of(const double *m, xd_xtoken_score score) {
+    const double lse = m[XD_XTOKEN_LARGEST] + m[XD_XTOKEN_LOG_SUM];
+    if (score == XD_XTOKEN_SCORE_CE) return m[XD_XTOKEN_LABEL] - lse;
+    return score == XD_XTOKEN_SCORE_MAX_PROB ? exp(m[XD_XTOKEN_LARGEST] - lse) : -m[XD_XTOKEN_ENTROPY];
+}
+
+XD_PRIVATE xd_result xdi_xtoken_score_sums(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                           xd_xtoken_score score, int64_t cell) {
+    const xd_xtoken_teacher *t = term->teacher;
+    const bool reads = xdi_xtoken_reads_logits(t);
+    double one[XD_XTOKEN_MOMENTS], *moments = x->on_device ? x->moments : one;
+    xd_xtoken_args a = xdi_xtoken_teacher_args(x, term, 1);
+    a.columns = t->logits.cols;
+    a.labels = score != XD_XTOKEN_SCORE_CE ? NULL : t->labels ? t->labels : x->d.labels;
+    a.moments = moments;
+    a.entropy = score == XD_XTOKEN_SCORE_ENTROPY;
+    if (x->on_device && reads) XDI_TRY(xdi_xtoken_device_moments(x, &a, x->moments));
+    for (int64_t row = 0; row < t->logits.rows; row++) {
+        const double weight = xdi_score_weight(x, t, score, row);
+        if (weight == 0.0) continue;
+        a.rows = &row;
+        if (reads && x->on_device)
+            moments = x->moments + row * XD_XTOKEN_MOMENTS;
+        else if (reads)
+            XDI_TRY(x->kernels.moments(&x->launch, &a));
+        const double value = reads ? xdi_score_of(moments, score) : xdi_xtoken_known(t, row);
+        xdi_xtoken_add(x, x->sums, cell, weight * value);
+        xdi_xtoken_add(x, x->sums, cell + 1, weight);
+    }
+    return XD_OK;
+}
+
+/* ln V_i / ln min_j V_j. */
+static void xdi_score_lengths(xdi_xtoken *x) {
+    int64_t least = x->terms[0].vocabulary;
+    for (int i = 1; i < x->d.teacher_count; i++)
+        if (x->terms[i].vocabulary < least) least = x->terms[i].vocabulary;
+    for (int i = 0; i < x->d.teacher_count; i++)
+        x->terms[i].length =
+            x->d.normalise_by_vocabulary ? log((double)x->terms[i].vocabulary) / log((double)least) : 1.0;
+}
+
+static void xdi_score_softmax(xdi_xtoken *x, const double *score) {
+    double max = -INFINITY, sum = 0.0;
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        x->terms[i].weight = x->d.alpha * score[2 * i] * x->terms[i].length;
+        if (x->terms[i].weight > max) max = x->terms[i].weight;
+    }
+    for (int i = 0; i < x->d.teacher_count; i++) sum += x->terms[i].weight = exp(x->terms[i].weight - max);
+    for (int i = 0; i < x->d.teacher_count; i++) x->terms[i].weight /= sum;
+}
+
+XD_PRIVATE void xdi_xtoken_weigh(xdi_xtoken *x, double *scores) {
+    int best = 0;
+    xdi_score_lengths(x);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        scores[2 * i] /= scores[2 * i + 1] > 1.0 ? scores[2 * i + 1] : 1.0;
+        if (scores[2 * i] > scores[2 * best]) best = i;
+        x->terms[i].active = true;
+    }
+    if (x->d.score != XD_XTOKEN_SCORE_NONE) xdi_score_softmax(x, scores);
+    for (int i = 0; i < x->d.teacher_count; i++) {
+        if (x->d.mode == XD_XTOKEN_AVERAGED_LOGITS) x->terms[i].active = i == 0;
+        if (x->d.mode != XD_XTOKEN_SELECT) continue;
+        x->terms[i].active = i == best;
+        x->terms[i].weight = i == best ? 1.0 : 0.0;
+    }
+    if (x->d.mode == XD_XTOKEN_SELECT) x->selected = best;
+}

@@ -175,7 +175,7 @@ amalgamate: ## write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py
 
 # Laid out by hand are the table of contents src/xdistill.h, the examples that are read one by one, and all C++.
-formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] xdistill_*.h tests/*.[ch] tests/golden/*.[ch] tests/mpi/*.[ch]) \
+formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/golden/*.[ch] tests/mpi/*.[ch]) \
     $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c examples/*/*.[ch])
 
 format: ## lay out the sources with clang-format of the version that .clang-format names

@@ -18,6 +18,8 @@
    CONTENTS        search for ">>": one marker a part, declarations first, then the implementation. */
 
 /* Generated from src/xdistill.h by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
+#if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */
+
 #ifndef XDISTILL_H
 #define XDISTILL_H
 
@@ -31,6 +33,11 @@
 #    if !defined(_DEFAULT_SOURCE)
 #        define _DEFAULT_SOURCE /* the hint for large pages; the library does without it */
 #    endif
+#endif
+
+/* The name by which the header includes itself; define it when the file has another one. */
+#if !defined(XDISTILL_SELF)
+#    define XDISTILL_SELF "xdistill.h"
 #endif
 
 #if defined(__FAST_MATH__)
@@ -68,6 +75,11 @@
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1
+#endif
+
+/* The vector kernels for any processor: on x86 hardly a machine runs them, so there they are compiled when asked for. */
+#if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
+#    define XDI_PORTABLE 1
 #endif
 
 #if !defined(XD_ASSERT)
@@ -210,15 +222,19 @@ XD_API void xd_arena_seal(xd_arena *arena);
  * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
  * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
 typedef enum xd_cpu_level {
-    XD_CPU_BEST = 0,   /* the default: the highest level of this machine */
-    XD_CPU_PLAIN,      /* plain loops, double inside: the specification of the others, and slow */
-    XD_CPU_PORTABLE,   /* f32 vectors as the compiler makes them, any processor */
+    XD_CPU_BEST = 0, /* the default: the highest level of this machine */
+    XD_CPU_PLAIN,    /* plain loops, double inside: the specification of the others, and slow */
+    XD_CPU_PORTABLE, /* f32 vectors as the compiler makes them, any processor; on x86 with XDISTILL_PORTABLE only */
     XD_CPU_AVX2,       /* AVX2, FMA and F16C */
     XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;
 
-/* The highest level that this machine and this compiler have; never XD_CPU_BEST or PLAIN. Local, pure. */
+/* Do this machine and this build have the level? Local, pure. */
+XD_API bool xd_cpu_supports(xd_cpu_level level);
+
+/* The highest level that this machine and this build have; PLAIN for an x86 without AVX2 in a build without
+ * XDISTILL_PORTABLE. Local, pure. */
 XD_API xd_cpu_level xd_cpu_best(void);
 
 /* "best", "plain", "portable", "avx2", "avx512", "avx512_bf16"; "unknown" for other values. */
@@ -1816,8 +1832,8 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* The CPU's table of a level; XD_CPU_BEST is this machine's. The caller sees to it that the machine has the
- * level. Local. */
+/* The CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that machine or
+ * build lacks. Local. */
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
 
 /* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */
@@ -5082,31 +5098,72 @@ static bool xdi_cpu_has_f16c(void) {
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
 #    endif
 }
-#endif
 
-/* Vector kernels are compiled by function attributes, so plain `cc -O2` has them all. */
-XD_API xd_cpu_level xd_cpu_best(void) {
-#if defined(XDI_X86)
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return XD_CPU_PORTABLE;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) /* they have F16C, too */
-        return __builtin_cpu_supports("avx512bf16") ? XD_CPU_AVX512_BF16 : XD_CPU_AVX512;
-    return xdi_cpu_has_f16c() ? XD_CPU_AVX2 : XD_CPU_PORTABLE;
-#else
-    return XD_CPU_PORTABLE;
-#endif
+static bool xdi_cpu_has_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && xdi_cpu_has_f16c();
 }
 
-static const char *const xdi_cpu_names[] = { "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" };
+static bool xdi_cpu_has_avx512(void) {
+    return xdi_cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+static bool xdi_cpu_has_avx512_bf16(void) {
+    return xdi_cpu_has_avx512() && __builtin_cpu_supports("avx512bf16");
+}
+#endif
+
+static bool xdi_cpu_has_any(void) {
+    return true;
+}
+
+static bool xdi_cpu_has_none(void) {
+    return false;
+}
+
+#if defined(XDI_PORTABLE)
+#    define XDI_CPU_HAS_PORTABLE xdi_cpu_has_any
+#else
+#    define XDI_CPU_HAS_PORTABLE xdi_cpu_has_none
+#endif
+#if defined(XDI_X86)
+#    define XDI_CPU_HAS(level) xdi_cpu_has_##level
+#else
+#    define XDI_CPU_HAS(level) xdi_cpu_has_none
+#endif
+
+/* By xd_cpu_level. Vector kernels are compiled by function attributes, so plain `cc -O2` has all of a processor's. */
+static const struct xdi_cpu_row {
+    const char *name;
+    bool (*has)(void);
+} xdi_cpu_rows[] = {
+    { "best", xdi_cpu_has_any },          { "plain", xdi_cpu_has_any },
+    { "portable", XDI_CPU_HAS_PORTABLE }, { "avx2", XDI_CPU_HAS(avx2) },
+    { "avx512", XDI_CPU_HAS(avx512) },    { "avx512_bf16", XDI_CPU_HAS(avx512_bf16) },
+};
+
+enum { XDI_CPU_ROWS = (int)(sizeof xdi_cpu_rows / sizeof *xdi_cpu_rows) };
+
+XD_API bool xd_cpu_supports(xd_cpu_level level) {
+#if defined(XDI_X86)
+    __builtin_cpu_init();
+#endif
+    return (int)level >= 0 && (int)level < XDI_CPU_ROWS && xdi_cpu_rows[level].has();
+}
+
+XD_API xd_cpu_level xd_cpu_best(void) {
+    int level = XDI_CPU_ROWS - 1;
+    while (!xd_cpu_supports((xd_cpu_level)level)) level--;
+    return (xd_cpu_level)level;
+}
 
 XD_API const char *xd_cpu_level_name(xd_cpu_level level) {
-    return (int)level >= 0 && (int)level <= (int)XD_CPU_AVX512_BF16 ? xdi_cpu_names[(int)level] : "unknown";
+    return (int)level >= 0 && (int)level < XDI_CPU_ROWS ? xdi_cpu_rows[level].name : "unknown";
 }
 
 XD_API bool xd_cpu_level_parse(const char *name, xd_cpu_level *out) {
-    for (int i = 0; i <= (int)XD_CPU_AVX512_BF16; i++) {
-        if (strcmp(name, xdi_cpu_names[i]) != 0) continue;
+    for (int i = 0; i < XDI_CPU_ROWS; i++) {
+        if (strcmp(name, xdi_cpu_rows[i].name) != 0) continue;
         *out = (xd_cpu_level)i;
         return true;
     }
@@ -5325,12 +5382,16 @@ XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
     xdi_ctx_defaults(&d);
     /* The negated form also refuses NaN. */
     if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
-    if ((int)d.cpu < 0 || d.cpu > xd_cpu_best()) return XD_ERROR_UNSUPPORTED;
+    if (!xd_cpu_supports(d.cpu)) return XD_ERROR_UNSUPPORTED;
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
     ctx->settings = d;
     ctx->error.culprit = -1;
+    if (xd_cpu_best() == XD_CPU_PLAIN)
+        xd_log(
+            ctx, XD_LOG_WARN,
+            "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
     *out = ctx;
     return XD_OK;
 }
@@ -7039,8 +7100,8 @@ XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args
 /* >>kernel/cpu/exact */
 
 /* The terms of INVARIANT mode's sums, and the sums, on vectors of double: xdi_w1 for the plain level, xdi_w2,
- * xdi_w4 and xdi_w8 beside xdi_v4, xdi_v8 and xdi_v16 (kernel/simd/exact.h). A term has the same bits in every width and with every
- * math library: single operations of IEEE 754 in one order. A product is fused with a sum only where it is
+ * xdi_w4 and xdi_w8 beside xdi_v4, xdi_v8 and xdi_v16 . A term has the same bits in every width and
+ * with every math library: single operations of IEEE 754 in one order. A product is fused with a sum only where it is
  * exact, by a power of two. */
 
 /* 1.5 2^52: a sum of it and something below 2^51 holds that, rounded to an integer, in its low bits. */
@@ -7053,6 +7114,9 @@ XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args
 #define XDI_EXACT_SIGN UINT64_C(0x8000000000000000)
 #define XDI_EXACT_ONE_BITS UINT64_C(0x3ff0000000000000)
 #define XDI_EXACT_ROOT_BITS UINT64_C(0x3ff6a09e667f3bcd) /* of 2 */
+
+/* Vectors take terms below 2^11: those of a tile move the high limb of a sum by less than 2^52. */
+#define XDI_EXACT_LARGE_BITS UINT64_C(0x40a0000000000000)
 
 /* ln 2 is their sum; HIGH has 42 bits, which makes its product with an exponent exact. */
 #define XDI_EXACT_LN2_HIGH 0.6931471805598903
@@ -7094,70 +7158,7 @@ XD_PRIVATE void xdi_uld_gradient_rows(const xd_launch *launch, const xd_uld_args
         return product + y;                                            \
     }
 
-/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
- * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
-#define XDI_EXACT_MATH(d, INLINE)                                                                         \
-    INLINE d d##_exp_parts(d x, d *power) {                                                               \
-        const d t = d##_mul(x, d##_set(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;      \
-        const d rest = x - d##_mul(n, d##_set(XDI_EXACT_LN2_HIGH));                                       \
-        const d f = rest - d##_mul(n, d##_set(XDI_EXACT_LN2_LOW)), g = d##_mul(f, f);                     \
-        d even = d##_mul(g, d##_set(2.7620078203806394e-07)) + 2.4801521317484083e-05;                    \
-        d odd = d##_mul(g, d##_set(2.5100377619606372e-08)) + 2.7557268476553695e-06;                     \
-        even = d##_mul(even, g) + 0.0013888888917199863;                                                  \
-        odd = d##_mul(odd, g) + 0.00019841269863042963;                                                   \
-        even = d##_mul(even, g) + 0.04166666666662416;                                                    \
-        odd = d##_mul(odd, g) + 0.008333333333330063;                                                     \
-        even = d##_mul(even, g) + 0.5;                                                                    \
-        odd = d##_mul(odd, g) + 0.16666666666666669;                                                      \
-        *power = (d)(((d##_words)t << 52) + XDI_EXACT_ONE_BITS);                                          \
-        return d##_mul(d##_mul(odd, f) + even, g) + f;                                                    \
-    }                                                                                                     \
-    /* For x at most 700. */                                                                              \
-    INLINE d d##_exp(d x) {                                                                               \
-        d power;                                                                                          \
-        const d less_one = d##_exp_parts(d##_larger(x, d##_set(XDI_EXACT_LEAST)), &power);                \
-        return d##_where((d##_mask)(x > XDI_EXACT_LEAST), d##_mul(less_one + 1.0, power));                \
-    }                                                                                                     \
-    /* ln(x + rest) of a normal x up to 1, where rest is less than a unit of x, and 0 for x below 1/2. */ \
-    INLINE d d##_log(d x, d rest) {                                                                       \
-        const d##_words bits = (d##_words)x, halvings = (XDI_EXACT_ROOT_BITS - bits) >> 52;               \
-        const d f = (d)(bits + (halvings << 52)) - 1.0, s = f / (f + 2.0), g = d##_mul(s, s);             \
-        const d n = (d)(halvings + XDI_EXACT_MAGIC_BITS) - XDI_EXACT_MAGIC;                               \
-        d p = d##_mul(g, d##_set(0.14616484198366603)) + 0.1533171880828007;                              \
-        p = d##_mul(p, g) + 0.18182889209266595;                                                          \
-        p = d##_mul(p, g) + 0.22222211133642084;                                                          \
-        p = d##_mul(p, g) + 0.2857142862598255;                                                           \
-        p = d##_mul(p, g) + 0.3999999999989949;                                                           \
-        p = d##_mul(p, g) + 0.666666666666667;                                                            \
-        const d log = (f - d##_mul(s, f - d##_mul(p, g))) + rest;                                         \
-        return (log - d##_mul(n, d##_set(XDI_EXACT_LN2_LOW))) - d##_mul(n, d##_set(XDI_EXACT_LN2_HIGH));  \
-    }                                                                                                     \
-    /* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t: */          \
-    /* q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */ \
-    /* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */                                 \
-    INLINE void d##_mixture(d s, d t, double beta, double top, d *teacher, d *student) {                  \
-        const d gap = t - s;                                                                              \
-        const d##_mask above = (d##_mask)(gap > 0.0);                                                     \
-        const d distance = (d)((d##_words)gap | XDI_EXACT_SIGN);                                          \
-        d power;                                                                                          \
-        const d less_one = d##_exp_parts(d##_larger(distance, d##_set(XDI_EXACT_LEAST)), &power);         \
-        const d quotient = d##_mul(less_one + 1.0, power);                                                \
-        const d below_one = d##_mul(less_one, power) + (power - 1.0);                                     \
-        const d larger = d##_exp(d##_pick(above, t, s));                                                  \
-        const d smaller = d##_where((d##_mask)(distance > XDI_EXACT_LEAST), d##_mul(larger, quotient));   \
-        const d share = d##_pick(above, d##_set(1.0 - beta), d##_set(beta));                              \
-        const d change = d##_mul(share, below_one), near = change + 1.0;                                  \
-        const d##_mask close = (d##_mask)(quotient > 0.5);                                                \
-        const d mixture = d##_pick(close, near, (1.0 - share) + d##_mul(share, quotient));                \
-        const d log = -d##_log(mixture, d##_where(close, change - (near - 1.0))), far = log + distance;   \
-        const d q = d##_pick(above, larger, smaller), p = d##_pick(above, smaller, larger);               \
-        *teacher = d##_where((d##_mask)(q > 0.0), q * d##_pick(above, log, far));                         \
-        *student = d##_where((d##_mask)(p > 0.0), p * (d##_pick(above, far, log) - top));                 \
-    }
-
-XDI_EXACT_VECTORS(xdi_w1, 8, XDI_SIMD_INLINE)
-XDI_EXACT_ANY(xdi_w1, XDI_SIMD_INLINE)
-XDI_EXACT_MATH(xdi_w1, XDI_SIMD_INLINE)
+/* Exponentials and terms: exact_math.inc, once for each of them. */
 
 /* exact.c: terms of sums in fixed point, the same bits on every level: e^x, x at most 700; q ln(q/m) and
  * p (ln(p/m) - top) of log-probabilities s of p and t of q, m = beta q + (1 - beta) p, 0 for p or q of 0. */
@@ -7168,6 +7169,19 @@ XD_PRIVATE void xdi_exact_mixture(double s, double t, double beta, double top, d
 /* >>kernel/cpu/exact.c */
 
 /* Terms of INVARIANT mode's sums one at a time, for the plain kernels. */
+
+XDI_EXACT_VECTORS(xdi_w1, 8, XDI_SIMD_INLINE)
+XDI_EXACT_ANY(xdi_w1, XDI_SIMD_INLINE)
+
+#define xdi_w xdi_w1
+#define XDI_W(name) xdi_w1_##name
+#define XDI_INLINE XDI_SIMD_INLINE
+#define XDI_AGAIN 1 /* >>kernel/cpu/exact_math.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#undef xdi_w
+#undef XDI_W
+#undef XDI_INLINE
 
 XDI_SIMD_128 double xdi_w1_power(double x) {
     return xdi_w1_exp(xdi_w1_set(x))[0];
@@ -10506,10 +10520,9 @@ static inline float xdi_matmul_float(const xdi_matmul_lines *x, int64_t at) {
                                     : xdi_matmul_widen(((const uint16_t *)x->data)[at]);
 }
 
-/* matmul.c: a tile in plain C, packing panel by panel, and the product on a level's kernel, which needs a workspace of
- * XD_MATMUL_WORKSPACE_BYTES. */
-XD_PRIVATE void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
-                                         int64_t stride, bool accumulate);
+/* matmul.c: the kernel in plain C, its packing, panel by panel, and the product on a level's kernel, which needs a
+ * workspace of XD_MATMUL_WORKSPACE_BYTES. */
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16);
 XD_PRIVATE void xdi_matmul_pack_plain(const xdi_matmul_lines *x, const xdi_matmul_panels *to);
 XD_PRIVATE void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args *args, void *workspace);
 
@@ -10517,8 +10530,8 @@ XD_PRIVATE void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_
 
 /* The blocked matrix product in plain C: its walk over blocks and tiles, which every CPU level shares. */
 
-XD_PRIVATE void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
-                                         int64_t stride, bool accumulate) {
+static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
+                                     int64_t stride, bool accumulate) {
     const float *a = (const float *)packed_a, *b = (const float *)packed_b;
     float sum[4][8];
     memset(sum, 0, sizeof sum);
@@ -10592,6 +10605,12 @@ static xdi_matmul_lines xdi_matmul_columns(const xd_matrix *b, int64_t j, int64_
                                            int64_t k) {
     xdi_matmul_lines x = { xdi_matmul_at(b, k0, j), b->dtype, cols, k, b->col_stride, b->row_stride };
     return x;
+}
+
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16) {
+    const xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, xdi_matmul_pack_plain, 4, 8, false };
+    (void)bf16;
+    return kernel;
 }
 
 /* ---- the product ---- */
@@ -10704,24 +10723,28 @@ XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
 
-/* optimizer.c: the entries of a level, XD_CPU_PLAIN and above. */
+/* levels.c: the entries of a level, XD_CPU_PLAIN and above, and its spans and matrix product. */
 XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16);
 
 /* matmul.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
 
-/* optimizer.c: the spans of a level. */
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
-
-/* span_<level>.c: the spans of a level, and its table of entries. They finish their last few elements with the plain
- * spans. */
+/* span_<level>.c: the spans of a level, and its table of entries; matmul.c: its matrix product. Spans finish their last
+ * few elements with the plain ones. */
 #define XDI_SPAN_LEVEL(level)                                          \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void); \
     XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void);
+#if defined(XDI_PORTABLE)
 XDI_SPAN_LEVEL(portable)
+#endif
 #if defined(XDI_X86)
 XDI_SPAN_LEVEL(avx2)
 XDI_SPAN_LEVEL(avx512)
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx2(bool bf16);
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512(bool bf16);
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512_bf16(bool bf16);
 #endif
 
 /* exact.c: the entries stats, mixture and topk_stats for sums in fixed point, on vectors. */
@@ -10735,14 +10758,14 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
 
 /* Vectors of f32 in three widths with the same operations: xdi_v4 (any processor, by the compiler's own
  * vectors), xdi_v8 (AVX2 and FMA), xdi_v16 (AVX-512). Functions carry their instruction set as an
- * attribute, so no compiler flag is needed. Bodies are written once, as a macro over the prefix: tiles.c.
+ * attribute, so no compiler flag is needed. Loops are written once, in files that a level includes: loops.inc.
  *
  *   max, min    the second one where the first is not larger, or smaller: NaN in the first is lost
  *   pick        a >= b ? x : y, lane by lane
  *   mul_sub     a * b - c
  *   exact_sub   the same with one rounding, where the product is near c
  *   power       2^(n/steps), n the integer in the low bits of the argument's representation
- *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale
+ *   fraction    scale 2^(f/steps), relative error below 2e-7, for 0 exactly scale; polynomial makes its terms
  *   split       v = 2^result * mantissa, mantissa in [sqrt(1/2), sqrt(2)); v positive and normal
  *   load        elements [i, i + lanes) of f32 or bf16
  *   store       the same; to bf16 by round to nearest even. Not for NaN.
@@ -10754,38 +10777,22 @@ XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk
  *   top, top_two   the larger by representation, as signed integers, of what is kept and a vector, or
  *               elements [i, i + 2 lanes) of bf16: unlike max it takes no turn of those that add
  *   top_bits    the representation, as f32, of the largest kept by top, or by top_two
- *   total       the sum of all lanes, in double */
+ *   total       the sum of all lanes, in double
+ *
+ * 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from a table where
+ * the width has a permutation for one, times a short polynomial in f is the power. An entry i of a table has the bits of
+ * 2^(i/steps) less those that n brings along, i in the upper bits of the mantissa. */
 
 /* Bytes that memory is read and written by. */
 enum { XDI_SIMD_LINE = 64 };
 
-#define XDI_SIMD_INLINE_256 static inline __attribute__((always_inline, target("avx2,fma")))
-#define XDI_SIMD_INLINE_512 \
-    static inline __attribute__((always_inline, target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
-
-#define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma")))
-#define XDI_SIMD_512 \
-    XDI_SIMD_AS_WRITTEN static __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
-
-/* 2^x is taken in steps: x steps = n + f with n an integer and f in [-1/2, 1/2], so that 2^(n/steps), from
- * a table where the width has a permutation for one, times a short polynomial in f is the power. An entry i
- * of a table has the bits of 2^(i/steps) less those that n brings along, i in the upper bits of the
- * mantissa. */
-static const uint32_t xdi_v8_table[8] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
-                                          0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
-static const uint32_t xdi_v16_table[32] = {
-    0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0,
-    0x3f7837f0, 0x3f778d3a, 0x3f76f532, 0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6,
-    0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be, 0x3f76248c, 0x3f76a81e,
-    0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3
-};
-
-/* Halves of a vector: the lower 16 to the upper halves of 16 lanes, and the upper halves of the lanes
- * together. */
-static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
-                                            8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
-static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                             1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
+/* Attributes of what is inlined and of what is called, by width. */
+#define XDI_TARGET_256 __attribute__((target("avx2,fma")))
+#define XDI_TARGET_512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#define XDI_SIMD_INLINE_256 static inline XDI_TARGET_256 __attribute__((always_inline))
+#define XDI_SIMD_INLINE_512 static inline XDI_TARGET_512 __attribute__((always_inline))
+#define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static XDI_TARGET_256
+#define XDI_SIMD_512 XDI_SIMD_AS_WRITTEN static XDI_TARGET_512
 
 /* Elements of one row, or of a part of it. */
 typedef struct xdi_simd_array {
@@ -10841,407 +10848,6 @@ static inline xdi_simd_array xdi_simd_padded(xdi_simd_array x, int64_t begin, in
     xdi_simd_copy(x, begin, end - begin, padded, 0);
     return padded;
 }
-
-/* ---- four lanes ---- */
-
-typedef float __attribute__((vector_size(16))) xdi_v4;
-typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
-typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
-enum { xdi_v4_lanes = 4, xdi_v4_steps = 1 };
-
-XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
-    const xdi_v4 v = { x, x, x, x };
-    return v;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_add(xdi_v4 a, xdi_v4 b) {
-    return a + b;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_sub(xdi_v4 a, xdi_v4 b) {
-    return a - b;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_mul(xdi_v4 a, xdi_v4 b) {
-    return a * b;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_div(xdi_v4 a, xdi_v4 b) {
-    return a / b;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
-    return a * b + c;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_mul_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
-    return a * b - c;
-}
-/* Without fma: a product of two 12-bit halves is exact, and so is its distance to c; the other parts are
- * small. */
-XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
-    const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff);
-    const xdi_v4 a_low = a - a_high, b_low = b - b_high;
-    return ((a_high * b_high - c) + a_high * b_low) + a_low * b;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_pick(xdi_v4 a, xdi_v4 b, xdi_v4 x, xdi_v4 y) {
-    const xdi_v4_bits mask = (xdi_v4_bits)(a >= b);
-    return (xdi_v4)((mask & (xdi_v4_bits)x) | (~mask & (xdi_v4_bits)y));
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_max(xdi_v4 a, xdi_v4 b) {
-    const xdi_v4_bits mask = (xdi_v4_bits)(a > b);
-    return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
-    const xdi_v4_bits mask = (xdi_v4_bits)(a < b);
-    return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
-    return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, float scale) {
-    xdi_v4 p = f * (scale * 1.327647245e-03f) + scale * 9.675540961e-03f;
-    p = p * f + scale * 5.550713092e-02f;
-    p = p * f + scale * 2.402212024e-01f;
-    p = p * f + scale * 6.931469440e-01f;
-    return p * f + scale;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
-    *mantissa = (xdi_v4)(bits - (exponent << 23));
-    const xdi_v4 result = { (float)exponent[0], (float)exponent[1], (float)exponent[2], (float)exponent[3] };
-    return result;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_v4_load(xdi_simd_array x, int64_t i) {
-    xdi_v4 v;
-    if (x.bf16) {
-        const uint16_t *p = (const uint16_t *)x.data + i;
-        const xdi_v4_bits bits = { p[0], p[1], p[2], p[3] };
-        v = (xdi_v4)(bits << 16);
-    } else {
-        memcpy(&v, (const float *)x.data + i, sizeof v);
-    }
-    return v;
-}
-XDI_SIMD_INLINE void xdi_v4_load_two(xdi_simd_array x, int64_t i, xdi_v4 *even, xdi_v4 *odd) {
-    xdi_v4_bits bits;
-    memcpy(&bits, (const uint16_t *)x.data + i, sizeof bits);
-    *even = (xdi_v4)(bits << 16);
-    *odd = (xdi_v4)(bits & (int32_t)0xffff0000);
-}
-XDI_SIMD_INLINE xdi_v4_bits xdi_v4_no_top(void) {
-    const xdi_v4_bits none = { XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP };
-    return none;
-}
-XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top(xdi_v4_bits tops, xdi_v4 v) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v, mask = bits > tops;
-    return (mask & bits) | (~mask & tops);
-}
-XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top_two(xdi_v4_bits tops, xdi_simd_array x, int64_t i) {
-    xdi_v4_halves halves;
-    memcpy(&halves, (const uint16_t *)x.data + i, sizeof halves);
-    const xdi_v4_halves mask = halves > (xdi_v4_halves)tops;
-    return (xdi_v4_bits)((mask & halves) | (~mask & (xdi_v4_halves)tops));
-}
-XDI_SIMD_INLINE int32_t xdi_v4_top_bits(xdi_v4_bits tops, bool two) {
-    int32_t top = INT32_MIN;
-    for (int lane = 0; lane < 4; lane++) {
-        const int32_t odd = two ? tops[lane] & (int32_t)0xffff0000 : tops[lane];
-        const int32_t even = two ? (int32_t)((uint32_t)tops[lane] << 16) : odd;
-        top = odd > top ? odd : top;
-        top = even > top ? even : top;
-    }
-    return top;
-}
-XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
-    return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
-}
-XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
-    const xdi_v4_bits bits = (xdi_v4_bits)v;
-    return bits + 0x7fff + ((bits >> 16) & 1);
-}
-XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
-    const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;
-    const xdi_v4_bits both = low | (xdi_v4_rounded(odd) & (int32_t)0xffff0000);
-    memcpy((uint16_t *)x.data + i, &both, sizeof both);
-}
-XDI_SIMD_INLINE void xdi_v4_stream_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
-    xdi_v4_store_two(x, i, even, odd);
-}
-XDI_SIMD_INLINE void xdi_v4_stream(xdi_simd_array x, int64_t i, xdi_v4 v) {
-    memcpy((float *)x.data + i, &v, sizeof v);
-}
-XDI_SIMD_INLINE void xdi_v4_fence(void) {}
-XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
-    if (x.bf16) {
-        const xdi_v4_bits rounded = xdi_v4_rounded(v);
-        uint16_t *p = (uint16_t *)x.data + i;
-        for (int lane = 0; lane < 4; lane++) p[lane] = (uint16_t)((uint32_t)rounded[lane] >> 16);
-    } else {
-        memcpy((float *)x.data + i, &v, sizeof v);
-    }
-}
-
-#if defined(XDI_X86)
-
-#    include <immintrin.h>
-
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-/* ---- eight lanes ---- */
-
-typedef __m256 xdi_v8;
-typedef __m256i xdi_v8_bits;
-enum { xdi_v8_lanes = 8, xdi_v8_steps = 8 };
-
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_set(float x) {
-    return _mm256_set1_ps(x);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_add(xdi_v8 a, xdi_v8 b) {
-    return _mm256_add_ps(a, b);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_sub(xdi_v8 a, xdi_v8 b) {
-    return _mm256_sub_ps(a, b);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul(xdi_v8 a, xdi_v8 b) {
-    return _mm256_mul_ps(a, b);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_div(xdi_v8 a, xdi_v8 b) {
-    return _mm256_div_ps(a, b);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fma(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
-    return _mm256_fmadd_ps(a, b, c);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
-    return _mm256_fmsub_ps(a, b, c);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_exact_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
-    return _mm256_fmsub_ps(a, b, c);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_pick(xdi_v8 a, xdi_v8 b, xdi_v8 x, xdi_v8 y) {
-    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_max(xdi_v8 a, xdi_v8 b) {
-    return _mm256_max_ps(a, b);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_min(xdi_v8 a, xdi_v8 b) {
-    return _mm256_min_ps(a, b);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_power(xdi_v8 t) {
-    const __m256i n = _mm256_castps_si256(t);
-    const __m256i table = _mm256_loadu_si256((const __m256i *)(const void *)xdi_v8_table);
-    return _mm256_castsi256_ps(
-        _mm256_add_epi32(_mm256_slli_epi32(n, 20), _mm256_permutevar8x32_epi32(table, n)));
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fraction(xdi_v8 f, float scale) {
-    xdi_v8 p = xdi_v8_fma(f, xdi_v8_set(scale * 1.083962925e-04f), xdi_v8_set(scale * 3.754126141e-03f));
-    p = xdi_v8_fma(p, f, xdi_v8_set(scale * 8.664339781e-02f));
-    return xdi_v8_fma(p, f, xdi_v8_set(scale));
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_split(xdi_v8 v, xdi_v8 *mantissa) {
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i exponent =
-        _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(XDI_SIMD_SQRT_HALF_BITS)), 23);
-    *mantissa = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23)));
-    return _mm256_cvtepi32_ps(exponent);
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_load(xdi_simd_array x, int64_t i) {
-    if (!x.bf16) return _mm256_loadu_ps((const float *)x.data + i);
-    const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)x.data + i));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-XDI_SIMD_INLINE_256 void xdi_v8_load_two(xdi_simd_array x, int64_t i, xdi_v8 *even, xdi_v8 *odd) {
-    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
-    *even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-    *odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xffff0000)));
-}
-XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_no_top(void) {
-    return _mm256_set1_epi32(XDI_SIMD_NO_TOP);
-}
-XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top(xdi_v8_bits tops, xdi_v8 v) {
-    return _mm256_max_epi32(tops, _mm256_castps_si256(v));
-}
-XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top_two(xdi_v8_bits tops, xdi_simd_array x, int64_t i) {
-    const uint16_t *at = (const uint16_t *)x.data + i;
-    return _mm256_max_epi16(tops, _mm256_loadu_si256((const __m256i *)(const void *)at));
-}
-XDI_SIMD_INLINE_256 int32_t xdi_v8_top_bits(xdi_v8_bits tops, bool two) {
-    const __m256i odd = two ? _mm256_and_si256(tops, _mm256_set1_epi32((int32_t)0xffff0000)) : tops;
-    const __m256i both = two ? _mm256_max_epi32(odd, _mm256_slli_epi32(tops, 16)) : odd;
-    int32_t lanes[8], top;
-    _mm256_storeu_si256((__m256i *)(void *)lanes, both);
-    top = lanes[0];
-    for (int i = 1; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
-    return top;
-}
-XDI_SIMD_INLINE_256 double xdi_v8_total(xdi_v8 v) {
-    const __m256d four = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(v)),
-                                       _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
-    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
-}
-/* The upper half of the result is the number rounded to bf16. */
-XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
-    const __m256i bits = _mm256_castps_si256(v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-}
-XDI_SIMD_INLINE_256 __m256i xdi_v8_paired(xdi_v8 even, xdi_v8 odd) {
-    const __m256i low = _mm256_srli_epi32(xdi_v8_rounded(even), 16);
-    return _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
-}
-XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
-    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
-}
-XDI_SIMD_INLINE_256 void xdi_v8_stream_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
-    _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
-}
-XDI_SIMD_INLINE_256 void xdi_v8_stream(xdi_simd_array x, int64_t i, xdi_v8 v) {
-    _mm256_stream_ps((float *)x.data + i, v);
-}
-XDI_SIMD_INLINE_256 void xdi_v8_fence(void) {
-    _mm_sfence();
-}
-XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
-    if (!x.bf16) {
-        _mm256_storeu_ps((float *)x.data + i, v);
-        return;
-    }
-    const __m256i high = _mm256_srli_epi32(xdi_v8_rounded(v), 16);
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
-    _mm_storeu_si128((__m128i *)(void *)((uint16_t *)x.data + i), _mm256_castsi256_si128(packed));
-}
-
-/* ---- sixteen lanes ---- */
-
-typedef __m512 xdi_v16;
-typedef __m512i xdi_v16_bits;
-enum { xdi_v16_lanes = 16, xdi_v16_steps = 32 };
-
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_set(float x) {
-    return _mm512_set1_ps(x);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_add(xdi_v16 a, xdi_v16 b) {
-    return _mm512_add_ps(a, b);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_sub(xdi_v16 a, xdi_v16 b) {
-    return _mm512_sub_ps(a, b);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul(xdi_v16 a, xdi_v16 b) {
-    return _mm512_mul_ps(a, b);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_div(xdi_v16 a, xdi_v16 b) {
-    return _mm512_div_ps(a, b);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fma(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
-    return _mm512_fmadd_ps(a, b, c);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
-    return _mm512_fmsub_ps(a, b, c);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_exact_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
-    return _mm512_fmsub_ps(a, b, c);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_pick(xdi_v16 a, xdi_v16 b, xdi_v16 x, xdi_v16 y) {
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_max(xdi_v16 a, xdi_v16 b) {
-    return _mm512_max_ps(a, b);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_min(xdi_v16 a, xdi_v16 b) {
-    return _mm512_min_ps(a, b);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_power(xdi_v16 t) {
-    const __m512i n = _mm512_castps_si512(t);
-    const __m512i low = _mm512_loadu_si512((const void *)xdi_v16_table);
-    const __m512i high = _mm512_loadu_si512((const void *)(xdi_v16_table + 16));
-    return _mm512_castsi512_ps(
-        _mm512_add_epi32(_mm512_slli_epi32(n, 18), _mm512_permutex2var_epi32(low, n, high)));
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fraction(xdi_v16 f, float scale) {
-    const xdi_v16 p =
-        xdi_v16_fma(f, xdi_v16_set(scale * 2.345944813e-04f), xdi_v16_set(scale * 2.166116610e-02f));
-    return xdi_v16_fma(p, f, xdi_v16_set(scale));
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_split(xdi_v16 v, xdi_v16 *mantissa) {
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i exponent =
-        _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(XDI_SIMD_SQRT_HALF_BITS)), 23);
-    *mantissa = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(exponent, 23)));
-    return _mm512_cvtepi32_ps(exponent);
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_load(xdi_simd_array x, int64_t i) {
-    if (!x.bf16) return _mm512_loadu_ps((const float *)x.data + i);
-    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
-    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_widen);
-    return _mm512_castsi512_ps(
-        _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, _mm512_castsi256_si512(bits)));
-}
-XDI_SIMD_INLINE_512 void xdi_v16_load_two(xdi_simd_array x, int64_t i, xdi_v16 *even, xdi_v16 *odd) {
-    const __m512i bits = _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i));
-    *even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-    *odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xffff0000)));
-}
-XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_no_top(void) {
-    return _mm512_set1_epi32(XDI_SIMD_NO_TOP);
-}
-XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top(xdi_v16_bits tops, xdi_v16 v) {
-    return _mm512_max_epi32(tops, _mm512_castps_si512(v));
-}
-XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top_two(xdi_v16_bits tops, xdi_simd_array x, int64_t i) {
-    return _mm512_max_epi16(tops, _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i)));
-}
-XDI_SIMD_INLINE_512 int32_t xdi_v16_top_bits(xdi_v16_bits tops, bool two) {
-    const __m512i odd = two ? _mm512_and_si512(tops, _mm512_set1_epi32((int32_t)0xffff0000)) : tops;
-    return _mm512_reduce_max_epi32(two ? _mm512_max_epi32(odd, _mm512_slli_epi32(tops, 16)) : odd);
-}
-XDI_SIMD_INLINE_512 double xdi_v16_total(xdi_v16 v) {
-    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(v)),
-                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))));
-}
-/* The upper half of the result is the number rounded to bf16. */
-XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
-    const __m512i bits = _mm512_castps_si512(v);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-}
-/* The upper halves of both vectors together and the lower ones: a number goes up where its lower half is above
- * one half of the last place, or is one half and the last place is odd. */
-XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
-    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
-    const __m512i one = _mm512_set1_epi16(1);
-    const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
-    const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
-    const __m512i sticky = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
-    return _mm512_mask_add_epi16(high, _mm512_cmpgt_epu16_mask(sticky, _mm512_set1_epi16((int16_t)0x8000)),
-                                 high, one);
-}
-XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
-    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
-}
-XDI_SIMD_INLINE_512 void xdi_v16_stream_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
-    _mm512_stream_si512((__m512i *)(void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
-}
-XDI_SIMD_INLINE_512 void xdi_v16_stream(xdi_simd_array x, int64_t i, xdi_v16 v) {
-    _mm512_stream_ps((float *)x.data + i, v);
-}
-XDI_SIMD_INLINE_512 void xdi_v16_fence(void) {
-    _mm_sfence();
-}
-XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
-    if (!x.bf16) {
-        _mm512_storeu_ps((float *)x.data + i, v);
-        return;
-    }
-    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
-    const __m512i high = _mm512_permutexvar_epi16(order, xdi_v16_rounded(v));
-    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), _mm512_castsi512_si256(high));
-}
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
 
 /* >>kernel/simd/tiles */
 
@@ -11352,8 +10958,20 @@ typedef struct xdi_tiles {
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* tiles.c: the loops of a level; the portable ones for the plain level too. */
-XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
+/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
+enum { XDI_TILE_BLOCK = 32 };
+#define XDI_TILE_APART 120.0f
+
+/* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
+#define XDI_TILE_LEAST (-1e30f)
+
+/* rest.c: elements [i, n) of collect, when `count` have been found before them; and all of unpack, one by one. */
+XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
+                                         uint32_t *indices, uint32_t *keys, int64_t count, int64_t room);
+XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t first, double *values,
+                                     int64_t *ids);
+
+/* tiles.c */
 XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole);
 
 /* A row's largest element, the tile where it is first, and the sum of e^((x - max) / temperature). */
@@ -11387,259 +11005,6 @@ typedef struct xdi_fast_power {
 XD_PRIVATE xdi_fast_power xdi_fast_normalised(double factor, double max, double log_sum);
 /* loss.c: does a gradient go past the caches, unless it is written over one of these? */
 XD_PRIVATE bool xdi_fast_streams(const xd_rows *gradient, const void *student, const void *teacher);
-
-/* >>kernel/simd/simd_math */
-
-/* Powers and logarithms of base 2, ends of arrays and sums of lanes for every vector width v, written once
- * as a macro that defines v_... functions with the attributes INLINE. */
-
-#define XDI_SIMD_MATH(v, INLINE)                                                                            \
-    /* Element i of n and the ones behind it; past the end `fill`. */                                       \
-    INLINE v v##_read(xdi_simd_array x, int64_t i, int64_t n, float fill) {                                 \
-        xdi_simd_array lanes;                                                                               \
-        float part[v##_lanes];                                                                              \
-        if (i + v##_lanes <= n) return v##_load(x, i);                                                      \
-        lanes.data = part;                                                                                  \
-        lanes.bf16 = false;                                                                                 \
-        xdi_simd_part(x, i, n, v##_lanes, fill, part);                                                      \
-        return v##_load(lanes, 0);                                                                          \
-    }                                                                                                       \
-    INLINE void v##_write(xdi_simd_array x, int64_t i, int64_t n, v value) {                                \
-        xdi_simd_array lanes;                                                                               \
-        float part[v##_lanes];                                                                              \
-        if (i + v##_lanes <= n) {                                                                           \
-            v##_store(x, i, value);                                                                         \
-            return;                                                                                         \
-        }                                                                                                   \
-        lanes.data = part;                                                                                  \
-        lanes.bf16 = false;                                                                                 \
-        v##_store(lanes, 0, value);                                                                         \
-        xdi_simd_store_part(x, i, n, part);                                                                 \
-    }                                                                                                       \
-    /* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */     \
-    INLINE void v##_read_two(xdi_simd_array x, int64_t i, bool parity, v *a, v *b) {                        \
-        if (parity) {                                                                                       \
-            v##_load_two(x, i, a, b);                                                                       \
-            return;                                                                                         \
-        }                                                                                                   \
-        *a = v##_load(x, i);                                                                                \
-        *b = v##_load(x, i + v##_lanes);                                                                    \
-    }                                                                                                       \
-    INLINE void v##_write_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                         \
-        if (parity) {                                                                                       \
-            v##_store_two(x, i, a, b);                                                                      \
-            return;                                                                                         \
-        }                                                                                                   \
-        v##_store(x, i, a);                                                                                 \
-        v##_store(x, i + v##_lanes, b);                                                                     \
-    }                                                                                                       \
-    /* The same past the caches, to bf16 (parity) or f32. */                                                \
-    INLINE void v##_send_two(xdi_simd_array x, int64_t i, bool parity, v a, v b) {                          \
-        if (parity) {                                                                                       \
-            v##_stream_two(x, i, a, b);                                                                     \
-            return;                                                                                         \
-        }                                                                                                   \
-        v##_stream(x, i, a);                                                                                \
-        v##_stream(x, i + v##_lanes, b);                                                                    \
-    }                                                                                                       \
-    /* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */     \
-    INLINE v v##_exp2_parts(v x, const xdi_tile_power *power, float scale, v *whole) {                      \
-        const v factor = v##_set(power->factor * (float)v##_steps);                                         \
-        const v magic = v##_set(12582912.0f - power->whole * (float)v##_steps);                             \
-        const v clamped = v##_max(v##_set(power->low), x);                                                  \
-        const v t = v##_fma(clamped, factor, magic);                                                        \
-        const v f = v##_exact_sub(clamped, factor, v##_sub(t, magic));                                      \
-        *whole = v##_power(t);                                                                              \
-        return v##_fraction(f, scale);                                                                      \
-    }                                                                                                       \
-    INLINE v v##_scaled_exp2(v x, const xdi_tile_power *power, float scale) {                               \
-        v whole;                                                                                            \
-        const v fraction = v##_exp2_parts(x, power, scale, &whole);                                         \
-        return v##_mul(fraction, whole);                                                                    \
-    }                                                                                                       \
-    INLINE v v##_exp2(v x, const xdi_tile_power *power) {                                                   \
-        return v##_scaled_exp2(x, power, 1.0f);                                                             \
-    }                                                                                                       \
-    /* sum + power */                                                                                       \
-    INLINE v v##_add_exp2(v x, const xdi_tile_power *power, v sum) {                                        \
-        v whole;                                                                                            \
-        const v fraction = v##_exp2_parts(x, power, 1.0f, &whole);                                          \
-        return v##_fma(fraction, whole, sum);                                                               \
-    }                                                                                                       \
-    /* log2 of the power. */                                                                                \
-    INLINE v v##_exponent(v x, const xdi_tile_power *power) {                                               \
-        return v##_exact_sub(x, v##_set(power->factor), v##_set(power->whole));                             \
-    }                                                                                                       \
-    /* log2 x = result * rest + exponent, for positive normal numbers, absolute error below 1e-7 near 1. */ \
-    INLINE v v##_log2_parts(v x, v *rest, v *exponent) {                                                    \
-        v mantissa;                                                                                         \
-        *exponent = v##_split(x, &mantissa);                                                                \
-        const v f = v##_sub(mantissa, v##_set(1.0f));                                                       \
-        const v f2 = v##_mul(f, f), f4 = v##_mul(f2, f2);                                                   \
-        const v low = v##_fma(f, v##_set(-7.213471532e-01f), v##_set(1.442694902e+00f));                    \
-        const v second = v##_fma(f, v##_set(-3.607201576e-01f), v##_set(4.809206426e-01f));                 \
-        const v third = v##_fma(f, v##_set(-2.385506332e-01f), v##_set(2.876938581e-01f));                  \
-        const v fourth = v##_fma(f, v##_set(-2.100603729e-01f), v##_set(2.171332985e-01f));                 \
-        const v high = v##_fma(f2, v##_fma(f2, v##_set(1.256961972e-01f), fourth), third);                  \
-        *rest = f;                                                                                          \
-        return v##_fma(f4, high, v##_fma(f2, second, low));                                                 \
-    }                                                                                                       \
-    INLINE v v##_log2(v x) {                                                                                \
-        v f, exponent;                                                                                      \
-        const v p = v##_log2_parts(x, &f, &exponent);                                                       \
-        return v##_fma(p, f, exponent);                                                                     \
-    }                                                                                                       \
-    INLINE float v##_largest(v x) {                                                                         \
-        xdi_simd_array lanes;                                                                               \
-        float part[v##_lanes], max;                                                                         \
-        lanes.data = part;                                                                                  \
-        lanes.bf16 = false;                                                                                 \
-        v##_store(lanes, 0, x);                                                                             \
-        max = part[0];                                                                                      \
-        for (int i = 1; i < v##_lanes; i++) max = part[i] > max ? part[i] : max;                            \
-        return max;                                                                                         \
-    }
-
-XDI_SIMD_MATH(xdi_v4, XDI_SIMD_INLINE)
-
-#if defined(XDI_X86)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-XDI_SIMD_MATH(xdi_v8, XDI_SIMD_INLINE_256)
-XDI_SIMD_MATH(xdi_v16, XDI_SIMD_INLINE_512)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
-
-/* >>kernel/simd/exact */
-
-/* The sums of INVARIANT mode on vectors of double: xdi_w2, xdi_w4 and xdi_w8. */
-
-/* Vectors take terms below 2^11: those of a tile move the high limb of a sum by less than 2^52. */
-#define XDI_EXACT_LARGE_BITS UINT64_C(0x40a0000000000000)
-
-/* Sums of one kind of term over a part of a row. `add` is for any term, `add_positive` for powers, which saves
- * the floor: it may share the same value differently among the limbs. */
-#define XDI_EXACT_SUMS(d, INLINE)                                                                    \
-    typedef struct d##_sum {                                                                         \
-        d##_words high, low, large;                                                                  \
-    } d##_sum;                                                                                       \
-    INLINE d##_sum d##_no_sum(void) {                                                                \
-        const d##_words zero = { 0 };                                                                \
-        d##_sum sum;                                                                                 \
-        sum.high = zero;                                                                             \
-        sum.low = zero;                                                                              \
-        sum.large = zero;                                                                            \
-        return sum;                                                                                  \
-    }                                                                                                \
-    INLINE void d##_add(d##_sum *sum, d term) {                                                      \
-        const d scaled = term * 1073741824.0, high = d##_floor(scaled), rest = scaled - high;        \
-        sum->high += (d##_words)(high + XDI_EXACT_MAGIC);                                            \
-        sum->low += (d##_words)d##_scaled(rest, 1099511627776.0, d##_set(XDI_EXACT_MAGIC));          \
-        sum->large |= ((d##_words)term & ~XDI_EXACT_SIGN) + (XDI_EXACT_SIGN - XDI_EXACT_LARGE_BITS); \
-    }                                                                                                \
-    INLINE void d##_add_positive(d##_sum *sum, d term) {                                             \
-        const d high = d##_scaled(term, 1073741824.0, d##_set(XDI_EXACT_MAGIC));                     \
-        const d rest = d##_scaled(term, 1073741824.0, XDI_EXACT_MAGIC - high);                       \
-        sum->high += (d##_words)high;                                                                \
-        sum->low += (d##_words)d##_scaled(rest, 1099511627776.0, d##_set(XDI_EXACT_MAGIC));          \
-    }                                                                                                \
-    /* What `count` terms came to; false when one was large, infinite or NaN. */                     \
-    INLINE bool d##_sum_of(const d##_sum *sum, int64_t count, xd_fixed *total) {                     \
-        const uint64_t magic = (uint64_t)count * XDI_EXACT_MAGIC_BITS;                               \
-        uint64_t high = 0, low = 0, large = 0;                                                       \
-        for (int i = 0; i < d##_lanes; i++) {                                                        \
-            high += sum->high[i];                                                                    \
-            low += sum->low[i];                                                                      \
-            large |= sum->large[i];                                                                  \
-        }                                                                                            \
-        total->high = (int64_t)(high - magic);                                                       \
-        total->low = (int64_t)(low - magic);                                                         \
-        return large < XDI_EXACT_SIGN;                                                               \
-    }
-
-XDI_EXACT_VECTORS(xdi_w2, 16, XDI_SIMD_INLINE)
-XDI_EXACT_ANY(xdi_w2, XDI_SIMD_INLINE)
-XDI_EXACT_MATH(xdi_w2, XDI_SIMD_INLINE)
-XDI_EXACT_SUMS(xdi_w2, XDI_SIMD_INLINE)
-
-XDI_SIMD_INLINE void xdi_w2_widen(xdi_v4 v, xdi_w2 *a, xdi_w2 *b) {
-    const xdi_w2 low = { (double)v[0], (double)v[1] }, high = { (double)v[2], (double)v[3] };
-    *a = low;
-    *b = high;
-}
-XDI_SIMD_INLINE xdi_v4 xdi_w2_narrow(xdi_w2 a, xdi_w2 b) {
-    const xdi_v4 v = { (float)a[0], (float)a[1], (float)b[0], (float)b[1] };
-    return v;
-}
-
-#if defined(XDI_X86)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-XDI_EXACT_VECTORS(xdi_w4, 32, XDI_SIMD_INLINE_256)
-
-XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_larger(xdi_w4 x, xdi_w4 y) {
-    return (xdi_w4)_mm256_max_pd((__m256d)x, (__m256d)y);
-}
-XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_floor(xdi_w4 x) {
-    return (xdi_w4)_mm256_floor_pd((__m256d)x);
-}
-XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_scaled(xdi_w4 x, double power, xdi_w4 y) {
-    return (xdi_w4)_mm256_fmadd_pd((__m256d)x, _mm256_set1_pd(power), (__m256d)y);
-}
-XDI_SIMD_INLINE_256 void xdi_w4_widen(xdi_v8 v, xdi_w4 *a, xdi_w4 *b) {
-    *a = (xdi_w4)_mm256_cvtps_pd(_mm256_castps256_ps128(v));
-    *b = (xdi_w4)_mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
-}
-XDI_SIMD_INLINE_256 xdi_v8 xdi_w4_narrow(xdi_w4 a, xdi_w4 b) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps((__m256d)a)),
-                                _mm256_cvtpd_ps((__m256d)b), 1);
-}
-
-XDI_EXACT_MATH(xdi_w4, XDI_SIMD_INLINE_256)
-XDI_EXACT_SUMS(xdi_w4, XDI_SIMD_INLINE_256)
-
-XDI_EXACT_VECTORS(xdi_w8, 64, XDI_SIMD_INLINE_512)
-
-XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_larger(xdi_w8 x, xdi_w8 y) {
-    return (xdi_w8)_mm512_max_pd((__m512d)x, (__m512d)y);
-}
-XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_floor(xdi_w8 x) {
-    return (xdi_w8)_mm512_floor_pd((__m512d)x);
-}
-XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_scaled(xdi_w8 x, double power, xdi_w8 y) {
-    return (xdi_w8)_mm512_fmadd_pd((__m512d)x, _mm512_set1_pd(power), (__m512d)y);
-}
-XDI_SIMD_INLINE_512 void xdi_w8_widen(xdi_v16 v, xdi_w8 *a, xdi_w8 *b) {
-    *a = (xdi_w8)_mm512_cvtps_pd(_mm512_castps512_ps256(v));
-    *b = (xdi_w8)_mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
-}
-XDI_SIMD_INLINE_512 xdi_v16 xdi_w8_narrow(xdi_w8 a, xdi_w8 b) {
-    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)a)),
-                              _mm512_cvtpd_ps((__m512d)b), 1);
-}
-
-XDI_EXACT_MATH(xdi_w8, XDI_SIMD_INLINE_512)
-XDI_EXACT_SUMS(xdi_w8, XDI_SIMD_INLINE_512)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
 
 /* >>kernel/simd/xtoken_loops */
 
@@ -11707,489 +11072,168 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
     return array;
 }
 
+typedef double __attribute__((vector_size(64))) xdi_d8;
+typedef float __attribute__((vector_size(32))) xdi_f8;
+
+/* Asks for what is behind a block: the next call for the same row comes after those for all others. */
+static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
+    const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
+}
+
 /* xtoken.c: scale exp(z / temperature - lse); false where f32 does not fit. */
 XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
-/* Those of the context's level. */
-XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch);
+/* rest.c: the listed elements of a block one by one, since no vector operation compresses faster; and the
+ * largest of the last few elements. */
+XD_PRIVATE void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
+XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude);
 
-/* >>kernel/simd/tiles.c */
-
-/* The loops of losses over a part of a row, in three widths. */
+/* >>kernel/simd/loops */
 
 #include <float.h>
+
+/* The inner loops of a vector width: one table of each family. loops.inc holds them, the file of a CPU level
+ * includes it. */
+
+/* ---- exact sums ---- */
+
+/* The logits of a tile and what their terms are relative to. */
+typedef struct xdi_exact_tile {
+    xdi_simd_array x, y; /* student and teacher */
+    double max, teacher_max, teacher_at_arg, scale;
+} xdi_exact_tile;
+
+/* What a level does to n columns, a multiple of `lanes`. False when it is for the plain kernels; the sums are
+ * then not to be used.
+ *   powers    sum e^((x - max) scale)
+ *   moments   the same, and of those powers times their exponents
+ *   linear    sum x - max
+ *   pair      SOFT, TEACHER and CROSS of kernel/loss.h
+ *   mixture   the sums of the Jensen-Shannon divergence */
+typedef struct xdi_exact_level {
+    int lanes;
+    bool (*powers)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum);
+    bool (*moments)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum, xd_fixed *moment);
+    bool (*linear)(xdi_simd_array x, int64_t n, double max, xd_fixed *sum);
+    bool (*pair)(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence, xd_fixed *sums);
+    bool (*mixture)(const xdi_exact_tile *tile, int64_t n, const xd_loss_row *row, double beta,
+                    xd_fixed *sums);
+} xdi_exact_level;
+
+/* ---- minimal fine-tuning and the cosine ---- */
+
+/* A row's terms of minimal fine-tuning: with q = 2^(...) q_scale they are weight q (slope ((y - y_max) - (x - x_max)) +
+ * shift), whose differences lose nothing where q is large. */
+typedef struct xdi_mft_tile {
+    xdi_simd_array x, y, out;
+    xdi_tile_power power;
+    float q_scale, weight, x_max, y_max, slope, shift;
+} xdi_mft_tile;
+
+/* One set of loops over n elements.
+ *   largest    largest magnitude, infinity when there is a NaN
+ *   products   sums of the products of x and y
+ *   exact      the same of x x_scale and y y_scale, whose magnitudes are below 1
+ *   slopes     out = of_x x + of_y y */
+typedef struct xdi_mft_level {
+    void (*terms)(const xdi_mft_tile *tile, int64_t n);
+    float (*largest)(xdi_simd_array x, int64_t n);
+    void (*products)(xdi_simd_array x, xdi_simd_array y, int64_t n, double *sums);
+    void (*exact)(xdi_simd_array x, xdi_simd_array y, int64_t n, double x_scale, double y_scale,
+                  xd_fixed *sums);
+    void (*slopes)(xdi_simd_array x, xdi_simd_array y, xdi_simd_array out, int64_t n, double of_x,
+                   double of_y);
+} xdi_mft_level;
+
+/* ---- maxima of columns ---- */
+
+/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
+ * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
+enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
+
+typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
+
+/* ---- universal logit distillation ---- */
+
+/* Ranks, or pairs of matched ids, at a time. */
+enum { XDI_ULD_TILE = 1024 };
+
+/* A tile of both sides. */
+typedef struct xdi_uld_tile {
+    float x[XDI_ULD_TILE], y[XDI_ULD_TILE]; /* logits of student and teacher */
+    float slope[XDI_ULD_TILE];              /* out */
+    double value, mean; /* out: sums of the terms, and of slope times the student's merged probability */
+} xdi_uld_tile;
+
+/* The inner loops of one vector width; n elements of a tile. */
+typedef struct xdi_uld_loops {
+    /* |a - b|; slope is the sign of a - b */
+    void (*ranks)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q);
+    /* the generalised JSD, and its derivative */
+    void (*pairs)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q,
+                  double beta);
+} xdi_uld_loops;
+
+/* ---- all of a width ---- */
+
+typedef struct xdi_loops {
+    const xdi_tiles *tiles;
+    const xdi_exact_level *exact;
+    const xdi_mft_level *mft;
+    xdi_rows_raise raise;
+    const xdi_uld_loops *uld;
+    const xdi_xtoken_loops *xtoken;
+} xdi_loops;
+
+/* <level>.c */
+#if defined(XDI_PORTABLE)
+XD_PRIVATE const xdi_loops *xdi_loops_portable(void);
+#endif
+#if defined(XDI_X86)
+XD_PRIVATE const xdi_loops *xdi_loops_avx2(void);
+XD_PRIVATE const xdi_loops *xdi_loops_avx512(void);
+/* avx2.c: entries of losses across tokenizers that AVX-512 has no better form of. */
+XD_PRIVATE void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables);
+XD_PRIVATE void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes);
+#endif
+
+/* levels.c: those of a level, and of a context's; NULL for the plain one. */
+XD_PRIVATE const xdi_loops *xdi_loops_level(xd_cpu_level level);
+XD_PRIVATE const xdi_loops *xdi_loops_of(const xd_launch *launch);
+
+/* >>kernel/simd/rest.c */
+
+/* What vectors leave over, or are no help with, one by one: for the loops of every width. */
+
 #include <math.h>
 
-XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
-    xdi_tile_power power;
-    power.factor = (float)factor;
-    power.whole = (float)whole;
-    power.low = (float)((whole - 127.0) / (double)power.factor);
-    return power;
+XD_PRIVATE void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out) {
+    for (int64_t i = 0; i < count && x.bf16; i++) {
+        const uint32_t bits = (uint32_t)((const uint16_t *)x.data)[list[i]] << 16;
+        xdi_xtoken_ahead(x, n + list[i]);
+        memcpy(out + i, &bits, sizeof bits);
+    }
+    for (int64_t i = 0; i < count && !x.bf16; i++) {
+        xdi_xtoken_ahead(x, n + list[i]);
+        out[i] = ((const float *)x.data)[list[i]];
+    }
+    for (int64_t i = count; i % XDI_XTOKEN_LANES != 0; i++) out[i] = -INFINITY;
 }
 
-/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
-enum { XDI_TILE_BLOCK = 32 };
-#define XDI_TILE_APART 120.0f
-
-/* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
-#define XDI_TILE_LEAST (-1e30f)
-
-/* What follows is written once for every vector width v, as a macro that defines v_... functions with the
- * attributes INLINE and LEAF. */
-
-#define XDI_TILES_SUMS(v, INLINE, LEAF)                                                                 \
-    /* The largest element; NaN when there is one, which maxima leave out. */                           \
-    INLINE float v##_max_slowly(xdi_simd_array x, int64_t n) {                                          \
-        v max = v##_set(-INFINITY), nan = v##_set(0.0f);                                                \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                    \
-            const v a = v##_read(x, i, n, -INFINITY);                                                   \
-            max = v##_max(a, max);                                                                      \
-            nan = v##_pick(a, a, nan, v##_set(1.0f));                                                   \
-        }                                                                                               \
-        return v##_largest(nan) > 0.0f ? NAN : v##_largest(max);                                        \
-    }                                                                                                   \
-    /* Of twice whole vectors. 0 times what is not finite is NaN, which stays in `odd`: then slowly. */ \
-    INLINE float v##_max_loop(xdi_simd_array x, int64_t n, bool parity) {                               \
-        const v zero = v##_set(0.0f);                                                                   \
-        v max = v##_set(-INFINITY), more = max, odd = zero, odder = zero, a, b;                         \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                \
-            v##_read_two(x, i, parity, &a, &b);                                                         \
-            max = v##_max(a, max);                                                                      \
-            more = v##_max(b, more);                                                                    \
-            odd = v##_fma(a, zero, odd);                                                                \
-            odder = v##_fma(b, zero, odder);                                                            \
-        }                                                                                               \
-        if (v##_total(v##_add(odd, odder)) != 0.0) return v##_max_slowly(x, n);                         \
-        return v##_largest(v##_max(max, more));                                                         \
-    }                                                                                                   \
-    LEAF float v##_tile_max(xdi_simd_array x, int64_t n) {                                              \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                         \
-        float room[2 * v##_lanes];                                                                      \
-        const float max = x.bf16 ? v##_max_loop(x, whole, true) : v##_max_loop(x, whole, false);        \
-        if (whole == n) return max;                                                                     \
-        const float rest = v##_max_slowly(xdi_simd_padded(x, whole, n, two, -INFINITY, room), two);     \
-        return rest > max || rest != rest ? rest : max;                                                 \
-    }                                                                                                   \
-    LEAF void v##_tile_raise(xdi_simd_array x, int64_t n, float *maxima) {                              \
-        xdi_simd_array to;                                                                              \
-        to.data = maxima;                                                                               \
-        to.bf16 = false;                                                                                \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                      \
-            v##_write(to, i, n, v##_max(v##_read(x, i, n, -INFINITY), v##_read(to, i, n, 0.0f)));       \
-    }                                                                                                   \
-    LEAF double v##_tile_linear(xdi_simd_array x, int64_t n, float reference) {                         \
-        v sum = v##_set(0.0f);                                                                          \
-        const v from = v##_set(reference);                                                              \
-        for (int64_t i = 0; i < n; i += v##_lanes)                                                      \
-            sum = v##_add(sum, v##_sub(v##_read(x, i, n, reference), from));                            \
-        return v##_total(sum);                                                                          \
-    }                                                                                                   \
-    /* The largest of n elements, NaN left out, from what `top` kept of them. Representations */        \
-    /* order numbers that are not negative; else, or with a NaN, the numbers are compared. */           \
-    INLINE float v##_top_value(xdi_simd_array x, int64_t n, v##_bits tops, bool parity) {               \
-        const int32_t bits = v##_top_bits(tops, parity);                                                \
-        v largest = v##_set(-INFINITY);                                                                 \
-        float top;                                                                                      \
-        memcpy(&top, &bits, sizeof top);                                                                \
-        if (bits >= 0 && top <= INFINITY) return top;                                                   \
-        for (int64_t i = 0; i < n; i += v##_lanes) largest = v##_max(v##_load(x, i), largest);          \
-        return v##_largest(largest);                                                                    \
-    }                                                                                                   \
-    INLINE double v##_sum_loop(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,       \
-                               float *max, bool parity) {                                               \
-        const v zero = v##_set(0.0f), low = v##_set(power.low);                                         \
-        v sum = zero, more = zero, moments = zero, a, b;                                                \
-        v##_bits tops = v##_no_top();                                                                   \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                \
-            v##_read_two(x, i, parity, &a, &b);                                                         \
-            tops = parity ? v##_top_two(tops, x, i) : v##_top(v##_top(tops, a), b);                     \
-            if (!moment) {                                                                              \
-                sum = v##_add_exp2(a, &power, sum);                                                     \
-                more = v##_add_exp2(b, &power, more);                                                   \
-                continue;                                                                               \
-            }                                                                                           \
-            const v e = v##_exp2(a, &power), f = v##_exp2(b, &power);                                   \
-            sum = v##_add(sum, e);                                                                      \
-            more = v##_add(more, f);                                                                    \
-            moments = v##_fma(e, v##_exponent(v##_max(low, a), &power), moments);                       \
-            moments = v##_fma(f, v##_exponent(v##_max(low, b), &power), moments);                       \
-        }                                                                                               \
-        if (moment) *moment = v##_total(moments);                                                       \
-        *max = v##_top_value(x, n, tops, parity);                                                       \
-        return v##_total(v##_add(sum, more));                                                           \
-    }                                                                                                   \
-    LEAF double v##_sum_whole(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,        \
-                              float *max) {                                                             \
-        if (moment && x.bf16) return v##_sum_loop(x, n, power, moment, max, true);                      \
-        if (moment) return v##_sum_loop(x, n, power, moment, max, false);                               \
-        if (x.bf16) return v##_sum_loop(x, n, power, NULL, max, true);                                  \
-        return v##_sum_loop(x, n, power, NULL, max, false);                                             \
-    }                                                                                                   \
-    LEAF double v##_tile_sum(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,         \
-                             float *max) {                                                              \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                         \
-        float room[2 * v##_lanes], rest_max;                                                            \
-        double rest_moment = 0.0, sum = v##_sum_whole(x, whole, power, moment, max);                    \
-        if (whole == n) return sum;                                                                     \
-        const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);                 \
-        sum += v##_sum_whole(rest, two, power, moment ? &rest_moment : NULL, &rest_max);                \
-        if (moment) *moment += rest_moment;                                                             \
-        if (rest_max > *max) *max = rest_max;                                                           \
-        return sum;                                                                                     \
+XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude) {
+    double top = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        const double one = magnitude ? fabs(x[i]) : x[i];
+        top = one > top ? one : top;
     }
-
-#define XDI_TILES_PAIR(v, INLINE, LEAF)                                                                     \
-    typedef struct v##_pair_sums {                                                                          \
-        v own, other, cross, infinite;                                                                      \
-    } v##_pair_sums;                                                                                        \
-    /* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses */  \
-    /* less than each by itself. */                                                                         \
-    INLINE void v##_pair_add(v##_pair_sums *sums, const xdi_tile_pair *pair, v a, v b, float back,          \
-                             bool careful, bool own, v *kept) {                                             \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(XDI_TILE_LEAST);                \
-        const v e = v##_exp2(a, &pair->p), left = own ? v##_max(v##_set(pair->p.low), a) : zero;            \
-        v right = b;                                                                                        \
-        if (careful) {                                                                                      \
-            const v missing = v##_pick(b, lowest, zero, v##_pick(a, v##_set(-FLT_MAX), one, zero));         \
-            sums->infinite = v##_max(missing, sums->infinite);                                              \
-            right = v##_max(lowest, b);                                                                     \
-        }                                                                                                   \
-        sums->own = v##_add(sums->own, e);                                                                  \
-        if (kept) {                                                                                         \
-            const v f = v##_exp2(b, &pair->q);                                                              \
-            sums->other = v##_add(sums->other, f);                                                          \
-            kept[0] = e;                                                                                    \
-            kept[1] = f;                                                                                    \
-        } else {                                                                                            \
-            sums->other = v##_add_exp2(b, &pair->q, sums->other);                                           \
-        }                                                                                                   \
-        sums->cross = v##_fma(e, v##_sub(v##_sub(left, right), v##_set(back)), sums->cross);                \
-    }                                                                                                       \
-    INLINE void v##_keep_two(float *kept, int64_t i, v a, v b) {                                            \
-        xdi_simd_array to;                                                                                  \
-        to.data = kept;                                                                                     \
-        to.bf16 = false;                                                                                    \
-        v##_store(to, i, a);                                                                                \
-        v##_store(to, i + v##_lanes, b);                                                                    \
-    }                                                                                                       \
-    INLINE void v##_pair_loop(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,          \
-                              bool keeps) {                                                                 \
-        const xdi_tile_pair given = *pair;                                                                  \
-        const double factor = (double)given.q.factor;                                                       \
-        const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;                   \
-        const float back = (float)(exact / factor);                                                         \
-        v##_bits own_tops = v##_no_top(), other_tops = own_tops;                                            \
-        v##_pair_sums s, r; /* of every other vector */                                                     \
-        v a, b, c, d, first[2], second[2];                                                                  \
-        s.own = s.other = s.cross = s.infinite = v##_set(0.0f);                                             \
-        r = s;                                                                                              \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                    \
-            v##_read_two(given.x, i, parity, &a, &b);                                                       \
-            v##_read_two(given.y, i, parity, &c, &d);                                                       \
-            own_tops = parity ? v##_top_two(own_tops, given.x, i) : v##_top(v##_top(own_tops, a), b);       \
-            other_tops = parity ? v##_top_two(other_tops, given.y, i) : v##_top(v##_top(other_tops, c), d); \
-            v##_pair_add(&s, &given, a, c, back, careful, own, keeps ? first : NULL);                       \
-            v##_pair_add(&r, &given, b, d, back, careful, own, keeps ? second : NULL);                      \
-            if (!keeps) continue;                                                                           \
-            v##_keep_two(given.kept, i, first[0], second[0]);                                               \
-            v##_keep_two(given.kept + XDI_TILE, i, first[1], second[1]);                                    \
-        }                                                                                                   \
-        pair->own = v##_total(v##_add(s.own, r.own));                                                       \
-        pair->other = v##_total(v##_add(s.other, r.other));                                                 \
-        pair->cross = factor * v##_total(v##_add(s.cross, r.cross));                                        \
-        pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */               \
-        pair->own_max = v##_top_value(given.x, n, own_tops, parity);                                        \
-        pair->other_max = v##_top_value(given.y, n, other_tops, parity);                                    \
-        pair->infinite = careful && v##_largest(v##_max(s.infinite, r.infinite)) > 0.0f;                    \
-    }                                                                                                       \
-    INLINE void v##_pair_kind(xdi_tile_pair *pair, int64_t n, bool parity) {                                \
-        switch ((pair->careful ? 2 : 0) + (pair->own_weight != 0.0f ? 1 : 0)) {                             \
-        case 0: v##_pair_loop(pair, n, false, false, parity, false); break;                                 \
-        case 1: v##_pair_loop(pair, n, false, true, parity, false); break;                                  \
-        case 2: v##_pair_loop(pair, n, true, false, parity, false); break;                                  \
-        default: v##_pair_loop(pair, n, true, true, parity, false); break;                                  \
-        }                                                                                                   \
-    }                                                                                                       \
-    LEAF void v##_pair_whole(xdi_tile_pair *pair, int64_t n) {                                              \
-        if (pair->kept && pair->careful)                                                                    \
-            v##_pair_loop(pair, n, true, true, true, true);                                                 \
-        else if (pair->kept)                                                                                \
-            v##_pair_loop(pair, n, false, true, true, true);                                                \
-        else if (pair->x.bf16 && pair->y.bf16)                                                              \
-            v##_pair_kind(pair, n, true);                                                                   \
-        else                                                                                                \
-            v##_pair_kind(pair, n, false);                                                                  \
-    }                                                                                                       \
-    LEAF void v##_tile_pair(xdi_tile_pair *pair, int64_t n) {                                               \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                             \
-        float x[2 * v##_lanes], y[2 * v##_lanes];                                                           \
-        xdi_tile_pair rest = *pair;                                                                         \
-        v##_pair_whole(pair, whole);                                                                        \
-        if (whole == n) return;                                                                             \
-        rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);                                      \
-        rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);                                 \
-        if (pair->kept) rest.kept = pair->kept + whole;                                                     \
-        v##_pair_whole(&rest, two);                                                                         \
-        pair->own += rest.own;                                                                              \
-        pair->other += rest.other;                                                                          \
-        pair->cross += rest.cross;                                                                          \
-        pair->own_max = rest.own_max > pair->own_max ? rest.own_max : pair->own_max;                        \
-        pair->other_max = rest.other_max > pair->other_max ? rest.other_max : pair->other_max;              \
-        pair->infinite = pair->infinite || rest.infinite;                                                   \
-    }
-
-/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are
- * close. Where d is cut off, p or q is next to nothing. All of it is one long chain, of which a processor sees
- * too few at a time: so some vectors take one step after the other. */
-#define XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                                 \
-    typedef struct v##_mixed {                                                                             \
-        v p[XDI_TILE_BLOCK], q[XDI_TILE_BLOCK]; /* log2(m/p), log2(m/q) */                                 \
-    } v##_mixed;                                                                                           \
-    INLINE v v##_apart(const xdi_tile_mixture *m, v a, v b) {                                              \
-        const v s = v##_exponent(v##_max(v##_set(m->p.low), a), &m->p);                                    \
-        const v t = v##_exponent(v##_max(v##_set(m->q.low), b), &m->q);                                    \
-        const v d = v##_sub(v##_sub(t, s), v##_set(m->q_rest - m->p_rest));                                \
-        return v##_min(v##_max(d, v##_set(-XDI_TILE_APART)), v##_set(XDI_TILE_APART));                     \
-    }                                                                                                      \
-    INLINE v v##_mixture(const xdi_tile_mixture *m, v apart) {                                             \
-        const xdi_tile_power unit = { 1.0f, 0.0f, -XDI_TILE_APART };                                       \
-        return v##_fma(v##_set(m->q_share), v##_exp2(apart, &unit), v##_set(m->p_share));                  \
-    }                                                                                                      \
-    /* Of elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d, whose large parts go first. */ \
-    INLINE void v##_mix(const xdi_tile_mixture *m, xdi_simd_array x, xdi_simd_array y, int64_t begin,      \
-                        int64_t end, bool parity, bool both, v##_mixed *out) {                             \
-        v a, b, c, d, rest, exponent;                                                                      \
-        int at = 0;                                                                                        \
-        for (int64_t i = begin; i < end; i += 2 * v##_lanes, at += 2) {                                    \
-            v##_read_two(x, i, parity, &a, &b);                                                            \
-            v##_read_two(y, i, parity, &c, &d);                                                            \
-            a = v##_apart(m, a, c);                                                                        \
-            b = v##_apart(m, b, d);                                                                        \
-            out->p[at] = v##_mixture(m, a);                                                                \
-            out->p[at + 1] = v##_mixture(m, b);                                                            \
-            if (!both) continue;                                                                           \
-            out->q[at] = a;                                                                                \
-            out->q[at + 1] = b;                                                                            \
-        }                                                                                                  \
-        for (int i = 0; i < at; i++) {                                                                     \
-            a = v##_log2_parts(out->p[i], &rest, &exponent);                                               \
-            out->p[i] = v##_fma(a, rest, exponent);                                                        \
-            if (both) out->q[i] = v##_mul_sub(a, rest, v##_sub(out->q[i], exponent));                      \
-        }                                                                                                  \
-    }                                                                                                      \
-    INLINE void v##_mixture_loop(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *given,        \
-                                 int64_t n, double *p_sum, double *q_sum, bool parity) {                   \
-        const xdi_tile_mixture m = *given;                                                                 \
-        const v top = v##_set(m.top);                                                                      \
-        v p_sums = v##_set(0.0f), q_sums = p_sums, a, b, c, d;                                             \
-        v##_mixed mixed;                                                                                   \
-        for (int64_t i = 0, end; i < n; i = end) {                                                         \
-            int at = 0;                                                                                    \
-            end = i + XDI_TILE_BLOCK * v##_lanes;                                                          \
-            if (end > n) end = n;                                                                          \
-            v##_mix(&m, x, y, i, end, parity, true, &mixed);                                               \
-            for (int64_t j = i; j < end; j += 2 * v##_lanes, at += 2) {                                    \
-                v##_read_two(x, j, parity, &a, &b);                                                        \
-                v##_read_two(y, j, parity, &c, &d);                                                        \
-                p_sums = v##_fma(v##_exp2(a, &m.p), v##_add(mixed.p[at], top), p_sums);                    \
-                q_sums = v##_fma(v##_exp2(c, &m.q), mixed.q[at], q_sums);                                  \
-                p_sums = v##_fma(v##_exp2(b, &m.p), v##_add(mixed.p[at + 1], top), p_sums);                \
-                q_sums = v##_fma(v##_exp2(d, &m.q), mixed.q[at + 1], q_sums);                              \
-            }                                                                                              \
-        }                                                                                                  \
-        *p_sum = -v##_total(p_sums);                                                                       \
-        *q_sum = -v##_total(q_sums);                                                                       \
-    }                                                                                                      \
-    LEAF void v##_mixture_whole(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,  \
-                                double *p_sum, double *q_sum) {                                            \
-        if (x.bf16 && y.bf16)                                                                              \
-            v##_mixture_loop(x, y, m, n, p_sum, q_sum, true);                                              \
-        else                                                                                               \
-            v##_mixture_loop(x, y, m, n, p_sum, q_sum, false);                                             \
-    }                                                                                                      \
-    LEAF void v##_tile_mixture(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,   \
-                               double *p_sum, double *q_sum) {                                             \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                            \
-        float x_room[2 * v##_lanes], y_room[2 * v##_lanes];                                                \
-        double p_rest, q_rest;                                                                             \
-        v##_mixture_whole(x, y, m, whole, p_sum, q_sum);                                                   \
-        if (whole == n) return;                                                                            \
-        v##_mixture_whole(xdi_simd_padded(x, whole, n, two, -INFINITY, x_room),                            \
-                          xdi_simd_padded(y, whole, n, two, -INFINITY, y_room), m, two, &p_rest, &q_rest); \
-        *p_sum += p_rest;                                                                                  \
-        *q_sum += q_rest;                                                                                  \
-    }
-
-#define XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                               \
-    INLINE v v##_soft(const xdi_tile_gradient *g, v a, v b, xdi_tile_soft soft) {                         \
-        const v lowest = v##_set(-FLT_MAX);                                                               \
-        v p;                                                                                              \
-        if (soft == XDI_TILE_OUTSIDE)                                                                     \
-            p = v##_exp2(a, &g->p);                                                                       \
-        else                                                                                              \
-            p = v##_scaled_exp2(a, &g->p, g->soft_scale);                                                 \
-        if (soft == XDI_TILE_FORWARD) return v##_sub(p, v##_scaled_exp2(b, &g->q, g->teacher_scale));     \
-        const v s = v##_exponent(v##_max(v##_set(g->p.low), a), &g->p);                                   \
-        if (soft == XDI_TILE_OUTSIDE)                                                                     \
-            return v##_mul(p, v##_fma(v##_set(g->teacher_scale), s, v##_set(g->soft_scale)));             \
-        const v t = v##_max(v##_exponent(b, &g->q), lowest);                                              \
-        return v##_mul(p, v##_sub(v##_sub(s, t), v##_set(g->mean)));                                      \
-    }                                                                                                     \
-    INLINE v v##_gradient(const xdi_tile_gradient *g, v a, v b, bool hard, xdi_tile_soft soft) {          \
-        v out = v##_set(0.0f);                                                                            \
-        if (hard) { /* less what every element gets */                                                    \
-            v whole;                                                                                      \
-            const v fraction = v##_exp2_parts(a, &g->h, g->hard_scale, &whole);                           \
-            out = v##_mul_sub(fraction, whole, v##_set(g->uniform));                                      \
-        }                                                                                                 \
-        if (soft == XDI_TILE_NONE) return out;                                                            \
-        const v more = v##_soft(g, a, b, soft);                                                           \
-        return hard ? v##_add(out, more) : more;                                                          \
-    }                                                                                                     \
-    INLINE v v##_mixture_gradient(const xdi_tile_gradient *g, v a, v log, bool hard) {                    \
-        const v p = v##_scaled_exp2(a, &g->mixture.p, -g->soft_scale);                                    \
-        const v out = v##_mul(p, v##_add(log, v##_set(g->mixture.top)));                                  \
-        return hard ? v##_add(v##_gradient(g, a, a, true, XDI_TILE_NONE), out) : out;                     \
-    }                                                                                                     \
-    INLINE void v##_mixture_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, bool parity,  \
-                                          bool sent) {                                                    \
-        v a, b;                                                                                           \
-        v##_mixed mixed;                                                                                  \
-        for (int64_t i = 0, end; i < n; i = end) {                                                        \
-            int at = 0;                                                                                   \
-            end = i + XDI_TILE_BLOCK * v##_lanes;                                                         \
-            if (end > n) end = n;                                                                         \
-            v##_mix(&g->mixture, g->x, g->y, i, end, parity, false, &mixed);                              \
-            for (int64_t j = i; j < end; j += 2 * v##_lanes, at += 2) {                                   \
-                v##_read_two(g->x, j, parity, &a, &b);                                                    \
-                a = v##_mixture_gradient(g, a, mixed.p[at], hard);                                        \
-                b = v##_mixture_gradient(g, b, mixed.p[at + 1], hard);                                    \
-                if (sent)                                                                                 \
-                    v##_send_two(g->out, j, parity, a, b);                                                \
-                else                                                                                      \
-                    v##_write_two(g->out, j, parity, a, b);                                               \
-            }                                                                                             \
-        }                                                                                                 \
-    }                                                                                                     \
-    INLINE void v##_gradient_loop(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft,   \
-                                  bool teacher, bool parity, bool sent) {                                 \
-        v a, b, c = v##_set(0.0f), d = c;                                                                 \
-        if (soft == XDI_TILE_MIXTURE) {                                                                   \
-            v##_mixture_gradient_loop(g, n, hard, parity, sent);                                          \
-            return;                                                                                       \
-        }                                                                                                 \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                                                  \
-            v##_read_two(g->x, i, parity, &a, &b);                                                        \
-            if (teacher) v##_read_two(g->y, i, parity, &c, &d);                                           \
-            if (teacher && g->ahead[0] && i % 32 == 0)                                                    \
-                __builtin_prefetch(g->ahead[i / 32 % 2] + i / 64 * XDI_SIMD_LINE);                        \
-            a = v##_gradient(g, a, c, hard, soft);                                                        \
-            b = v##_gradient(g, b, d, hard, soft);                                                        \
-            if (sent)                                                                                     \
-                v##_send_two(g->out, i, parity, a, b);                                                    \
-            else                                                                                          \
-                v##_write_two(g->out, i, parity, a, b);                                                   \
-        }                                                                                                 \
-    }                                                                                                     \
-    INLINE void v##_gradient_kind(const xdi_tile_gradient *g, int64_t n, bool hard, xdi_tile_soft soft) { \
-        const bool teacher = soft != XDI_TILE_NONE && soft != XDI_TILE_OUTSIDE;                           \
-        if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16)) {                                        \
-            if (g->streamed)                                                                              \
-                v##_gradient_loop(g, n, hard, soft, teacher, true, true);                                 \
-            else                                                                                          \
-                v##_gradient_loop(g, n, hard, soft, teacher, true, false);                                \
-        } else if (g->streamed && !g->out.bf16) {                                                         \
-            v##_gradient_loop(g, n, hard, soft, teacher, false, true);                                    \
-        } else {                                                                                          \
-            v##_gradient_loop(g, n, hard, soft, teacher, false, false);                                   \
-        }                                                                                                 \
-    }                                                                                                     \
-    LEAF void v##_gradient_whole(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {         \
-        const xdi_tile_gradient g = *given; /* stores cannot change a copy */                             \
-        switch ((int)soft * 2 + (g.hard ? 1 : 0)) {                                                       \
-        case XDI_TILE_NONE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_NONE); break;                 \
-        case XDI_TILE_FORWARD * 2: v##_gradient_kind(&g, n, false, XDI_TILE_FORWARD); break;              \
-        case XDI_TILE_FORWARD * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_FORWARD); break;           \
-        case XDI_TILE_REVERSE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_REVERSE); break;              \
-        case XDI_TILE_REVERSE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_REVERSE); break;           \
-        case XDI_TILE_MIXTURE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_MIXTURE); break;              \
-        case XDI_TILE_MIXTURE * 2 + 1: v##_gradient_kind(&g, n, true, XDI_TILE_MIXTURE); break;           \
-        case XDI_TILE_OUTSIDE * 2: v##_gradient_kind(&g, n, false, XDI_TILE_OUTSIDE); break;              \
-        default: v##_gradient_kind(&g, n, false, XDI_TILE_NONE); break;                                   \
-        }                                                                                                 \
-    }                                                                                                     \
-    LEAF void v##_tile_gradient(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {              \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;                                           \
-        float x[2 * v##_lanes], y[2 * v##_lanes], out[2 * v##_lanes];                                     \
-        xdi_tile_gradient rest = *g;                                                                      \
-        if (whole < n) { /* read before anything is written, which may be the same memory */              \
-            rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);                                  \
-            if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);                   \
-            rest.out.data = out;                                                                          \
-            rest.streamed = false;                                                                        \
-        }                                                                                                 \
-        v##_gradient_whole(g, soft, whole);                                                               \
-        if (whole == n) return;                                                                           \
-        v##_gradient_whole(&rest, soft, two);                                                             \
-        xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);                                             \
-    }
-
-#define XDI_TILES_KEPT(v, INLINE, LEAF)                                       \
-    INLINE v v##_kept_at(const xdi_tile_kept *g, int64_t i) {                 \
-        xdi_simd_array p, q;                                                  \
-        p.data = g->p;                                                        \
-        q.data = g->q;                                                        \
-        p.bf16 = q.bf16 = false;                                              \
-        return v##_sub(v##_mul(v##_set(g->p_scale), v##_load(p, i)),          \
-                       v##_mul(v##_set(g->q_scale), v##_load(q, i)));         \
-    }                                                                         \
-    INLINE void v##_kept_loop(const xdi_tile_kept *g, int64_t n, bool sent) { \
-        for (int64_t i = 0; i < n; i += 2 * v##_lanes) {                      \
-            const v a = v##_kept_at(g, i), b = v##_kept_at(g, i + v##_lanes); \
-            if (sent)                                                         \
-                v##_stream_two(g->out, i, a, b);                              \
-            else                                                              \
-                v##_store_two(g->out, i, a, b);                               \
-        }                                                                     \
-    }                                                                         \
-    LEAF void v##_tile_kept(const xdi_tile_kept *given, int64_t n) {          \
-        const int64_t two = 2 * v##_lanes, whole = n - n % two;               \
-        uint16_t out[2 * v##_lanes];                                          \
-        xdi_tile_kept g = *given; /* stores cannot change a copy */           \
-        if (g.streamed)                                                       \
-            v##_kept_loop(&g, whole, true);                                   \
-        else                                                                  \
-            v##_kept_loop(&g, whole, false);                                  \
-        if (whole == n) return;                                               \
-        g.p += whole;                                                         \
-        g.q += whole;                                                         \
-        g.out.data = out;                                                     \
-        v##_kept_loop(&g, two, false);                                        \
-        xdi_simd_copy(g.out, 0, n - whole, given->out, whole);                \
-    }
-
-#define XDI_TILES(v, INLINE, LEAF)                                                              \
-    XDI_TILES_SUMS(v, INLINE, LEAF)                                                             \
-    XDI_TILES_PAIR(v, INLINE, LEAF)                                                             \
-    XDI_TILES_MIXTURE(v, INLINE, LEAF)                                                          \
-    XDI_TILES_GRADIENT(v, INLINE, LEAF)                                                         \
-    XDI_TILES_KEPT(v, INLINE, LEAF)                                                             \
-    LEAF void v##_tile_fence(void) {                                                            \
-        v##_fence();                                                                            \
-    }                                                                                           \
-    static const xdi_tiles v##_tiles = { v##_tile_max,     v##_tile_linear,  v##_tile_sum,      \
-                                         v##_tile_pair,    v##_tile_mixture, v##_tile_gradient, \
-                                         v##_tile_kept,    v##_tile_fence,   v##_tile_raise,    \
-                                         v##_tile_collect, v##_tile_range,   v##_tile_offsets,  \
-                                         v##_tile_unpack };
-
-/* ---- what selections need ---- */
+    return top;
+}
 
 /* Elements [i, n), when `count` have been found before them. Every index is written, and the next one over it
  * when it does not count. */
-static int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
-                                     uint32_t *indices, uint32_t *keys, int64_t count, int64_t room) {
+XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
+                                         uint32_t *indices, uint32_t *keys, int64_t count, int64_t room) {
     for (; i < n && count < room; i++) {
         const float a = x.bf16 ? xd_f32_from_bf16(((const uint16_t *)x.data)[i]) : ((const float *)x.data)[i];
         indices[count] = (uint32_t)i;
@@ -12198,6 +11242,180 @@ static int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, flo
     }
     return count;
 }
+
+XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t first, double *values,
+                                     int64_t *ids) {
+    bool zero = false;
+    for (int64_t j = 0; j < n; j++) {
+        values[j] = (double)xdi_tile_of_key((uint32_t)(records[j] >> 32));
+        ids[j] = first + (int64_t)(records[j] & 0xffffffffu);
+        zero = zero || values[j] == 0.0;
+    }
+    return zero;
+}
+
+/* >>kernel/simd/portable.c */
+
+/* The loops on four lanes, as the compiler makes them of its own vectors: for any processor. */
+
+#if defined(XDI_PORTABLE)
+
+/* ---- vectors ---- */
+
+typedef float __attribute__((vector_size(16))) xdi_v4;
+typedef int32_t __attribute__((vector_size(16))) xdi_v4_bits;
+typedef int16_t __attribute__((vector_size(16))) xdi_v4_halves;
+enum { xdi_v4_lanes = 4, xdi_v4_steps = 1, xdi_v4_terms = 6 };
+
+XDI_SIMD_INLINE xdi_v4 xdi_v4_set(float x) {
+    const xdi_v4 v = { x, x, x, x };
+    return v;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_add(xdi_v4 a, xdi_v4 b) {
+    return a + b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_sub(xdi_v4 a, xdi_v4 b) {
+    return a - b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_mul(xdi_v4 a, xdi_v4 b) {
+    return a * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_div(xdi_v4 a, xdi_v4 b) {
+    return a / b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_fma(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    return a * b + c;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_mul_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    return a * b - c;
+}
+/* Without fma: a product of two 12-bit halves is exact, and so is its distance to c; the other parts are
+ * small. */
+XDI_SIMD_INLINE xdi_v4 xdi_v4_exact_sub(xdi_v4 a, xdi_v4 b, xdi_v4 c) {
+    const xdi_v4 a_high = (xdi_v4)((xdi_v4_bits)a & ~0xfff), b_high = (xdi_v4)((xdi_v4_bits)b & ~0xfff);
+    const xdi_v4 a_low = a - a_high, b_low = b - b_high;
+    return ((a_high * b_high - c) + a_high * b_low) + a_low * b;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_pick(xdi_v4 a, xdi_v4 b, xdi_v4 x, xdi_v4 y) {
+    const xdi_v4_bits mask = (xdi_v4_bits)(a >= b);
+    return (xdi_v4)((mask & (xdi_v4_bits)x) | (~mask & (xdi_v4_bits)y));
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_max(xdi_v4 a, xdi_v4 b) {
+    const xdi_v4_bits mask = (xdi_v4_bits)(a > b);
+    return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_min(xdi_v4 a, xdi_v4 b) {
+    const xdi_v4_bits mask = (xdi_v4_bits)(a < b);
+    return (xdi_v4)((mask & (xdi_v4_bits)a) | (~mask & (xdi_v4_bits)b));
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_power(xdi_v4 t) {
+    return (xdi_v4)(((xdi_v4_bits)t << 23) + 0x3f800000);
+}
+XDI_SIMD_INLINE void xdi_v4_polynomial(float scale, xdi_v4 *terms) {
+    terms[0] = xdi_v4_set(scale * 1.327647245e-03f);
+    terms[1] = xdi_v4_set(scale * 9.675540961e-03f);
+    terms[2] = xdi_v4_set(scale * 5.550713092e-02f);
+    terms[3] = xdi_v4_set(scale * 2.402212024e-01f);
+    terms[4] = xdi_v4_set(scale * 6.931469440e-01f);
+    terms[5] = xdi_v4_set(scale);
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_fraction(xdi_v4 f, const xdi_v4 *terms) {
+    xdi_v4 p = xdi_v4_fma(terms[0], f, terms[1]);
+    p = xdi_v4_fma(p, f, terms[2]);
+    p = xdi_v4_fma(p, f, terms[3]);
+    p = xdi_v4_fma(p, f, terms[4]);
+    return xdi_v4_fma(p, f, terms[5]);
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_split(xdi_v4 v, xdi_v4 *mantissa) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v, exponent = (bits - XDI_SIMD_SQRT_HALF_BITS) >> 23;
+    *mantissa = (xdi_v4)(bits - (exponent << 23));
+    const xdi_v4 result = { (float)exponent[0], (float)exponent[1], (float)exponent[2], (float)exponent[3] };
+    return result;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_v4_load(xdi_simd_array x, int64_t i) {
+    xdi_v4 v;
+    if (x.bf16) {
+        const uint16_t *p = (const uint16_t *)x.data + i;
+        const xdi_v4_bits bits = { p[0], p[1], p[2], p[3] };
+        v = (xdi_v4)(bits << 16);
+    } else {
+        memcpy(&v, (const float *)x.data + i, sizeof v);
+    }
+    return v;
+}
+XDI_SIMD_INLINE void xdi_v4_load_two(xdi_simd_array x, int64_t i, xdi_v4 *even, xdi_v4 *odd) {
+    xdi_v4_bits bits;
+    memcpy(&bits, (const uint16_t *)x.data + i, sizeof bits);
+    *even = (xdi_v4)(bits << 16);
+    *odd = (xdi_v4)(bits & (int32_t)0xffff0000);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_no_top(void) {
+    const xdi_v4_bits none = { XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP, XDI_SIMD_NO_TOP };
+    return none;
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top(xdi_v4_bits tops, xdi_v4 v) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v, mask = bits > tops;
+    return (mask & bits) | (~mask & tops);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_top_two(xdi_v4_bits tops, xdi_simd_array x, int64_t i) {
+    xdi_v4_halves halves;
+    memcpy(&halves, (const uint16_t *)x.data + i, sizeof halves);
+    const xdi_v4_halves mask = halves > (xdi_v4_halves)tops;
+    return (xdi_v4_bits)((mask & halves) | (~mask & (xdi_v4_halves)tops));
+}
+XDI_SIMD_INLINE int32_t xdi_v4_top_bits(xdi_v4_bits tops, bool two) {
+    int32_t top = INT32_MIN;
+    for (int lane = 0; lane < 4; lane++) {
+        const int32_t odd = two ? tops[lane] & (int32_t)0xffff0000 : tops[lane];
+        const int32_t even = two ? (int32_t)((uint32_t)tops[lane] << 16) : odd;
+        top = odd > top ? odd : top;
+        top = even > top ? even : top;
+    }
+    return top;
+}
+XDI_SIMD_INLINE double xdi_v4_total(xdi_v4 v) {
+    return ((double)v[0] + (double)v[1]) + ((double)v[2] + (double)v[3]);
+}
+XDI_SIMD_INLINE xdi_v4_bits xdi_v4_rounded(xdi_v4 v) {
+    const xdi_v4_bits bits = (xdi_v4_bits)v;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+XDI_SIMD_INLINE void xdi_v4_store_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
+    const xdi_v4_bits low = (xdi_v4_rounded(even) >> 16) & 0xffff;
+    const xdi_v4_bits both = low | (xdi_v4_rounded(odd) & (int32_t)0xffff0000);
+    memcpy((uint16_t *)x.data + i, &both, sizeof both);
+}
+XDI_SIMD_INLINE void xdi_v4_stream_two(xdi_simd_array x, int64_t i, xdi_v4 even, xdi_v4 odd) {
+    xdi_v4_store_two(x, i, even, odd);
+}
+XDI_SIMD_INLINE void xdi_v4_stream(xdi_simd_array x, int64_t i, xdi_v4 v) {
+    memcpy((float *)x.data + i, &v, sizeof v);
+}
+XDI_SIMD_INLINE void xdi_v4_fence(void) {}
+XDI_SIMD_INLINE void xdi_v4_store(xdi_simd_array x, int64_t i, xdi_v4 v) {
+    if (x.bf16) {
+        const xdi_v4_bits rounded = xdi_v4_rounded(v);
+        uint16_t *p = (uint16_t *)x.data + i;
+        for (int lane = 0; lane < 4; lane++) p[lane] = (uint16_t)((uint32_t)rounded[lane] >> 16);
+    } else {
+        memcpy((float *)x.data + i, &v, sizeof v);
+    }
+}
+
+XDI_EXACT_VECTORS(xdi_w2, 16, XDI_SIMD_INLINE)
+XDI_EXACT_ANY(xdi_w2, XDI_SIMD_INLINE)
+
+XDI_SIMD_INLINE void xdi_w2_widen(xdi_v4 v, xdi_w2 *a, xdi_w2 *b) {
+    const xdi_w2 low = { (double)v[0], (double)v[1] }, high = { (double)v[2], (double)v[3] };
+    *a = low;
+    *b = high;
+}
+XDI_SIMD_INLINE xdi_v4 xdi_w2_narrow(xdi_w2 a, xdi_w2 b) {
+    const xdi_v4 v = { (float)a[0], (float)a[1], (float)b[0], (float)b[1] };
+    return v;
+}
+
+/* ---- selections ---- */
 
 static int64_t xdi_v4_tile_collect(xdi_simd_array x, int64_t n, float threshold, uint32_t *indices,
                                    uint32_t *keys, int64_t room) {
@@ -12223,24 +11441,221 @@ static void xdi_v4_tile_offsets(uint32_t *bins, int64_t n) {
 
 static bool xdi_v4_tile_unpack(const uint64_t *records, int64_t n, int64_t first, double *values,
                                int64_t *ids) {
-    bool zero = false;
-    for (int64_t j = 0; j < n; j++) {
-        values[j] = (double)xdi_tile_of_key((uint32_t)(records[j] >> 32));
-        ids[j] = first + (int64_t)(records[j] & 0xffffffffu);
-        zero = zero || values[j] == 0.0;
-    }
-    return zero;
+    return xdi_tile_unpack_rest(records, n, first, values, ids);
 }
 
-XDI_TILES(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
+/* ---- losses across tokenizers ---- */
+
+static void xdi_v4_to_tables(const float *lanes, int64_t n, float *tables) {
+    for (int64_t i = 0; i < n; i++)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
+            tables[i * XDI_XTOKEN_LANES + lane] = lanes[lane * XDI_XTOKEN_STRIDE + i];
+}
+
+static void xdi_v4_to_lanes(const float *tables, int64_t n, float *lanes) {
+    for (int64_t i = 0; i < n; i++)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
+            lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
+}
+
+XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
+    xdi_v4_store(x, i, value);
+}
+
+static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    return xdi_xtoken_top_rest(x, n, magnitude);
+}
+
+#    define xdi_v xdi_v4
+#    define XDI_V(name) xdi_v4_##name
+#    define xdi_w xdi_w2
+#    define XDI_W(name) xdi_w2_##name
+#    define XDI_INLINE XDI_SIMD_INLINE
+#    define XDI_LEAF XDI_SIMD_128
+#define XDI_AGAIN 2 /* >>kernel/simd/loops.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef xdi_v
+#    undef XDI_V
+#    undef xdi_w
+#    undef XDI_W
+#    undef XDI_INLINE
+#    undef XDI_LEAF
+
+XD_PRIVATE const xdi_loops *xdi_loops_portable(void) {
+    return &xdi_v4_loops;
+}
+
+#endif
+
+/* >>kernel/simd/avx2.c */
+
+/* The loops on eight lanes: AVX2 and FMA. */
 
 #if defined(XDI_X86)
 
-#    if !defined(__clang__)
+#    include <immintrin.h>
+
+#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
 #        pragma GCC diagnostic push
 #        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #        pragma GCC diagnostic ignored "-Wuninitialized"
 #    endif
+
+/* ---- vectors ---- */
+
+static const uint32_t xdi_v8_table[8] = { 0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                          0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7 };
+
+typedef __m256 xdi_v8;
+typedef __m256i xdi_v8_bits;
+enum { xdi_v8_lanes = 8, xdi_v8_steps = 8, xdi_v8_terms = 4 };
+
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_set(float x) {
+    return _mm256_set1_ps(x);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_add(xdi_v8 a, xdi_v8 b) {
+    return _mm256_add_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_sub(xdi_v8 a, xdi_v8 b) {
+    return _mm256_sub_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul(xdi_v8 a, xdi_v8 b) {
+    return _mm256_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_div(xdi_v8 a, xdi_v8 b) {
+    return _mm256_div_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fma(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_mul_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_exact_sub(xdi_v8 a, xdi_v8 b, xdi_v8 c) {
+    return _mm256_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_pick(xdi_v8 a, xdi_v8 b, xdi_v8 x, xdi_v8 y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ));
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_max(xdi_v8 a, xdi_v8 b) {
+    return _mm256_max_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_min(xdi_v8 a, xdi_v8 b) {
+    return _mm256_min_ps(a, b);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_power(xdi_v8 t) {
+    const __m256i n = _mm256_castps_si256(t);
+    const __m256i table = _mm256_loadu_si256((const __m256i *)(const void *)xdi_v8_table);
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_slli_epi32(n, 20), _mm256_permutevar8x32_epi32(table, n)));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_polynomial(float scale, xdi_v8 *terms) {
+    terms[0] = xdi_v8_set(scale * 1.083962925e-04f);
+    terms[1] = xdi_v8_set(scale * 3.754126141e-03f);
+    terms[2] = xdi_v8_set(scale * 8.664339781e-02f);
+    terms[3] = xdi_v8_set(scale);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_fraction(xdi_v8 f, const xdi_v8 *terms) {
+    xdi_v8 p = xdi_v8_fma(terms[0], f, terms[1]);
+    p = xdi_v8_fma(p, f, terms[2]);
+    return xdi_v8_fma(p, f, terms[3]);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_split(xdi_v8 v, xdi_v8 *mantissa) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i exponent =
+        _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(XDI_SIMD_SQRT_HALF_BITS)), 23);
+    *mantissa = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23)));
+    return _mm256_cvtepi32_ps(exponent);
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_v8_load(xdi_simd_array x, int64_t i) {
+    if (!x.bf16) return _mm256_loadu_ps((const float *)x.data + i);
+    const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)x.data + i));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_load_two(xdi_simd_array x, int64_t i, xdi_v8 *even, xdi_v8 *odd) {
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
+    *even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    *odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int32_t)0xffff0000)));
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_no_top(void) {
+    return _mm256_set1_epi32(XDI_SIMD_NO_TOP);
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top(xdi_v8_bits tops, xdi_v8 v) {
+    return _mm256_max_epi32(tops, _mm256_castps_si256(v));
+}
+XDI_SIMD_INLINE_256 xdi_v8_bits xdi_v8_top_two(xdi_v8_bits tops, xdi_simd_array x, int64_t i) {
+    const uint16_t *at = (const uint16_t *)x.data + i;
+    return _mm256_max_epi16(tops, _mm256_loadu_si256((const __m256i *)(const void *)at));
+}
+XDI_SIMD_INLINE_256 int32_t xdi_v8_top_bits(xdi_v8_bits tops, bool two) {
+    const __m256i odd = two ? _mm256_and_si256(tops, _mm256_set1_epi32((int32_t)0xffff0000)) : tops;
+    const __m256i both = two ? _mm256_max_epi32(odd, _mm256_slli_epi32(tops, 16)) : odd;
+    int32_t lanes[8], top;
+    _mm256_storeu_si256((__m256i *)(void *)lanes, both);
+    top = lanes[0];
+    for (int i = 1; i < 8; i++) top = lanes[i] > top ? lanes[i] : top;
+    return top;
+}
+XDI_SIMD_INLINE_256 double xdi_v8_total(xdi_v8 v) {
+    const __m256d four = _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(v)),
+                                       _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+/* The upper half of the result is the number rounded to bf16. */
+XDI_SIMD_INLINE_256 __m256i xdi_v8_rounded(xdi_v8 v) {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    return _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+XDI_SIMD_INLINE_256 __m256i xdi_v8_paired(xdi_v8 even, xdi_v8 odd) {
+    const __m256i low = _mm256_srli_epi32(xdi_v8_rounded(even), 16);
+    return _mm256_blend_epi16(low, xdi_v8_rounded(odd), 0xaa);
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_stream_two(xdi_simd_array x, int64_t i, xdi_v8 even, xdi_v8 odd) {
+    _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i), xdi_v8_paired(even, odd));
+}
+XDI_SIMD_INLINE_256 void xdi_v8_stream(xdi_simd_array x, int64_t i, xdi_v8 v) {
+    _mm256_stream_ps((float *)x.data + i, v);
+}
+XDI_SIMD_INLINE_256 void xdi_v8_fence(void) {
+    _mm_sfence();
+}
+XDI_SIMD_INLINE_256 void xdi_v8_store(xdi_simd_array x, int64_t i, xdi_v8 v) {
+    if (!x.bf16) {
+        _mm256_storeu_ps((float *)x.data + i, v);
+        return;
+    }
+    const __m256i high = _mm256_srli_epi32(xdi_v8_rounded(v), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128((__m128i *)(void *)((uint16_t *)x.data + i), _mm256_castsi256_si128(packed));
+}
+
+XDI_EXACT_VECTORS(xdi_w4, 32, XDI_SIMD_INLINE_256)
+
+XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_larger(xdi_w4 x, xdi_w4 y) {
+    return (xdi_w4)_mm256_max_pd((__m256d)x, (__m256d)y);
+}
+XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_floor(xdi_w4 x) {
+    return (xdi_w4)_mm256_floor_pd((__m256d)x);
+}
+XDI_SIMD_INLINE_256 xdi_w4 xdi_w4_scaled(xdi_w4 x, double power, xdi_w4 y) {
+    return (xdi_w4)_mm256_fmadd_pd((__m256d)x, _mm256_set1_pd(power), (__m256d)y);
+}
+XDI_SIMD_INLINE_256 void xdi_w4_widen(xdi_v8 v, xdi_w4 *a, xdi_w4 *b) {
+    *a = (xdi_w4)_mm256_cvtps_pd(_mm256_castps256_ps128(v));
+    *b = (xdi_w4)_mm256_cvtps_pd(_mm256_extractf128_ps(v, 1));
+}
+XDI_SIMD_INLINE_256 xdi_v8 xdi_w4_narrow(xdi_w4 a, xdi_w4 b) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm256_cvtpd_ps((__m256d)a)),
+                                _mm256_cvtpd_ps((__m256d)b), 1);
+}
+
+/* ---- selections ---- */
 
 /* The lanes of four that a mask names, before the others. */
 static const int32_t xdi_v8_front[16][4] = { { 0, 1, 2, 3 }, { 0, 1, 2, 3 }, { 1, 0, 2, 3 }, { 0, 1, 2, 3 },
@@ -12336,9 +11751,281 @@ XDI_SIMD_256 bool xdi_v8_tile_unpack(const uint64_t *records, int64_t n, int64_t
         _mm256_storeu_si256((__m256i *)(void *)(ids + j),
                             _mm256_add_epi64(_mm256_and_si256(record, low), begin));
     }
-    const bool rest = xdi_v4_tile_unpack(records + j, n - j, first, values + j, ids + j);
+    const bool rest = xdi_tile_unpack_rest(records + j, n - j, first, values + j, ids + j);
     return _mm256_movemask_pd(zeros) != 0 || rest;
 }
+
+/* ---- losses across tokenizers ---- */
+
+/* Four of eight elements of eight lines. */
+XDI_SIMD_INLINE_256 __m256 xdi_v8_two_quarters(const float *low, const float *high) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+
+XDI_SIMD_INLINE_256 void xdi_v8_transpose_half(const float *from, int64_t stride, float *to,
+                                               int64_t to_stride) {
+    const __m256 a = xdi_v8_two_quarters(from, from + 4 * stride),
+                 b = xdi_v8_two_quarters(from + stride, from + 5 * stride),
+                 c = xdi_v8_two_quarters(from + 2 * stride, from + 6 * stride),
+                 d = xdi_v8_two_quarters(from + 3 * stride, from + 7 * stride);
+    const __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+    const __m256 more_ab = _mm256_unpackhi_ps(a, b), more_cd = _mm256_unpackhi_ps(c, d);
+    _mm256_storeu_ps(to, _mm256_shuffle_ps(ab, cd, 0x44));
+    _mm256_storeu_ps(to + to_stride, _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm256_storeu_ps(to + 2 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0x44));
+    _mm256_storeu_ps(to + 3 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0xee));
+}
+
+/* Eight lines of eight. */
+XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
+                                          int64_t to_stride) {
+    xdi_v8_transpose_half(from, from_stride, to, to_stride);
+    xdi_v8_transpose_half(from + 4, from_stride, to + 4 * to_stride, to_stride);
+}
+
+XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables) {
+    for (int64_t i = 0; i < n; i += 8)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
+            xdi_v8_transpose(lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE,
+                             tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES);
+}
+
+XD_PRIVATE XDI_TARGET_256 void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes) {
+    for (int64_t i = 0; i < n; i += 8)
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
+            xdi_v8_transpose(tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES,
+                             lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
+}
+
+/* The second operand of a maximum stays where the first is NaN. */
+XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
+    __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
+    double lanes[4];
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        tops[0] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i), kept), tops[0]);
+        tops[1] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i + 4), kept), tops[1]);
+    }
+    _mm256_storeu_pd(lanes, _mm256_max_pd(tops[0], tops[1]));
+    const double top = xdi_xtoken_top_rest(lanes, 4, false),
+                 rest = xdi_xtoken_top_rest(x + i, n - i, magnitude);
+    return rest > top ? rest : top;
+}
+
+/* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */
+XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 value) {
+    if (x.bf16)
+        xdi_v8_store(x, i, value);
+    else
+        xdi_v8_stream(x, i, value);
+}
+
+#    define xdi_v xdi_v8
+#    define XDI_V(name) xdi_v8_##name
+#    define xdi_w xdi_w4
+#    define XDI_W(name) xdi_w4_##name
+#    define XDI_INLINE XDI_SIMD_INLINE_256
+#    define XDI_LEAF XDI_SIMD_256
+#define XDI_AGAIN 2 /* >>kernel/simd/loops.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef xdi_v
+#    undef XDI_V
+#    undef xdi_w
+#    undef XDI_W
+#    undef XDI_INLINE
+#    undef XDI_LEAF
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+XD_PRIVATE const xdi_loops *xdi_loops_avx2(void) {
+    return &xdi_v8_loops;
+}
+
+#endif
+
+/* >>kernel/simd/avx512.c */
+
+/* The loops on sixteen lanes: AVX-512. */
+
+#if defined(XDI_X86)
+
+#    include <immintrin.h>
+
+#    if !defined(__clang__) /* gcc 12 takes the undefined operand of its own intrinsics for a mistake */
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* ---- vectors ---- */
+
+static const uint32_t xdi_v16_table[32] = {
+    0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0,
+    0x3f7837f0, 0x3f778d3a, 0x3f76f532, 0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6,
+    0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be, 0x3f76248c, 0x3f76a81e,
+    0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3
+};
+
+/* Halves of a vector: the lower 16 to the upper halves of 16 lanes, and the upper halves of the lanes
+ * together. */
+static const uint16_t xdi_v16_widen[32] = { 0, 0, 1, 1, 2,  2,  3,  3,  4,  4,  5,  5,  6,  6,  7,  7,
+                                            8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15 };
+static const uint16_t xdi_v16_narrow[32] = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                             1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
+
+typedef __m512 xdi_v16;
+typedef __m512i xdi_v16_bits;
+enum { xdi_v16_lanes = 16, xdi_v16_steps = 32, xdi_v16_terms = 3 };
+
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_set(float x) {
+    return _mm512_set1_ps(x);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_add(xdi_v16 a, xdi_v16 b) {
+    return _mm512_add_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_sub(xdi_v16 a, xdi_v16 b) {
+    return _mm512_sub_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul(xdi_v16 a, xdi_v16 b) {
+    return _mm512_mul_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_div(xdi_v16 a, xdi_v16 b) {
+    return _mm512_div_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fma(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmadd_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_mul_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_exact_sub(xdi_v16 a, xdi_v16 b, xdi_v16 c) {
+    return _mm512_fmsub_ps(a, b, c);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_pick(xdi_v16 a, xdi_v16 b, xdi_v16 x, xdi_v16 y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_max(xdi_v16 a, xdi_v16 b) {
+    return _mm512_max_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_min(xdi_v16 a, xdi_v16 b) {
+    return _mm512_min_ps(a, b);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_power(xdi_v16 t) {
+    const __m512i n = _mm512_castps_si512(t);
+    const __m512i low = _mm512_loadu_si512((const void *)xdi_v16_table);
+    const __m512i high = _mm512_loadu_si512((const void *)(xdi_v16_table + 16));
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_slli_epi32(n, 18), _mm512_permutex2var_epi32(low, n, high)));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_polynomial(float scale, xdi_v16 *terms) {
+    terms[0] = xdi_v16_set(scale * 2.345944813e-04f);
+    terms[1] = xdi_v16_set(scale * 2.166116610e-02f);
+    terms[2] = xdi_v16_set(scale);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_fraction(xdi_v16 f, const xdi_v16 *terms) {
+    xdi_v16 p = xdi_v16_fma(terms[0], f, terms[1]);
+    return xdi_v16_fma(p, f, terms[2]);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_split(xdi_v16 v, xdi_v16 *mantissa) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i exponent =
+        _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(XDI_SIMD_SQRT_HALF_BITS)), 23);
+    *mantissa = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(exponent, 23)));
+    return _mm512_cvtepi32_ps(exponent);
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_v16_load(xdi_simd_array x, int64_t i) {
+    if (!x.bf16) return _mm512_loadu_ps((const float *)x.data + i);
+    const __m256i bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint16_t *)x.data + i));
+    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_widen);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, _mm512_castsi256_si512(bits)));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_load_two(xdi_simd_array x, int64_t i, xdi_v16 *even, xdi_v16 *odd) {
+    const __m512i bits = _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i));
+    *even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    *odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int32_t)0xffff0000)));
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_no_top(void) {
+    return _mm512_set1_epi32(XDI_SIMD_NO_TOP);
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top(xdi_v16_bits tops, xdi_v16 v) {
+    return _mm512_max_epi32(tops, _mm512_castps_si512(v));
+}
+XDI_SIMD_INLINE_512 xdi_v16_bits xdi_v16_top_two(xdi_v16_bits tops, xdi_simd_array x, int64_t i) {
+    return _mm512_max_epi16(tops, _mm512_loadu_si512((const void *)((const uint16_t *)x.data + i)));
+}
+XDI_SIMD_INLINE_512 int32_t xdi_v16_top_bits(xdi_v16_bits tops, bool two) {
+    const __m512i odd = two ? _mm512_and_si512(tops, _mm512_set1_epi32((int32_t)0xffff0000)) : tops;
+    return _mm512_reduce_max_epi32(two ? _mm512_max_epi32(odd, _mm512_slli_epi32(tops, 16)) : odd);
+}
+XDI_SIMD_INLINE_512 double xdi_v16_total(xdi_v16 v) {
+    return _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(v)),
+                                              _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1))));
+}
+/* The upper half of the result is the number rounded to bf16. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_rounded(xdi_v16 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+/* The upper halves of both vectors together and the lower ones: a number goes up where its lower half is above
+ * one half of the last place, or is one half and the last place is odd. */
+XDI_SIMD_INLINE_512 __m512i xdi_v16_paired(xdi_v16 even, xdi_v16 odd) {
+    const __m512i a = _mm512_castps_si512(even), b = _mm512_castps_si512(odd);
+    const __m512i one = _mm512_set1_epi16(1);
+    const __m512i high = _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(a, 16), b);
+    const __m512i low = _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16));
+    const __m512i sticky = _mm512_ternarylogic_epi32(low, high, one, 0xf8); /* low | (high & one) */
+    return _mm512_mask_add_epi16(high, _mm512_cmpgt_epu16_mask(sticky, _mm512_set1_epi16((int16_t)0x8000)),
+                                 high, one);
+}
+XDI_SIMD_INLINE_512 void xdi_v16_store_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
+    _mm512_storeu_si512((void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_stream_two(xdi_simd_array x, int64_t i, xdi_v16 even, xdi_v16 odd) {
+    _mm512_stream_si512((__m512i *)(void *)((uint16_t *)x.data + i), xdi_v16_paired(even, odd));
+}
+XDI_SIMD_INLINE_512 void xdi_v16_stream(xdi_simd_array x, int64_t i, xdi_v16 v) {
+    _mm512_stream_ps((float *)x.data + i, v);
+}
+XDI_SIMD_INLINE_512 void xdi_v16_fence(void) {
+    _mm_sfence();
+}
+XDI_SIMD_INLINE_512 void xdi_v16_store(xdi_simd_array x, int64_t i, xdi_v16 v) {
+    if (!x.bf16) {
+        _mm512_storeu_ps((float *)x.data + i, v);
+        return;
+    }
+    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
+    const __m512i high = _mm512_permutexvar_epi16(order, xdi_v16_rounded(v));
+    _mm256_storeu_si256((__m256i *)(void *)((uint16_t *)x.data + i), _mm512_castsi512_si256(high));
+}
+
+XDI_EXACT_VECTORS(xdi_w8, 64, XDI_SIMD_INLINE_512)
+
+XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_larger(xdi_w8 x, xdi_w8 y) {
+    return (xdi_w8)_mm512_max_pd((__m512d)x, (__m512d)y);
+}
+XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_floor(xdi_w8 x) {
+    return (xdi_w8)_mm512_floor_pd((__m512d)x);
+}
+XDI_SIMD_INLINE_512 xdi_w8 xdi_w8_scaled(xdi_w8 x, double power, xdi_w8 y) {
+    return (xdi_w8)_mm512_fmadd_pd((__m512d)x, _mm512_set1_pd(power), (__m512d)y);
+}
+XDI_SIMD_INLINE_512 void xdi_w8_widen(xdi_v16 v, xdi_w8 *a, xdi_w8 *b) {
+    *a = (xdi_w8)_mm512_cvtps_pd(_mm512_castps512_ps256(v));
+    *b = (xdi_w8)_mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1));
+}
+XDI_SIMD_INLINE_512 xdi_v16 xdi_w8_narrow(xdi_w8 a, xdi_w8 b) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)a)),
+                              _mm512_cvtpd_ps((__m512d)b), 1);
+}
+
+/* ---- selections ---- */
 
 /* Keys from the bits of numbers, and the other way round. */
 XDI_SIMD_INLINE_512 __m512i xdi_v16_key(__m512i bits) {
@@ -12401,7 +12088,7 @@ XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_
     const int64_t head = (int64_t)(-(uintptr_t)values % XDI_SIMD_LINE / sizeof *values); /* to a line */
     __mmask8 zeros = 0;
     int64_t j = head < n ? head : n;
-    const bool begin_zero = xdi_v4_tile_unpack(records, j, first, values, ids);
+    const bool begin_zero = xdi_tile_unpack_rest(records, j, first, values, ids);
     for (; j + 8 <= n; j += 8) {
         const __m512i record = _mm512_loadu_si512((const void *)(records + j));
         const __m512i bits = xdi_v16_key(_mm512_srli_epi64(record, 32));
@@ -12410,32 +12097,1215 @@ XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_
         _mm512_storeu_pd(values + j, value);
         _mm512_storeu_si512((void *)(ids + j), _mm512_add_epi64(_mm512_and_si512(record, low), begin));
     }
-    const bool rest = xdi_v4_tile_unpack(records + j, n - j, first, values + j, ids + j);
+    const bool rest = xdi_tile_unpack_rest(records + j, n - j, first, values + j, ids + j);
     return zeros != 0 || begin_zero || rest;
 }
 
-XDI_TILES(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_TILES(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
+/* ---- losses across tokenizers ---- */
+
+/* Eight at a time is fast enough for both widths. */
+XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, int64_t n, float *tables) {
+    xdi_v8_to_tables(lanes, n, tables);
+}
+
+XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, int64_t n, float *lanes) {
+    xdi_v8_to_lanes(tables, n, lanes);
+}
+
+XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitude) {
+    const __m512d kept = _mm512_castsi512_pd(_mm512_set1_epi64(magnitude ? INT64_MAX : -1));
+    __m512d tops[2] = { _mm512_set1_pd(-INFINITY), _mm512_set1_pd(-INFINITY) };
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        tops[0] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i), kept), tops[0]);
+        tops[1] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i + 8), kept), tops[1]);
+    }
+    const double top = _mm512_reduce_max_pd(_mm512_max_pd(tops[0], tops[1]));
+    const double rest = xdi_xtoken_top_rest(x + i, n - i, magnitude);
+    return rest > top ? rest : top;
+}
+
+/* At a multiple of 64 bytes. */
+XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16 value) {
+    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
+    if (x.bf16)
+        _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i),
+                            _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, xdi_v16_rounded(value))));
+    else
+        xdi_v16_stream(x, i, value);
+}
+
+#    define xdi_v xdi_v16
+#    define XDI_V(name) xdi_v16_##name
+#    define xdi_w xdi_w8
+#    define XDI_W(name) xdi_w8_##name
+#    define XDI_INLINE XDI_SIMD_INLINE_512
+#    define XDI_LEAF XDI_SIMD_512
+#define XDI_AGAIN 2 /* >>kernel/simd/loops.inc */
+#include XDISTILL_SELF
+#undef XDI_AGAIN
+#    undef xdi_v
+#    undef XDI_V
+#    undef xdi_w
+#    undef XDI_W
+#    undef XDI_INLINE
+#    undef XDI_LEAF
 
 #    if !defined(__clang__)
 #        pragma GCC diagnostic pop
 #    endif
 
-#endif /* XDI_X86 */
+XD_PRIVATE const xdi_loops *xdi_loops_avx512(void) {
+    return &xdi_v16_loops;
+}
 
-XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level) {
-    switch (level) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return &xdi_v8_tiles;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return &xdi_v16_tiles;
 #endif
-    default: return &xdi_v4_tiles;
+
+/* >>kernel/simd/span_portable.c */
+
+/* Spans for any processor. They differ from the plain ones where those wait for calls: fmaf is a function
+ * of the math library where the compiler may not use the instruction, and so are the conversions of
+ * halves. */
+
+#if defined(XDI_PORTABLE)
+#    include <math.h>
+#    include <string.h>
+
+#    if defined(__FP_FAST_FMAF)
+static inline float xdi_portable_fma(float a, float b, float c) {
+    return fmaf(a, b, c);
+}
+#    else
+/* a * b is exact in double, so only the sum is rounded, to double and then to float. Rounding twice
+ * differs from rounding once only if the double lies halfway between two floats: then its 29 lowest bits
+ * are 1000... Results in the range of subnormal floats, which end at another bit, are left to fmaf too. */
+static inline float xdi_portable_fma(float a, float b, float c) {
+    const double sum = (double)a * (double)b + (double)c;
+    uint64_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    const bool halfway = (bits & 0x1fffffffu) == 0x10000000u;
+    const bool tiny = fabs(sum) < 1.1754943508222875e-38 && sum != 0.0;
+    return halfway || tiny ? fmaf(a, b, c) : (float)sum;
+}
+#    endif
+
+static inline float xdi_portable_from_bf16(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint16_t xdi_portable_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+
+static void xdi_portable_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_from_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
+}
+
+static void xdi_portable_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    if (dtype == XD_DTYPE_BF16)
+        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_to_bf16(from[i]);
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
+}
+
+static void xdi_portable_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                              int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float p = a->master[at + i];
+        float m = a->first[at + i], v = a->second[at + i];
+        float g = xdi_span_gradient(args, gradient[i]);
+        if (args->couple_decay) g = xdi_portable_fma(a->weight_decay, p, g);
+        const float kept = args->couple_decay ? p : p * a->decay;
+        m = xdi_portable_fma(args->one_minus_beta1, g - m, m);
+        v = xdi_portable_fma(args->one_minus_beta2, g * g, args->beta2 * v);
+        const float denominator = sqrtf(v) / a->root_correction + args->eps;
+        a->master[at + i] = xdi_portable_fma(-a->step_size, m / denominator, kept);
+        a->first[at + i] = m;
+        a->second[at + i] = v;
     }
 }
 
+static void xdi_portable_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                             int64_t at, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        const float p = a->master[at + i];
+        const float g = xdi_portable_fma(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
+        const float buffer = a->fresh ? g : xdi_portable_fma(args->momentum, a->first[at + i], g);
+        a->first[at + i] = buffer;
+        a->master[at + i] = xdi_portable_fma(-a->step_size, buffer, p);
+    }
+}
+
+static void xdi_portable_lerp(const xdi_span_average *average, float *target, const float *source,
+                              int64_t n) {
+    const float weight = average->weight;
+    if (average->weighted_sum)
+        for (int64_t i = 0; i < n; i++)
+            target[i] = xdi_portable_fma(weight, source[i], average->keep * target[i]);
+    else if (fabsf(weight) < 0.5f)
+        for (int64_t i = 0; i < n; i++)
+            target[i] = xdi_portable_fma(weight, source[i] - target[i], target[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            target[i] = xdi_portable_fma(weight - 1.0f, source[i] - target[i], source[i]);
+}
+
+static void xdi_portable_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void xdi_portable_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+/* Four sums take turns, so that an addition need not wait for the one before. */
+static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    float widened[XDI_SPAN];
+    const float *x = (const float *)data;
+    double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
+    if (type == XD_NORM_MAX) return xdi_span_kernels_plain()->power_sum(data, dtype, type, n);
+    if (dtype != XD_DTYPE_F32) {
+        xdi_portable_widen((const uint16_t *)data, dtype, widened, n);
+        x = widened;
+    }
+    for (int64_t i = 0; i < n; i++)
+        sum[i % 4] += type == XD_NORM_L2 ? (double)x[i] * (double)x[i] : fabs((double)x[i]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+static const xdi_span_kernels xdi_portable_spans = {
+    xdi_portable_widen,
+    xdi_portable_narrow,
+    xdi_portable_adam,
+    xdi_portable_sgd,
+    xdi_portable_lerp,
+    xdi_portable_scale,
+    xdi_portable_add,
+    xdi_portable_power_sum,
+    NULL,
+    true,
+};
+
+XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
+
+#endif
+
+/* >>kernel/simd/span_avx2.c */
+
+/* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every
+ * processor with AVX2 converts halves (F16C) too. */
+
+#if defined(XDI_X86)
+#    include <float.h>
+#    include <immintrin.h>
+
+#    define XDI_AVX2 __attribute__((target("avx2,fma,f16c")))
+
+/* See xdi_span_rounded. */
+XDI_AVX2 static inline __m256 xdi_avx2_rounded(__m256 product) {
+    __asm__("" : "+x"(product));
+    return product;
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_abs(__m256 x) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_from_half(__m128i half, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F16) return _mm256_cvtph_ps(half);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+XDI_AVX2 static inline __m128i xdi_avx2_to_bf16(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+    const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i half = _mm256_blendv_epi8(rounded, quiet, nan);
+    return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+XDI_AVX2 static void xdi_avx2_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(
+            to + i, xdi_avx2_from_half(_mm_loadu_si128((const __m128i *)(const void *)(from + i)), dtype));
+    xdi_span_kernels_plain()->widen(from + i, dtype, to + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = _mm256_loadu_ps(from + i);
+        const __m128i half =
+            dtype == XD_DTYPE_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : xdi_avx2_to_bf16(x);
+        _mm_storeu_si128((__m128i *)(void *)(to + i), half);
+    }
+    xdi_span_kernels_plain()->narrow(from + i, to + i, dtype, n - i);
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_gradient(const xd_update_args *args, __m256 g) {
+    if (args->gradient_scale) g = xdi_avx2_rounded(_mm256_mul_ps(g, _mm256_set1_ps(*args->gradient_scale)));
+    return args->maximize ? _mm256_xor_ps(g, _mm256_set1_ps(-0.0f)) : g;
+}
+
+XDI_AVX2 static void xdi_avx2_adam(const xd_update_args *args, const xd_update_array *a,
+                                   const float *gradient, int64_t at, int64_t n) {
+    const __m256 rise1 = _mm256_set1_ps(args->one_minus_beta1), rise2 = _mm256_set1_ps(args->one_minus_beta2);
+    const __m256 beta2 = _mm256_set1_ps(args->beta2), eps = _mm256_set1_ps(args->eps);
+    const __m256 step = _mm256_set1_ps(-a->step_size), correction = _mm256_set1_ps(a->root_correction);
+    const __m256 decay = _mm256_set1_ps(a->decay), coupled = _mm256_set1_ps(a->weight_decay);
+    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 p = _mm256_loadu_ps(master + i);
+        __m256 m = _mm256_loadu_ps(first + i), v = _mm256_loadu_ps(second + i);
+        __m256 g = xdi_avx2_gradient(args, _mm256_loadu_ps(gradient + i));
+        if (args->couple_decay) g = _mm256_fmadd_ps(coupled, p, g);
+        const __m256 kept = args->couple_decay ? p : _mm256_mul_ps(p, decay);
+        m = _mm256_fmadd_ps(rise1, _mm256_sub_ps(g, m), m);
+        v = _mm256_fmadd_ps(rise2, _mm256_mul_ps(g, g), _mm256_mul_ps(beta2, v));
+        const __m256 denominator = _mm256_add_ps(_mm256_div_ps(_mm256_sqrt_ps(v), correction), eps);
+        _mm256_storeu_ps(master + i, _mm256_fmadd_ps(step, _mm256_div_ps(m, denominator), kept));
+        _mm256_storeu_ps(first + i, m);
+        _mm256_storeu_ps(second + i, v);
+    }
+    xdi_span_kernels_plain()->adam(args, a, gradient + i, at + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
+                                  int64_t at, int64_t n) {
+    const __m256 decay = _mm256_set1_ps(a->weight_decay), momentum = _mm256_set1_ps(args->momentum);
+    const __m256 step = _mm256_set1_ps(-a->step_size);
+    float *master = a->master + at, *first = a->first + at;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 p = _mm256_loadu_ps(master + i);
+        __m256 buffer = xdi_avx2_gradient(args, _mm256_loadu_ps(gradient + i));
+        buffer = _mm256_fmadd_ps(decay, p, buffer);
+        if (!a->fresh) buffer = _mm256_fmadd_ps(momentum, _mm256_loadu_ps(first + i), buffer);
+        _mm256_storeu_ps(first + i, buffer);
+        _mm256_storeu_ps(master + i, _mm256_fmadd_ps(step, buffer, p));
+    }
+    xdi_span_kernels_plain()->sgd(args, a, gradient + i, at + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_lerp(const xdi_span_average *average, float *target, const float *source,
+                                   int64_t n) {
+    const bool from_target =
+        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in cpu/optimizer.c */
+    const __m256 weight = _mm256_set1_ps(average->weight), keep = _mm256_set1_ps(average->keep);
+    const __m256 factor = _mm256_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = _mm256_loadu_ps(source + i), t = _mm256_loadu_ps(target + i);
+        const __m256 moved = average->weighted_sum
+                                 ? _mm256_fmadd_ps(weight, x, _mm256_mul_ps(keep, t))
+                                 : _mm256_fmadd_ps(factor, _mm256_sub_ps(x, t), from_target ? t : x);
+        _mm256_storeu_ps(target + i, moved);
+    }
+    xdi_span_kernels_plain()->lerp(average, target + i, source + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_scale(float *x, float factor, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(factor)));
+    xdi_span_kernels_plain()->scale(x + i, factor, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_add(float *sum, const float *x, int64_t n) {
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i), _mm256_loadu_ps(x + i)));
+    xdi_span_kernels_plain()->add(sum + i, x + i, n - i);
+}
+
+XDI_AVX2 static inline __m256 xdi_avx2_load(const void *data, xd_dtype dtype, int64_t i) {
+    if (dtype == XD_DTYPE_F32) return _mm256_loadu_ps((const float *)data + i);
+    return xdi_avx2_from_half(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + i)),
+                              dtype);
+}
+
+XDI_AVX2 static double xdi_avx2_sum(__m256d x) {
+    double lanes[4];
+    _mm256_storeu_pd(lanes, x);
+    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+}
+
+/* What the vectors of a span leave over: a few elements from `i` on. */
+static double xdi_avx2_rest(const void *data, xd_dtype dtype, xd_norm_type type, int64_t i, int64_t n) {
+    const char *rest = (const char *)data + (size_t)i * xd_dtype_size(dtype);
+    return xdi_span_kernels_plain()->power_sum(rest, dtype, type, n - i);
+}
+
+/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
+XDI_AVX2 static double xdi_avx2_largest(const void *data, xd_dtype dtype, int64_t n) {
+    __m256i largest = _mm256_setzero_si256();
+    uint32_t lanes[8], top = 0;
+    float value;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        largest = _mm256_max_epu32(largest, _mm256_castps_si256(xdi_avx2_abs(xdi_avx2_load(data, dtype, i))));
+    _mm256_storeu_si256((__m256i *)(void *)lanes, largest);
+    for (int k = 0; k < 8; k++) top = lanes[k] > top ? lanes[k] : top;
+    memcpy(&value, &top, sizeof value);
+    const double rest = xdi_avx2_rest(data, dtype, XD_NORM_MAX, i, n);
+    return (double)value <= rest || rest != rest ? rest : (double)value; /* NaN stays */
+}
+
+/* See xdi_avx512_squares_bf16; here a lane adds 32 squares in each of two sums and loses at most 2^-19. */
+XDI_AVX2 static double xdi_avx2_squares_bf16(const uint16_t *x, int64_t n) {
+    const __m256i top = _mm256_set1_epi32((int32_t)0xffff0000);
+    __m256 even = _mm256_setzero_ps(), odd = even;
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const __m256i pair = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
+        const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
+        const __m256 high = _mm256_castsi256_ps(_mm256_and_si256(pair, top));
+        even = _mm256_fmadd_ps(low, low, even);
+        odd = _mm256_fmadd_ps(high, high, odd);
+    }
+    even = _mm256_add_ps(even, odd);
+    const double sum = xdi_avx2_sum(_mm256_cvtps_pd(_mm256_castps256_ps128(even))) +
+                       xdi_avx2_sum(_mm256_cvtps_pd(_mm256_extractf128_ps(even, 1))) +
+                       xdi_avx2_rest(x, XD_DTYPE_BF16, XD_NORM_L2, i, n);
+    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
+}
+
+XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
+    __m256d low = _mm256_setzero_pd(), high = low, low2 = low, high2 = low;
+    int64_t i = 0;
+    if (type == XD_NORM_MAX) return xdi_avx2_largest(data, dtype, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
+        const double sum = xdi_avx2_squares_bf16((const uint16_t *)data, n);
+        if (sum >= 0.0) return sum;
+    }
+    for (; i + 8 <= n; i += 8) {
+        const __m256 x = xdi_avx2_abs(xdi_avx2_load(data, dtype, i));
+        const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)),
+                      b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+        const __m256d a2 = type == XD_NORM_L2 ? _mm256_mul_pd(a, a) : a,
+                      b2 = type == XD_NORM_L2 ? _mm256_mul_pd(b, b) : b;
+        if (i & 8) {
+            low2 = _mm256_add_pd(low2, a2);
+            high2 = _mm256_add_pd(high2, b2);
+        } else {
+            low = _mm256_add_pd(low, a2);
+            high = _mm256_add_pd(high, b2);
+        }
+    }
+    const double sum = xdi_avx2_sum(_mm256_add_pd(_mm256_add_pd(low, low2), _mm256_add_pd(high, high2)));
+    return sum + xdi_avx2_rest(data, dtype, type, i, n);
+}
+
+static const xdi_span_kernels xdi_avx2_spans = {
+    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
+    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL,         true,
+};
+
+XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
+#endif
+
+/* >>kernel/simd/span_avx512.c */
+
+/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask; whole vectors have none, because
+ * some processors do not fetch ahead for a masked load: a quarter of the speed where memory decides. */
+
+#if defined(XDI_X86)
+#    include <float.h>
+#    include <immintrin.h>
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+#    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+
+/* The first `left` of 16 lanes: 0 where none is left. */
+XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
+    return left > 0 ? (__mmask16)(((uint32_t)1 << left) - 1u) : (__mmask16)0;
+}
+
+/* Sixteen elements, zeros for those past `left`. */
+XDI_AVX512 static inline __m512 xdi_avx512_get(const float *x, int64_t left) {
+    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(xdi_avx512_lanes(left), x);
+}
+
+XDI_AVX512 static inline __m256i xdi_avx512_get_half(const uint16_t *x, int64_t left) {
+    return left >= 16 ? _mm256_loadu_si256((const __m256i *)x)
+                      : _mm256_maskz_loadu_epi16(xdi_avx512_lanes(left), x);
+}
+
+/* The first `left` of sixteen elements at most. */
+XDI_AVX512 static inline void xdi_avx512_put(float *to, int64_t left, __m512 x) {
+    if (left >= 16)
+        _mm512_storeu_ps(to, x);
+    else
+        _mm512_mask_storeu_ps(to, xdi_avx512_lanes(left), x);
+}
+
+XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __m256i x) {
+    if (left >= 16)
+        _mm256_storeu_si256((__m256i *)to, x);
+    else
+        _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
+}
+
+/* See xdi_span_rounded. */
+XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
+    __asm__("" : "+v"(product));
+    return product;
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_abs(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtype) {
+    if (dtype == XD_DTYPE_F16) return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* To nearest even in integers: the instruction for it flushes subnormals. */
+XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
+}
+
+XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m256i half = xdi_avx512_get_half(from + i, n - i);
+        xdi_avx512_put(to + i, n - i, xdi_avx512_from_half(half, dtype));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 x = xdi_avx512_get(from + i, n - i);
+        const __m256i half = dtype == XD_DTYPE_F16
+                                 ? _mm512_maskz_cvtps_ph((__mmask16)0xffffu, x, _MM_FROUND_TO_NEAREST_INT)
+                                 : xdi_avx512_to_bf16(x);
+        xdi_avx512_put_half(to + i, n - i, half);
+    }
+}
+
+XDI_AVX512 static inline __m512 xdi_avx512_gradient(const xd_update_args *args, __m512 g) {
+    if (args->gradient_scale) g = xdi_avx512_rounded(_mm512_mul_ps(g, _mm512_set1_ps(*args->gradient_scale)));
+    return args->maximize ? _mm512_xor_ps(g, _mm512_set1_ps(-0.0f)) : g;
+}
+
+XDI_AVX512 static void xdi_avx512_adam(const xd_update_args *args, const xd_update_array *a,
+                                       const float *gradient, int64_t at, int64_t n) {
+    const __m512 rise1 = _mm512_set1_ps(args->one_minus_beta1), rise2 = _mm512_set1_ps(args->one_minus_beta2);
+    const __m512 beta2 = _mm512_set1_ps(args->beta2), eps = _mm512_set1_ps(args->eps);
+    const __m512 step = _mm512_set1_ps(-a->step_size), correction = _mm512_set1_ps(a->root_correction);
+    const __m512 decay = _mm512_set1_ps(a->decay), coupled = _mm512_set1_ps(a->weight_decay);
+    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 p = xdi_avx512_get(master + i, n - i);
+        __m512 m = xdi_avx512_get(first + i, n - i), v = xdi_avx512_get(second + i, n - i);
+        __m512 g = xdi_avx512_gradient(args, xdi_avx512_get(gradient + i, n - i));
+        if (args->couple_decay) g = _mm512_fmadd_ps(coupled, p, g);
+        const __m512 kept = args->couple_decay ? p : _mm512_mul_ps(p, decay);
+        m = _mm512_fmadd_ps(rise1, _mm512_sub_ps(g, m), m);
+        v = _mm512_fmadd_ps(rise2, _mm512_mul_ps(g, g), _mm512_mul_ps(beta2, v));
+        const __m512 denominator = _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), correction), eps);
+        xdi_avx512_put(master + i, n - i, _mm512_fmadd_ps(step, _mm512_div_ps(m, denominator), kept));
+        xdi_avx512_put(first + i, n - i, m);
+        xdi_avx512_put(second + i, n - i, v);
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_update_array *a,
+                                      const float *gradient, int64_t at, int64_t n) {
+    const __m512 decay = _mm512_set1_ps(a->weight_decay), momentum = _mm512_set1_ps(args->momentum);
+    const __m512 step = _mm512_set1_ps(-a->step_size);
+    float *master = a->master + at, *first = a->first + at;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 p = xdi_avx512_get(master + i, n - i);
+        __m512 buffer = xdi_avx512_gradient(args, xdi_avx512_get(gradient + i, n - i));
+        buffer = _mm512_fmadd_ps(decay, p, buffer);
+        if (!a->fresh) buffer = _mm512_fmadd_ps(momentum, xdi_avx512_get(first + i, n - i), buffer);
+        xdi_avx512_put(first + i, n - i, buffer);
+        xdi_avx512_put(master + i, n - i, _mm512_fmadd_ps(step, buffer, p));
+    }
+}
+
+/* Where the average of a target and a source is; see lerp in cpu/optimizer.c. */
+XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
+    const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
+    const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
+    const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
+    if (average->weighted_sum) return _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t));
+    return _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
+}
+
+XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
+                                       int64_t n) {
+    const xdi_span_average a = *average; /* stores cannot change a copy */
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i);
+        const __m512 x = xdi_avx512_get(source + i, n - i);
+        xdi_avx512_put(target + i, n - i, xdi_avx512_moved(&a, t, x));
+    }
+}
+
+/* The same from bf16, without a widened copy in between. */
+XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, float *target,
+                                            const uint16_t *source, int64_t n) {
+    const xdi_span_average a = *average;
+    for (int64_t i = 0; i < n; i += 16) {
+        const __m512 t = xdi_avx512_get(target + i, n - i);
+        const __m512 x = xdi_avx512_from_half(xdi_avx512_get_half(source + i, n - i), XD_DTYPE_BF16);
+        xdi_avx512_put(target + i, n - i, xdi_avx512_moved(&a, t, x));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
+    }
+}
+
+XDI_AVX512 static void xdi_avx512_add(float *sum, const float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 16) {
+        xdi_avx512_put(sum + i, n - i,
+                       _mm512_add_ps(xdi_avx512_get(sum + i, n - i), xdi_avx512_get(x + i, n - i)));
+    }
+}
+
+/* Sixteen elements from `i` on, zeros past the end. */
+XDI_AVX512 static inline __m512 xdi_avx512_load(const void *data, xd_dtype dtype, int64_t i, int64_t n) {
+    if (dtype == XD_DTYPE_F32) return xdi_avx512_get((const float *)data + i, n - i);
+    return xdi_avx512_from_half(xdi_avx512_get_half((const uint16_t *)data + i, n - i), dtype);
+}
+
+XDI_AVX512 static double xdi_avx512_sum(__m512d x) {
+    double lanes[8];
+    _mm512_storeu_pd(lanes, x);
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
+XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, int64_t n) {
+    __m512i largest = _mm512_setzero_si512();
+    uint32_t lanes[16], top = 0;
+    for (int64_t i = 0; i < n; i += 16)
+        largest = _mm512_max_epu32(largest,
+                                   _mm512_castps_si512(xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n))));
+    _mm512_storeu_si512(lanes, largest);
+    for (int k = 0; k < 16; k++) top = lanes[k] > top ? lanes[k] : top;
+    float value;
+    memcpy(&value, &top, sizeof value);
+    return (double)value;
+}
+
+/* 32 halves, zeros for those past `left`. */
+XDI_AVX512 static inline __m512i xdi_avx512_get_pairs(const uint16_t *x, int64_t left) {
+    const __mmask32 lanes = left > 0 && left < 32 ? (__mmask32)((1u << left) - 1u) : 0;
+    return left >= 32 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
+}
+
+/* The sum of f32 lanes in double. */
+XDI_AVX512 static double xdi_avx512_total(__m512 x) {
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                                        _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
+}
+
+/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
+ * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
+XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
+    const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
+    __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
+    for (int64_t i = 0; i < n; i += 64) {
+        const __m512i pair = xdi_avx512_get_pairs(x + i, n - i);
+        const __m512i pair2 = xdi_avx512_get_pairs(x + i + 32, n - i - 32);
+        const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+        const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
+        const __m512 low2 = _mm512_castsi512_ps(_mm512_slli_epi32(pair2, 16));
+        const __m512 high2 = _mm512_castsi512_ps(_mm512_and_si512(pair2, top));
+        even = _mm512_fmadd_ps(low, low, even);
+        odd = _mm512_fmadd_ps(high, high, odd);
+        even2 = _mm512_fmadd_ps(low2, low2, even2);
+        odd2 = _mm512_fmadd_ps(high2, high2, odd2);
+    }
+    const double sum = xdi_avx512_total(_mm512_add_ps(_mm512_add_ps(even, odd), _mm512_add_ps(even2, odd2)));
+    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
+}
+
+/* Squares or magnitudes in double. `dtype` and `square` are constants where it matters. */
+XDI_AVX512 static inline __attribute__((always_inline)) double
+xdi_avx512_powers(const void *data, xd_dtype dtype, bool square, int64_t n) {
+    __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;
+    for (int64_t i = 0; i < n; i += 32) {
+        const __m512 x = xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n));
+        const __m512 y = xdi_avx512_abs(xdi_avx512_load(data, dtype, i + 16, n));
+        const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x)),
+                      b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
+        const __m512d c = _mm512_cvtps_pd(_mm512_castps512_ps256(y)),
+                      d = _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1));
+        low = square ? _mm512_fmadd_pd(a, a, low) : _mm512_add_pd(a, low);
+        high = square ? _mm512_fmadd_pd(b, b, high) : _mm512_add_pd(b, high);
+        low2 = square ? _mm512_fmadd_pd(c, c, low2) : _mm512_add_pd(c, low2);
+        high2 = square ? _mm512_fmadd_pd(d, d, high2) : _mm512_add_pd(d, high2);
+    }
+    return xdi_avx512_sum(_mm512_add_pd(_mm512_add_pd(low, low2), _mm512_add_pd(high, high2)));
+}
+
+XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, xd_norm_type type,
+                                              int64_t n) {
+    if (type == XD_NORM_MAX) return xdi_avx512_largest(data, dtype, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_F32) return xdi_avx512_powers(data, XD_DTYPE_F32, true, n);
+    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
+        const double sum = xdi_avx512_squares_bf16((const uint16_t *)data, n);
+        if (sum >= 0.0) return sum;
+    }
+    return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
+}
+
+static const xdi_span_kernels xdi_avx512_spans = {
+    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
+    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
+};
+
+XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+#endif
+
+/* >>kernel/simd/matmul_avx.c */
+
+/* The matrix product's tiles and packing in vectors. */
+
+#if defined(XDI_X86)
+#    include <immintrin.h>
+
+/* ---- tiles ---- */
+
+/* 6 x 16: twelve sums of eight lanes, two for b and one for a leave one of the sixteen registers free. */
+__attribute__((target("avx2,fma"))) static void xdi_matmul_tile_avx2(int64_t k, const void *packed_a,
+                                                                     const void *packed_b, float *tile,
+                                                                     int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    __m256 sum[6][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 6; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
+    for (int64_t p = 0; p < k; p++, a += 6, b += 16) {
+        const __m256 left = _mm256_loadu_ps(b), right = _mm256_loadu_ps(b + 8);
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 6; i++) {
+            const __m256 factor = _mm256_set1_ps(a[i]);
+            sum[i][0] = _mm256_fmadd_ps(factor, left, sum[i][0]);
+            sum[i][1] = _mm256_fmadd_ps(factor, right, sum[i][1]);
+        }
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 6; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 8 * j;
+        _mm256_storeu_ps(out, accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
+}
+
+__attribute__((target("avx512f"))) static inline void
+xdi_matmul_store_avx512(__m512 (*sum)[2], float *tile, int64_t stride, bool accumulate) {
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        float *out = tile + i * stride + 16 * j;
+        _mm512_storeu_ps(out, accumulate ? _mm512_add_ps(_mm512_loadu_ps(out), sum[i][j]) : sum[i][j]);
+    }
+}
+
+/* 8 x 32: sixteen sums of sixteen lanes. */
+__attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k, const void *packed_a,
+                                                                      const void *packed_b, float *tile,
+                                                                      int64_t stride, bool accumulate) {
+    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
+    __m512 sum[8][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < k; p++, a += 8, b += 32) {
+        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + 16);
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const __m512 factor = _mm512_set1_ps(a[i]);
+            sum[i][0] = _mm512_fmadd_ps(factor, left, sum[i][0]);
+            sum[i][1] = _mm512_fmadd_ps(factor, right, sum[i][1]);
+        }
+    }
+    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
+}
+
+/* The same tile in pairs of bf16: twice the terms an instruction. */
+__attribute__((target("avx512f,avx512bf16"))) static void
+xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
+                     bool accumulate) {
+    const int32_t *a = (const int32_t *)packed_a, *b = (const int32_t *)packed_b;
+    __m512 sum[8][2];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < k; p += 2, a += 8, b += 32) {
+        const __m512bh left = (__m512bh)_mm512_loadu_si512((const void *)b);
+        const __m512bh right = (__m512bh)_mm512_loadu_si512((const void *)(b + 16));
+        XDI_MATMUL_UNROLL
+        for (int i = 0; i < 8; i++) {
+            const __m512bh factor = (__m512bh)_mm512_set1_epi32(a[i]);
+            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], factor, left);
+            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], factor, right);
+        }
+    }
+    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
+}
+
+/* ---- packing ---- */
+
+/* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
+#    define XDI_MATMUL_256 __attribute__((target("avx2")))
+#    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
+
+/* Eight terms of a line as f32. `narrow`, the dtype, is a constant where these are called. */
+XDI_MATMUL_256_INLINE __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
+    if (!narrow) return _mm256_loadu_ps((const float *)data + at);
+    const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + at));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+/* x[i] = column i of the 8 x 8 numbers whose rows x held. */
+XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
+    __m256 pair[8], four[8];
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+        pair[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+        pair[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 8; i += 4) XDI_MATMUL_UNROLL
+    for (int j = 0; j < 2; j++) {
+        four[i + 2 * j] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0x44);
+        four[i + 2 * j + 1] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0xee);
+    }
+    XDI_MATMUL_UNROLL
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_permute2f128_ps(four[i], four[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2f128_ps(four[i], four[i + 4], 0x31);
+    }
+}
+
+/* Asks for the lines behind those that are turned, when element p begins a cache line. */
+static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t size, int64_t line, int64_t p) {
+    if (p % (XDI_MATMUL_LINE / size) != 0 || line + 2 * XDI_MATMUL_AHEAD > x->lines) return;
+    XDI_MATMUL_UNROLL
+    for (int64_t i = 0; i < XDI_MATMUL_AHEAD; i++)
+        xdi_matmul_fetch(x->data, (line + XDI_MATMUL_AHEAD + i) * x->line_stride + p, size);
+}
+
+/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what stands behind the lines
+ * is written again by the next term, or, behind the last one, is the panel's own slack. */
+XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
+                                                 int64_t count, int64_t width, float *packed) {
+    int64_t p = 0;
+    for (; p + 8 <= x->terms; p += 8) {
+        __m256 block[8];
+        xdi_matmul_fetch_lines(x, narrow ? 2 : 4, line, p);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++)
+            block[i] = i < count ? xdi_matmul_eight(x->data, narrow, (line + i) * x->line_stride + p)
+                                 : _mm256_setzero_ps();
+        xdi_matmul_turn(block);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps(packed + (p + i) * width, block[i]);
+    }
+    for (; p < x->terms; p++)
+        for (int64_t i = 0; i < count; i++)
+            packed[p * width + i] = xdi_matmul_float(x, (line + i) * x->line_stride + p);
+}
+
+/* `narrow`, the dtype, is a constant where these are called. */
+XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool narrow,
+                                             const xdi_matmul_panels *to) {
+    const int64_t width = to->width, group = width < 8 ? width : 8;
+    char *panel = to->data;
+    for (int64_t begin = 0; begin < x->lines; begin += width, panel += to->bytes)
+        for (int64_t i = 0; i < width && begin + i < x->lines; i += group) {
+            const int64_t count = xdi_matmul_smaller(group, x->lines - begin - i);
+            xdi_matmul_turn_lines(x, narrow, begin + i, count, width, (float *)(void *)panel + i);
+        }
+}
+
+/* Asks for the terms behind those that are copied, of lines that lie side by side. */
+static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t size, int64_t p) {
+    const int64_t ahead = (p + XDI_MATMUL_AHEAD) * x->term_stride;
+    if (p + XDI_MATMUL_AHEAD >= x->terms) return;
+    for (int64_t line = 0; line < x->lines; line += XDI_MATMUL_LINE / size)
+        xdi_matmul_fetch(x->data, ahead + line, size);
+}
+
+/* Lines that lie side by side, term by term. Eight lanes are stored also where a panel has six, as above. */
+XDI_MATMUL_256_INLINE void xdi_matmul_beside(const xdi_matmul_lines *x, bool narrow,
+                                             const xdi_matmul_panels *to) {
+    const int64_t width = to->width, bytes = to->bytes, lines = x->lines, eights = width < 8 ? 8 : width;
+    for (int64_t p = 0; p < x->terms; p++) {
+        const int64_t from = p * x->term_stride;
+        char *packed = to->data + p * width * 4;
+        int64_t begin = 0, i;
+        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p);
+        for (; begin + eights <= lines; begin += width, packed += bytes)
+            for (i = 0; i < eights; i += 8)
+                _mm256_storeu_ps((float *)(void *)packed + i,
+                                 xdi_matmul_eight(x->data, narrow, from + begin + i));
+        for (; begin < lines; begin += width, packed += bytes) {
+            for (i = 0; begin + i + 8 <= lines; i += 8)
+                _mm256_storeu_ps((float *)(void *)packed + i,
+                                 xdi_matmul_eight(x->data, narrow, from + begin + i));
+            for (; i < width && begin + i < lines; i++)
+                ((float *)(void *)packed)[i] = xdi_matmul_float(x, from + begin + i);
+        }
+    }
+}
+
+XDI_MATMUL_256 static void xdi_matmul_pack_turned(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    if (x->dtype == XD_DTYPE_F32)
+        xdi_matmul_turned(x, false, to);
+    else
+        xdi_matmul_turned(x, true, to);
+}
+
+XDI_MATMUL_256 static void xdi_matmul_pack_beside(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    if (x->dtype == XD_DTYPE_F32)
+        xdi_matmul_beside(x, false, to);
+    else
+        xdi_matmul_beside(x, true, to);
+}
+
+/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
+ * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
+
+#    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
+#    define XDI_MATMUL_512_INLINE \
+        static inline __attribute__((always_inline, target("avx2,avx512f,avx512bw,avx512vl")))
+
+/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
+/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor fetches ahead for a masked
+ * load, so whole vectors have no mask. */
+XDI_MATMUL_512_INLINE __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
+    return lanes == 0xffffu ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x);
+}
+
+XDI_MATMUL_512_INLINE __m512 xdi_matmul_load(const float *x, __mmask16 lanes) {
+    return lanes == 0xffffu ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(lanes, x);
+}
+
+/* Sixteen numbers from `data` on as bf16, in the low halves of the lanes; only those of the mask are read. */
+XDI_MATMUL_512_INLINE __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at, __mmask16 lanes) {
+    if (narrow) return _mm512_cvtepu16_epi32(xdi_matmul_load_half((const uint16_t *)data + at, lanes));
+    const __m512 x = xdi_matmul_load((const float *)data + at, lanes);
+    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)); /* a NaN stays one */
+}
+
+XDI_MATMUL_512_INLINE __mmask16 xdi_matmul_mask(int64_t left) {
+    if (left <= 0) return 0;
+    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
+}
+
+/* Pairs of terms of sixteen lines that lie side by side. */
+XDI_MATMUL_512_INLINE __m512i xdi_matmul_sixteen_pairs(const void *data, bool narrow, int64_t first,
+                                                       int64_t second, __mmask16 low, __mmask16 high) {
+    return _mm512_or_si512(xdi_matmul_halves(data, narrow, first, low),
+                           _mm512_slli_epi32(xdi_matmul_halves(data, narrow, second, high), 16));
+}
+
+/* Lines that lie side by side, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of
+ * two: a block has room for an even number of panels so narrow. `narrow`, the dtype, is a constant. */
+XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, bool narrow,
+                                                  const xdi_matmul_panels *to) {
+    const void *data = x->data;
+    const int64_t width = to->width, bytes = to->bytes, lines = x->lines;
+    const int64_t step = width < 16 ? 16 : width, jump = width < 16 ? 2 * bytes : bytes;
+    for (int64_t p = 0; p < x->terms; p += 2) {
+        const int64_t first = p * x->term_stride, second = first + x->term_stride;
+        const bool both = p + 1 < x->terms;
+        char *packed = to->data + p / 2 * width * 4;
+        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p);
+        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p + 1);
+        for (int64_t begin = 0; begin < lines; begin += step, packed += jump)
+            for (int64_t i = 0; i < step; i += 16) {
+                const int64_t line = begin + i;
+                const __mmask16 lanes = xdi_matmul_mask(lines - line);
+                const __m512i pairs = both && line + 16 <= lines
+                                          ? xdi_matmul_sixteen_pairs(data, narrow, first + line,
+                                                                     second + line, 0xffffu, 0xffffu)
+                                          : xdi_matmul_sixteen_pairs(data, narrow, first + line,
+                                                                     second + line, lanes, both ? lanes : 0);
+                if (width < 16) {
+                    _mm256_storeu_si256((__m256i *)(void *)packed, _mm512_castsi512_si256(pairs));
+                    _mm256_storeu_si256((__m256i *)(void *)(packed + bytes),
+                                        _mm512_extracti64x4_epi64(pairs, 1));
+                } else {
+                    _mm512_storeu_si512((void *)(packed + i * 4), pairs);
+                }
+            }
+    }
+}
+
+/* Eight pairs of a line, as lanes to turn. */
+XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narrow, int64_t at) {
+    if (narrow) return _mm256_loadu_ps((const float *)(const void *)((const uint16_t *)data + at));
+    return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(xdi_matmul_halves(data, false, at, 0xffffu)));
+}
+
+static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
+    return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
+                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
+}
+
+/* The terms of a line from number p on, one pair after the other. */
+static void xdi_matmul_pair_line(const xdi_matmul_lines *x, int64_t line, int64_t p, int64_t width,
+                                 uint32_t *packed) {
+    const int64_t from = line * x->line_stride, stride = x->term_stride;
+    for (; p + 1 < x->terms; p += 2)
+        packed[p / 2 * width] =
+            xdi_matmul_half(x, from + p * stride) | xdi_matmul_half(x, from + (p + 1) * stride) << 16;
+    if (p < x->terms) packed[p / 2 * width] = xdi_matmul_half(x, from + p * stride);
+}
+
+/* Eight lines whose terms lie side by side, turned eight pairs at a time; returns how many terms it took. */
+XDI_MATMUL_512_INLINE int64_t xdi_matmul_pair_turn(const xdi_matmul_lines *x, bool narrow, int64_t line,
+                                                   int64_t width, uint32_t *packed) {
+    const int64_t whole = x->terms / 16 * 16;
+    for (int64_t p = 0; p < whole; p += 16, packed += 8 * width) {
+        __m256 block[8];
+        xdi_matmul_fetch_lines(x, narrow ? 2 : 4, line, p);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++)
+            block[i] = xdi_matmul_eight_pairs(x->data, narrow, (line + i) * x->line_stride + p);
+        xdi_matmul_turn(block);
+        XDI_MATMUL_UNROLL
+        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps((float *)(void *)(packed + i * width), block[i]);
+    }
+    return whole;
+}
+
+/* Eight lines of a panel at a time. */
+XDI_MATMUL_512_INLINE void xdi_matmul_pair_turned(const xdi_matmul_lines *x, bool narrow,
+                                                  const xdi_matmul_panels *to) {
+    char *panel = to->data;
+    for (int64_t begin = 0; begin < x->lines; begin += to->width, panel += to->bytes)
+        for (int64_t i = 0; i < to->width && begin + i < x->lines; i += 8) {
+            const int64_t line = begin + i, lines = xdi_matmul_smaller(8, x->lines - line);
+            uint32_t *packed = (uint32_t *)(void *)panel + i;
+            const int64_t p = lines < 8 ? 0 : xdi_matmul_pair_turn(x, narrow, line, to->width, packed);
+            for (int64_t j = 0; j < lines && p < x->terms; j++)
+                xdi_matmul_pair_line(x, line + j, p, to->width, packed + j);
+        }
+}
+
+static void xdi_matmul_pair_apart(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    for (int64_t line = 0; line < x->lines; line++)
+        xdi_matmul_pair_line(x, line, 0, to->width,
+                             (uint32_t *)(void *)(to->data + line / to->width * to->bytes) +
+                                 line % to->width);
+}
+
+XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    const bool narrow = x->dtype == XD_DTYPE_BF16;
+    if (x->term_stride == 1 && narrow)
+        xdi_matmul_pair_turned(x, true, to);
+    else if (x->term_stride == 1)
+        xdi_matmul_pair_turned(x, false, to);
+    else if (x->line_stride == 1 && narrow)
+        xdi_matmul_pair_beside(x, true, to);
+    else if (x->line_stride == 1)
+        xdi_matmul_pair_beside(x, false, to);
+    else
+        xdi_matmul_pair_apart(x, to);
+}
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
+
+/* Widened or copied as f32, by whichever stride is 1. */
+static void xdi_matmul_pack_wide(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
+    if (x->term_stride == 1)
+        xdi_matmul_pack_turned(x, to);
+    else if (x->line_stride == 1)
+        xdi_matmul_pack_beside(x, to);
+    else
+        xdi_matmul_pack_plain(x, to);
+}
+
+/* ---- levels ---- */
+
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx2(bool bf16) {
+    const xdi_matmul_kernel kernel = { xdi_matmul_tile_avx2, xdi_matmul_pack_wide, 6, 16, false };
+    (void)bf16;
+    return kernel;
+}
+
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512(bool bf16) {
+    const xdi_matmul_kernel kernel = { xdi_matmul_tile_avx512, xdi_matmul_pack_wide, 8, 32, false };
+    (void)bf16;
+    return kernel;
+}
+
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512_bf16(bool bf16) {
+    const xdi_matmul_kernel kernel = { xdi_matmul_tile_bf16, xdi_matmul_pack_pairs, 8, 32, true };
+    return bf16 ? kernel : xdi_matmul_kernel_avx512(false);
+}
+#endif
+
+/* >>kernel/simd/levels.c */
+
+/* The CPU levels: what each brings. Another instruction set is a file like avx2.c, a line here, and one in base/cpu.c. */
+
+typedef struct xdi_level {
+    xd_cpu_level level;
+    const xdi_loops *(*loops)(void);
+    const xdi_span_kernels *(*spans)(void);
+    const xd_optimizer_kernels *(*optimizer)(void);
+    xdi_matmul_kernel (*matmul)(bool bf16);
+} xdi_level;
+
+/* Plain kernels call no loops. */
+static const xdi_level xdi_levels[] = {
+    { XD_CPU_PLAIN, NULL, xdi_span_kernels_plain, xdi_optimizer_kernels_plain, xdi_matmul_kernel_portable },
+#if defined(XDI_PORTABLE)
+    { XD_CPU_PORTABLE, xdi_loops_portable, xdi_span_kernels_portable, xdi_optimizer_kernels_portable,
+      xdi_matmul_kernel_portable },
+#endif
+#if defined(XDI_X86)
+    { XD_CPU_AVX2, xdi_loops_avx2, xdi_span_kernels_avx2, xdi_optimizer_kernels_avx2,
+      xdi_matmul_kernel_avx2 },
+    { XD_CPU_AVX512, xdi_loops_avx512, xdi_span_kernels_avx512, xdi_optimizer_kernels_avx512,
+      xdi_matmul_kernel_avx512 },
+    { XD_CPU_AVX512_BF16, xdi_loops_avx512, xdi_span_kernels_avx512, xdi_optimizer_kernels_avx512,
+      xdi_matmul_kernel_avx512_bf16 },
+#endif
+};
+
+/* Contexts and xd_kernels_cpu have seen to it that there is one. */
+static const xdi_level *xdi_level_of(xd_cpu_level level) {
+    const xdi_level *found = xdi_levels;
+    for (size_t i = 0; i < sizeof xdi_levels / sizeof *xdi_levels; i++)
+        if (xdi_levels[i].level == level) found = &xdi_levels[i];
+    return found;
+}
+
+XD_PRIVATE const xdi_loops *xdi_loops_level(xd_cpu_level level) {
+    return xdi_level_of(level)->loops ? xdi_level_of(level)->loops() : NULL;
+}
+
+XD_PRIVATE const xdi_loops *xdi_loops_of(const xd_launch *launch) {
+    return xdi_loops_level(xd_ctx_settings(launch->ctx)->cpu);
+}
+
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level) {
+    return xdi_level_of(level)->spans();
+}
+
+XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level) {
+    return *xdi_level_of(level)->optimizer();
+}
+
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16) {
+    return xdi_level_of(level)->matmul(bf16);
+}
+
+/* >>kernel/simd/matmul.c */
+
+/* The matrix product of a CPU level, or the one that the program brings. */
+
+#if defined(XD_SGEMM)
+#    include <limits.h>
+
+enum { XDI_MATMUL_NO_TRANS = 111, XDI_MATMUL_TRANS = 112 }; /* the values of cblas.h */
+
+/* True when the product could be given to XD_SGEMM: f32, one stride of each matrix is 1, sizes fit an int. */
+static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *p) {
+    const bool a_plain = p->a.col_stride == 1, b_plain = p->b.col_stride == 1;
+    const int64_t lda = a_plain ? p->a.row_stride : p->a.col_stride;
+    const int64_t ldb = b_plain ? p->b.row_stride : p->b.col_stride;
+    if (xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT) return false;
+    if (p->a.dtype != XD_DTYPE_F32 || p->b.dtype != XD_DTYPE_F32) return false;
+    if ((!a_plain && p->a.row_stride != 1) || (!b_plain && p->b.row_stride != 1)) return false;
+    if (p->a.rows == 0 || p->a.cols == 0 || p->b.cols == 0) return false;
+    if (p->a.rows > INT_MAX || p->a.cols > INT_MAX || p->b.cols > INT_MAX || lda > INT_MAX || ldb > INT_MAX ||
+        p->out_stride > INT_MAX)
+        return false;
+    XD_SGEMM(a_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS,
+             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols, (int)p->a.cols,
+             1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
+             p->accumulate ? 1.0f : 0.0f, p->out, (int)p->out_stride);
+    return true;
+}
+#else
+static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *args) {
+    (void)launch;
+    (void)args;
+    return false;
+}
+#endif
+
+XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace) {
+    const xdi_matmul_kernel kernel = xdi_matmul_kernel_level(level, args->bf16);
+    xdi_matmul_run(&kernel, args, workspace);
+}
+
+XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
+    const xdi_matmul_kernel kernel = xdi_matmul_kernel_level(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
+    if (kernel.pairs || !xdi_matmul_sgemm(launch, args)) xdi_matmul_run(&kernel, args, launch->workspace);
+    return XD_OK;
+}
+
+/* >>kernel/simd/tiles.c */
+
+/* What the loops over a tile are told, and what they leave over. */
+
+#include <math.h>
+
+XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole) {
+    xdi_tile_power power;
+    power.factor = (float)factor;
+    power.whole = (float)whole;
+    power.low = (float)((whole - 127.0) / (double)power.factor);
+    return power;
+}
+
 XD_PRIVATE const xdi_tiles *xdi_fast_tiles(const xd_launch *launch) {
-    return xdi_tiles_of(xd_ctx_settings(launch->ctx)->cpu);
+    return xdi_loops_of(launch)->tiles;
 }
 
 XD_PRIVATE bool xdi_fast_fits(double max, double factor) {
@@ -12468,157 +13338,6 @@ XD_PRIVATE int64_t xdi_fast_tile_at(int64_t c, int64_t columns) {
 
 #include <math.h>
 #include <string.h>
-
-/* The logits of a tile and what their terms are relative to. */
-typedef struct xdi_exact_tile {
-    xdi_simd_array x, y; /* student and teacher */
-    double max, teacher_max, teacher_at_arg, scale;
-} xdi_exact_tile;
-
-/* What a level does to n columns, a multiple of `lanes`. False when it is for the plain kernels; the sums are
- * then not to be used.
- *   powers    sum e^((x - max) scale)
- *   moments   the same, and of those powers times their exponents
- *   linear    sum x - max
- *   pair      SOFT, TEACHER and CROSS of kernel/loss.h
- *   mixture   the sums of the Jensen-Shannon divergence */
-typedef struct xdi_exact_level {
-    int lanes;
-    bool (*powers)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum);
-    bool (*moments)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum, xd_fixed *moment);
-    bool (*linear)(xdi_simd_array x, int64_t n, double max, xd_fixed *sum);
-    bool (*pair)(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence, xd_fixed *sums);
-    bool (*mixture)(const xdi_exact_tile *tile, int64_t n, const xd_loss_row *row, double beta,
-                    xd_fixed *sums);
-} xdi_exact_level;
-
-/* Written once for a vector v of f32 and the two of double, d, that it widens to. */
-#define XDI_EXACT_LOOPS(v, d, INLINE, LEAF)                                                                 \
-    LEAF bool v##_exact_powers(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum) {      \
-        d##_sum powers = d##_no_sum();                                                                      \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            d a, b;                                                                                         \
-            d##_widen(v##_load(x, i), &a, &b);                                                              \
-            d##_add_positive(&powers, d##_exp((a - max) * scale));                                          \
-            d##_add_positive(&powers, d##_exp((b - max) * scale));                                          \
-        }                                                                                                   \
-        return d##_sum_of(&powers, n, sum);                                                                 \
-    }                                                                                                       \
-    INLINE void d##_moment(d z, d##_sum *powers, d##_sum *moments) {                                        \
-        const d power = d##_exp(z);                                                                         \
-        d##_add_positive(powers, power);                                                                    \
-        d##_add(moments, d##_where((d##_mask)(power > 0.0), d##_mul(power, z)));                            \
-    }                                                                                                       \
-    LEAF bool v##_exact_moments(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum,       \
-                                xd_fixed *moment) {                                                         \
-        d##_sum powers = d##_no_sum(), moments = d##_no_sum();                                              \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            d a, b;                                                                                         \
-            d##_widen(v##_load(x, i), &a, &b);                                                              \
-            d##_moment((a - max) * scale, &powers, &moments);                                               \
-            d##_moment((b - max) * scale, &powers, &moments);                                               \
-        }                                                                                                   \
-        return d##_sum_of(&powers, n, sum) && d##_sum_of(&moments, n, moment);                              \
-    }                                                                                                       \
-    LEAF bool v##_exact_linear(xdi_simd_array x, int64_t n, double max, xd_fixed *sum) {                    \
-        d##_sum terms = d##_no_sum();                                                                       \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            d a, b;                                                                                         \
-            d##_widen(v##_load(x, i), &a, &b);                                                              \
-            d##_add(&terms, a - max);                                                                       \
-            d##_add(&terms, b - max);                                                                       \
-        }                                                                                                   \
-        return d##_sum_of(&terms, n, sum);                                                                  \
-    }                                                                                                       \
-    INLINE void d##_pair(d x, d y, const xdi_exact_tile *tile, xd_divergence divergence, d##_sum *student,  \
-                         d##_sum *teacher, d##_sum *cross) {                                                \
-        const d z = (x - tile->max) * tile->scale, u = (y - tile->teacher_max) * tile->scale;               \
-        const d p = d##_exp(z), q = d##_exp(u);                                                             \
-        d##_add_positive(student, p);                                                                       \
-        d##_add_positive(teacher, q);                                                                       \
-        if (divergence == XD_KL_FORWARD)                                                                    \
-            d##_add(cross, d##_where((d##_mask)(q > 0.0), d##_mul(q, u - z)));                              \
-        else if (divergence == XD_SOFT_CE)                                                                  \
-            d##_add(cross, d##_where((d##_mask)(q > 0.0), d##_mul(q, z)));                                  \
-        else if (divergence == XD_KL_REVERSE)                                                               \
-            d##_add(cross, d##_where((d##_mask)(p > 0.0),                                                   \
-                                     p *(z - d##_mul(y - tile->teacher_at_arg, d##_set(tile->scale)))));    \
-    }                                                                                                       \
-    INLINE bool v##_exact_pair_loop(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence,        \
-                                    xd_fixed *sums) {                                                       \
-        d##_sum student = d##_no_sum(), teacher = d##_no_sum(), cross = d##_no_sum();                       \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            d x, more_x, y, more_y;                                                                         \
-            d##_widen(v##_load(tile->x, i), &x, &more_x);                                                   \
-            d##_widen(v##_load(tile->y, i), &y, &more_y);                                                   \
-            d##_pair(x, y, tile, divergence, &student, &teacher, &cross);                                   \
-            d##_pair(more_x, more_y, tile, divergence, &student, &teacher, &cross);                         \
-        }                                                                                                   \
-        const int64_t crossed = divergence == XD_JSD ? 0 : n;                                               \
-        return d##_sum_of(&student, n, &sums[XD_LOSS_SOFT]) &&                                              \
-               d##_sum_of(&teacher, n, &sums[XD_LOSS_TEACHER]) &&                                           \
-               d##_sum_of(&cross, crossed, &sums[XD_LOSS_CROSS]);                                           \
-    }                                                                                                       \
-    LEAF bool v##_exact_pair(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence,               \
-                             xd_fixed *sums) {                                                              \
-        switch (divergence) {                                                                               \
-        case XD_KL_FORWARD: return v##_exact_pair_loop(tile, n, XD_KL_FORWARD, sums);                       \
-        case XD_KL_REVERSE: return v##_exact_pair_loop(tile, n, XD_KL_REVERSE, sums);                       \
-        case XD_SOFT_CE: return v##_exact_pair_loop(tile, n, XD_SOFT_CE, sums);                             \
-        default: return v##_exact_pair_loop(tile, n, XD_JSD, sums);                                         \
-        }                                                                                                   \
-    }                                                                                                       \
-    LEAF bool v##_exact_mixture(const xdi_exact_tile *tile, int64_t n, const xd_loss_row *row, double beta, \
-                                xd_fixed *sums) {                                                           \
-        const d scale = d##_set(tile->scale);                                                               \
-        d##_sum teacher = d##_no_sum(), student = d##_no_sum();                                             \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                        \
-            d x[2], y[2], q, p;                                                                             \
-            d##_widen(v##_load(tile->x, i), &x[0], &x[1]);                                                  \
-            d##_widen(v##_load(tile->y, i), &y[0], &y[1]);                                                  \
-            for (int half = 0; half < 2; half++) {                                                          \
-                const d s = d##_mul(x[half] - row->max, scale) - row->soft_log;                             \
-                const d t = d##_mul(y[half] - row->teacher_max, scale) - row->teacher_log;                  \
-                d##_mixture(s, t, beta, row->top, &q, &p);                                                  \
-                d##_add(&teacher, q);                                                                       \
-                d##_add(&student, p);                                                                       \
-            }                                                                                               \
-        }                                                                                                   \
-        return d##_sum_of(&teacher, n, &sums[XD_LOSS_TEACHER_MIXTURE]) &&                                   \
-               d##_sum_of(&student, n, &sums[XD_LOSS_STUDENT_MIXTURE]);                                     \
-    }                                                                                                       \
-    static const xdi_exact_level v##_exact = { v##_lanes,        v##_exact_powers, v##_exact_moments,       \
-                                               v##_exact_linear, v##_exact_pair,   v##_exact_mixture };
-
-XDI_EXACT_LOOPS(xdi_v4, xdi_w2, XDI_SIMD_INLINE, XDI_SIMD_128)
-
-#if defined(XDI_X86)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-XDI_EXACT_LOOPS(xdi_v8, xdi_w4, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_EXACT_LOOPS(xdi_v16, xdi_w8, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
-
-static const xdi_exact_level *xdi_exact_level_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return &xdi_v8_exact;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return &xdi_v16_exact;
-#endif
-    default: return &xdi_v4_exact;
-    }
-}
 
 static bool xdi_exact_narrow(const xd_rows *x) {
     return !x->data || x->dtype == XD_DTYPE_F32 || x->dtype == XD_DTYPE_BF16;
@@ -12680,7 +13399,7 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
 XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
         return xd_loss_kernels_cpu_plain().stats(launch, a);
-    xdi_loss_stats_rows(a, xdi_exact_stats_row, xdi_exact_level_of(launch));
+    xdi_loss_stats_rows(a, xdi_exact_stats_row, xdi_loops_of(launch)->exact);
     return XD_OK;
 }
 
@@ -12707,7 +13426,7 @@ static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int6
 XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
         return xd_loss_kernels_cpu_plain().mixture(launch, a);
-    xdi_loss_mixture_rows(a, xdi_exact_mixture_row, xdi_exact_level_of(launch));
+    xdi_loss_mixture_rows(a, xdi_exact_mixture_row, xdi_loops_of(launch)->exact);
     return XD_OK;
 }
 
@@ -12731,7 +13450,7 @@ static void xdi_exact_topk_columns(const void *state, const xd_topk_args *a, int
 }
 
 XD_PRIVATE xd_result xdi_exact_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    xdi_topk_stats_rows(a, xdi_exact_topk_columns, xdi_exact_level_of(launch));
+    xdi_topk_stats_rows(a, xdi_exact_topk_columns, xdi_loops_of(launch)->exact);
     return XD_OK;
 }
 
@@ -13721,140 +14440,6 @@ XD_PRIVATE void xdi_fast_topk_fill(xd_topk_kernels *kernels) {
 #include <math.h>
 #include <string.h>
 
-/* A row's terms of minimal fine-tuning: with q = 2^(...) q_scale they are weight q (slope ((y - y_max) - (x - x_max)) +
- * shift), whose differences lose nothing where q is large. */
-typedef struct xdi_mft_tile {
-    xdi_simd_array x, y, out;
-    xdi_tile_power power;
-    float q_scale, weight, x_max, y_max, slope, shift;
-} xdi_mft_tile;
-
-/* One set of loops over n elements.
- *   largest    largest magnitude, infinity when there is a NaN
- *   products   sums of the products of x and y
- *   exact      the same of x x_scale and y y_scale, whose magnitudes are below 1
- *   slopes     out = of_x x + of_y y */
-typedef struct xdi_mft_level {
-    void (*terms)(const xdi_mft_tile *tile, int64_t n);
-    float (*largest)(xdi_simd_array x, int64_t n);
-    void (*products)(xdi_simd_array x, xdi_simd_array y, int64_t n, double *sums);
-    void (*exact)(xdi_simd_array x, xdi_simd_array y, int64_t n, double x_scale, double y_scale,
-                  xd_fixed *sums);
-    void (*slopes)(xdi_simd_array x, xdi_simd_array y, xdi_simd_array out, int64_t n, double of_x,
-                   double of_y);
-} xdi_mft_level;
-
-/* Written once for a vector v of f32 and the two of double, d, that it widens to. */
-#define XDI_MFT_LOOPS(v, d, INLINE, LEAF)                                                                    \
-    LEAF void v##_mft_terms(const xdi_mft_tile *given, int64_t n) {                                          \
-        const xdi_mft_tile tile = *given; /* stores cannot change a copy */                                  \
-        const v zero = v##_set(0.0f), x_max = v##_set(tile.x_max), y_max = v##_set(tile.y_max);              \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
-            const v x = v##_read(tile.x, i, n, 0.0f), y = v##_read(tile.y, i, n, 0.0f);                      \
-            const v q = v##_scaled_exp2(y, &tile.power, tile.q_scale);                                       \
-            const v gap = v##_sub(v##_sub(y, y_max), v##_sub(x, x_max));                                     \
-            const v log_ratio = v##_fma(v##_set(tile.slope), gap, v##_set(tile.shift));                      \
-            const v term = v##_mul(v##_set(tile.weight), v##_mul(q, log_ratio));                             \
-            v##_write(tile.out, i, n, v##_pick(zero, q, zero, term));                                        \
-        }                                                                                                    \
-    }                                                                                                        \
-    LEAF float v##_mft_largest(xdi_simd_array x, int64_t n) {                                                \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                                   \
-        v largest = zero, nan = zero;                                                                        \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
-            const v a = v##_read(x, i, n, 0.0f);                                                             \
-            largest = v##_max(v##_max(a, v##_sub(zero, a)), largest);                                        \
-            nan = v##_pick(a, a, nan, one);                                                                  \
-        }                                                                                                    \
-        return v##_largest(nan) > 0.0f ? INFINITY : v##_largest(largest);                                    \
-    }                                                                                                        \
-    INLINE double d##_lanes_total(d x) {                                                                     \
-        double total = 0.0;                                                                                  \
-        for (int i = 0; i < d##_lanes; i++) total += x[i];                                                   \
-        return total;                                                                                        \
-    }                                                                                                        \
-    LEAF void v##_mft_products(xdi_simd_array x, xdi_simd_array y, int64_t n, double *sums) {                \
-        d of_x[2], of_y[2], both[2], a[2], b[2];                                                             \
-        for (int half = 0; half < 2; half++) of_x[half] = of_y[half] = both[half] = d##_set(0.0);            \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
-            d##_widen(v##_read(x, i, n, 0.0f), &a[0], &a[1]);                                                \
-            d##_widen(v##_read(y, i, n, 0.0f), &b[0], &b[1]);                                                \
-            for (int half = 0; half < 2; half++) {                                                           \
-                of_x[half] += a[half] * a[half];                                                             \
-                of_y[half] += b[half] * b[half];                                                             \
-                both[half] += a[half] * b[half];                                                             \
-            }                                                                                                \
-        }                                                                                                    \
-        sums[XD_COSINE_STUDENT] = d##_lanes_total(of_x[0] + of_x[1]);                                        \
-        sums[XD_COSINE_TEACHER] = d##_lanes_total(of_y[0] + of_y[1]);                                        \
-        sums[XD_COSINE_BOTH] = d##_lanes_total(both[0] + both[1]);                                           \
-    }                                                                                                        \
-    LEAF void v##_mft_exact(xdi_simd_array x, xdi_simd_array y, int64_t n, double x_scale, double y_scale,   \
-                            xd_fixed *sums) {                                                                \
-        d##_sum of_x = d##_no_sum(), of_y = d##_no_sum(), both = d##_no_sum();                               \
-        int64_t count = 0;                                                                                   \
-        d a[2], b[2];                                                                                        \
-        for (int64_t i = 0; i < n; i += v##_lanes, count += v##_lanes) {                                     \
-            d##_widen(v##_read(x, i, n, 0.0f), &a[0], &a[1]);                                                \
-            d##_widen(v##_read(y, i, n, 0.0f), &b[0], &b[1]);                                                \
-            for (int half = 0; half < 2; half++) {                                                           \
-                const d p = a[half] * x_scale, q = b[half] * y_scale;                                        \
-                d##_add(&of_x, d##_mul(p, p));                                                               \
-                d##_add(&of_y, d##_mul(q, q));                                                               \
-                d##_add(&both, d##_mul(p, q));                                                               \
-            }                                                                                                \
-        }                                                                                                    \
-        d##_sum_of(&of_x, count, &sums[XD_COSINE_STUDENT]);                                                  \
-        d##_sum_of(&of_y, count, &sums[XD_COSINE_TEACHER]);                                                  \
-        d##_sum_of(&both, count, &sums[XD_COSINE_BOTH]);                                                     \
-    }                                                                                                        \
-    INLINE d d##_slope(d x, d y, double of_x, double of_y) {                                                 \
-        const d from_x = d##_mul(x, d##_set(of_x)), from_y = d##_mul(y, d##_set(of_y));                      \
-        return from_x + from_y;                                                                              \
-    }                                                                                                        \
-    LEAF void v##_mft_slopes(xdi_simd_array x, xdi_simd_array y, xdi_simd_array out, int64_t n, double of_x, \
-                             double of_y) {                                                                  \
-        d a[2], b[2];                                                                                        \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                         \
-            d##_widen(v##_read(x, i, n, 0.0f), &a[0], &a[1]);                                                \
-            d##_widen(v##_read(y, i, n, 0.0f), &b[0], &b[1]);                                                \
-            v##_write(out, i, n,                                                                             \
-                      d##_narrow(d##_slope(a[0], b[0], of_x, of_y), d##_slope(a[1], b[1], of_x, of_y)));     \
-        }                                                                                                    \
-    }                                                                                                        \
-    static const xdi_mft_level v##_mft = { v##_mft_terms, v##_mft_largest, v##_mft_products, v##_mft_exact,  \
-                                           v##_mft_slopes };
-
-XDI_MFT_LOOPS(xdi_v4, xdi_w2, XDI_SIMD_INLINE, XDI_SIMD_128)
-
-#if defined(XDI_X86)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-XDI_MFT_LOOPS(xdi_v8, xdi_w4, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_MFT_LOOPS(xdi_v16, xdi_w8, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
-
-static const xdi_mft_level *xdi_mft_level_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return &xdi_v8_mft;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return &xdi_v16_mft;
-#endif
-    default: return &xdi_v4_mft;
-    }
-}
-
 /* ---- minimal fine-tuning ---- */
 
 static void xdi_mft_fast_terms(const xdi_mft_level *level, const xd_mft_args *a, int64_t r, int64_t columns) {
@@ -13915,7 +14500,7 @@ static void xdi_mft_fast_row(const xdi_mft_level *level, const xdi_tiles *tiles,
 }
 
 static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *a) {
-    const xdi_mft_level *level = xdi_mft_level_of(launch);
+    const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const double factor = XDI_TILE_LOG2E / a->temperature;
     const bool streamed = xdi_fast_streams(&a->gradient, a->student.data, a->teacher.data);
@@ -13933,7 +14518,7 @@ static xd_result xdi_mft_fast_write(const xd_launch *launch, const xd_mft_args *
 /* ---- cosine ---- */
 
 static xd_result xdi_mft_fast_largest(const xd_launch *launch, const xd_mft_args *a) {
-    const xdi_mft_level *level = xdi_mft_level_of(launch);
+    const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     for (int64_t r = 0; r < a->student.rows; r++) {
         const int64_t columns = a->row_scale[r] != 0.0 ? a->end - a->begin : 0;
         double *sides = a->sides + r * XD_MFT_SIDES;
@@ -13954,12 +14539,12 @@ static void xdi_mft_fast_products_row(const void *state, const xd_mft_args *a, i
 }
 
 static xd_result xdi_mft_fast_products(const xd_launch *launch, const xd_mft_args *a) {
-    xdi_cosine_products_rows(a, xdi_mft_fast_products_row, xdi_mft_level_of(launch));
+    xdi_cosine_products_rows(a, xdi_mft_fast_products_row, xdi_loops_of(launch)->mft);
     return XD_OK;
 }
 
 static xd_result xdi_mft_fast_slopes(const xd_launch *launch, const xd_mft_args *a) {
-    const xdi_mft_level *level = xdi_mft_level_of(launch);
+    const xdi_mft_level *level = xdi_loops_of(launch)->mft;
     for (int64_t r = 0; r < a->student.rows; r++) {
         const int64_t columns = xdi_mft_begin_row(a, r);
         double of_x, of_y;
@@ -14047,64 +14632,10 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
     return XD_OK;
 }
 
-/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
- * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
-enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
-
-#define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
-    INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
-        xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
-        int64_t i = 0;                                                                             \
-        for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {                    \
-            x[r].data = given[r].data;                                                             \
-            x[r].bf16 = bf16;                                                                      \
-        }                                                                                          \
-        to.data = maxima;                                                                          \
-        to.bf16 = false;                                                                           \
-        for (; i < n; i += v##_lanes) {                                                            \
-            v max = v##_read(to, i, n, 0.0f);                                                      \
-            if (i + v##_lanes <= n) {                                                              \
-                max = v##_max(v##_load(x[0], i), max);                                             \
-                max = v##_max(v##_load(x[1], i), max);                                             \
-                if (bf16) max = v##_max(v##_load(x[2], i), max);                                   \
-                if (bf16) max = v##_max(v##_load(x[3], i), max);                                   \
-            } else {                                                                               \
-                for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)              \
-                    max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
-            }                                                                                      \
-            v##_write(to, i, n, max);                                                              \
-        }                                                                                          \
-    }                                                                                              \
-    LEAF void v##_rows_raise(const xdi_simd_array *x, int64_t n, float *maxima) {                  \
-        if (x->bf16)                                                                               \
-            v##_raise_loop(x, n, true, maxima);                                                    \
-        else                                                                                       \
-            v##_raise_loop(x, n, false, maxima);                                                   \
-    }
-
-XDI_ROWS_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
-#if defined(XDI_X86)
-XDI_ROWS_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_ROWS_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-#endif
-
-typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
-
-static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return xdi_v8_rows_raise;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return xdi_v16_rows_raise;
-#endif
-    default: return xdi_v4_rows_raise;
-    }
-}
-
 /* NaN is no maximum. */
 static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
-    const xdi_rows_raise raise = xdi_rows_raise_of(launch);
+    const xdi_rows_raise raise = xdi_loops_of(launch)->raise;
     const int64_t piece = XDI_ROWS_PIECE,
                   most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)
@@ -14128,414 +14659,6 @@ static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *
 XD_PRIVATE void xdi_fast_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax) {
     rows->column_maxima = xdi_fast_column_maxima;
     softmax->stats = xdi_fast_softmax_stats;
-}
-
-/* >>kernel/simd/xtoken_loops.c */
-
-/* The innermost loops of losses across tokenizers, in three widths. */
-
-#include <float.h>
-#include <math.h>
-#include <string.h>
-
-typedef double __attribute__((vector_size(64))) xdi_d8;
-typedef float __attribute__((vector_size(32))) xdi_f8;
-
-/* Asks for what is behind a block: the next call for the same row comes after those for all others. */
-static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
-    const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
-    __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
-}
-
-/* One by one: no vector operation compresses faster. */
-static void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out) {
-    for (int64_t i = 0; i < count && x.bf16; i++) {
-        const uint32_t bits = (uint32_t)((const uint16_t *)x.data)[list[i]] << 16;
-        xdi_xtoken_ahead(x, n + list[i]);
-        memcpy(out + i, &bits, sizeof bits);
-    }
-    for (int64_t i = 0; i < count && !x.bf16; i++) {
-        xdi_xtoken_ahead(x, n + list[i]);
-        out[i] = ((const float *)x.data)[list[i]];
-    }
-    for (int64_t i = count; i % XDI_XTOKEN_LANES != 0; i++) out[i] = -INFINITY;
-}
-
-#define XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
-    INLINE void v##_powers_loop(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool bf16, bool add,        \
-                                float *out) {                                                                \
-        const xdi_simd_array to = xdi_xtoken_floats(out);                                                    \
-        int64_t i = 0;                                                                                       \
-        x.bf16 = bf16;                                                                                       \
-        for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
-            const v e = v##_scaled_exp2(v##_load(x, i), &p.power, p.scale);                                  \
-            xdi_xtoken_ahead(x, i + n);                                                                      \
-            v##_store(to, i, add ? v##_add(e, v##_load(to, i)) : e);                                         \
-        }                                                                                                    \
-        if (i == n) return;                                                                                  \
-        const v e = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale);                        \
-        v##_write(to, i, n, add ? v##_add(e, v##_read(to, i, n, 0.0f)) : e);                                 \
-    }                                                                                                        \
-    LEAF void v##_xtoken_powers(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out) {     \
-        if (x.bf16 && add) v##_powers_loop(x, n, p, true, true, out);                                        \
-        if (x.bf16 && !add) v##_powers_loop(x, n, p, true, false, out);                                      \
-        if (!x.bf16 && add) v##_powers_loop(x, n, p, false, true, out);                                      \
-        if (!x.bf16 && !add) v##_powers_loop(x, n, p, false, false, out);                                    \
-    }                                                                                                        \
-    INLINE double v##_dot_loop(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool bf16, const float *h) { \
-        const xdi_simd_array with = xdi_xtoken_floats(h);                                                    \
-        v sum = v##_set(0.0f);                                                                               \
-        int64_t i = 0;                                                                                       \
-        x.bf16 = bf16;                                                                                       \
-        for (; i + v##_lanes <= n; i += v##_lanes) {                                                         \
-            xdi_xtoken_ahead(x, i + n);                                                                      \
-            sum = v##_fma(v##_scaled_exp2(v##_load(x, i), &p.power, p.scale), v##_load(with, i), sum);       \
-        }                                                                                                    \
-        if (i < n)                                                                                           \
-            sum = v##_fma(v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p.power, p.scale),                  \
-                          v##_read(with, i, n, 0.0f), sum);                                                  \
-        return v##_total(sum);                                                                               \
-    }                                                                                                        \
-    LEAF double v##_xtoken_dot(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {            \
-        return x.bf16 ? v##_dot_loop(x, n, p, true, h) : v##_dot_loop(x, n, p, false, h);                    \
-    }                                                                                                        \
-    INLINE void v##_walk_loop(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,   \
-                              bool packed, int64_t first, float *ids, float *slots, bool back) {             \
-        int64_t at = 0;                                                                                      \
-        for (int64_t e = 0; e < n; e++) {                                                                    \
-            at += packed && e > 0 && student[e] != student[e - 1] ? 1 : 0;                                   \
-            const xdi_simd_array id =                                                                        \
-                xdi_xtoken_floats(ids + (packed ? at : student[e] - first) * XDI_XTOKEN_LANES);              \
-            const xdi_simd_array a = xdi_xtoken_floats(slots + (int64_t)slot[e] * XDI_XTOKEN_LANES);         \
-            const xdi_simd_array to = back ? id : a, from = back ? a : id;                                   \
-            const v w = v##_set(weight[e]);                                                                  \
-            for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += v##_lanes)                                   \
-                v##_store(to, lane, v##_fma(v##_load(from, lane), w, v##_load(to, lane)));                   \
-        }                                                                                                    \
-    }                                                                                                        \
-    LEAF void v##_xtoken_walk(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,   \
-                              bool packed, int64_t first, float *ids, float *slots, bool back) {             \
-        if (packed && back) v##_walk_loop(student, slot, weight, n, true, first, ids, slots, true);          \
-        if (packed && !back) v##_walk_loop(student, slot, weight, n, true, first, ids, slots, false);        \
-        if (!packed && back) v##_walk_loop(student, slot, weight, n, false, first, ids, slots, true);        \
-        if (!packed && !back) v##_walk_loop(student, slot, weight, n, false, first, ids, slots, false);      \
-    }                                                                                                        \
-    LEAF void v##_xtoken_widen(xdi_simd_array x, int64_t n, double factor, double shift, bool add,           \
-                               double *cells) {                                                              \
-        float part[16];                                                                                      \
-        int64_t i = 0;                                                                                       \
-        for (; i + 16 <= n; i += 16) {                                                                       \
-            for (int lane = 0; lane < 16; lane += v##_lanes)                                                 \
-                v##_store(xdi_xtoken_floats(part), lane, v##_load(x, i + lane));                             \
-            for (int half = 0; half < 16; half += 8) {                                                       \
-                xdi_f8 narrow;                                                                               \
-                xdi_d8 sum;                                                                                  \
-                memcpy(&narrow, part + half, sizeof narrow);                                                 \
-                sum = __builtin_convertvector(narrow, xdi_d8) * factor - shift;                              \
-                if (add) {                                                                                   \
-                    xdi_d8 before;                                                                           \
-                    memcpy(&before, cells + i + half, sizeof before);                                        \
-                    sum += before;                                                                           \
-                }                                                                                            \
-                memcpy(cells + i + half, &sum, sizeof sum);                                                  \
-            }                                                                                                \
-        }                                                                                                    \
-        xdi_simd_part(x, i, n, 16, 0.0f, part);                                                              \
-        for (int lane = 0; i + lane < n; lane++)                                                             \
-            cells[i + lane] = (add ? cells[i + lane] : 0.0) + ((double)part[lane] * factor - shift);         \
-    }                                                                                                        \
-    LEAF double v##_xtoken_narrow(const double *x, int64_t n, double factor, double shift, float *out) {     \
-        xdi_d8 sums = { 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0 };                                            \
-        double sum = 0.0;                                                                                    \
-        int64_t i = 0;                                                                                       \
-        for (; i + 8 <= n; i += 8) {                                                                         \
-            xdi_d8 wide;                                                                                     \
-            memcpy(&wide, x + i, sizeof wide);                                                               \
-            wide *= factor;                                                                                  \
-            sums += wide;                                                                                    \
-            const xdi_f8 part = __builtin_convertvector(wide - shift, xdi_f8);                               \
-            memcpy(out + i, &part, sizeof part);                                                             \
-        }                                                                                                    \
-        for (; i < n; i++) {                                                                                 \
-            sum += x[i] * factor;                                                                            \
-            out[i] = (float)(x[i] * factor - shift);                                                         \
-        }                                                                                                    \
-        for (int lane = 0; lane < 8; lane++) sum += sums[lane];                                              \
-        return sum;                                                                                          \
-    }
-
-#define XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                       \
-    LEAF double v##_xtoken_slopes(float *q, const float *a, int64_t n, float inverse, bool reverse,       \
-                                  double *dot) {                                                          \
-        const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };                              \
-        const v epsilon = v##_set((float)XD_XTOKEN_EPSILON), ln2 = v##_set((float)XDI_TILE_LN2);          \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                                \
-        v value = zero, dots = zero;                                                                      \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                      \
-            const v r = v##_mul(v##_read(xdi_xtoken_floats(q), i, n, 0.0f), v##_set(inverse));            \
-            const v b = v##_read(xdi_xtoken_floats(a), i, n, -100.0f), floor = v##_add(r, epsilon);       \
-            const v s = v##_mul(v##_log2(floor), ln2), target = v##_exp2(b, &unit);                       \
-            const v d = v##_sub(s, b);                                                                    \
-            v slope = v##_sub(zero, v##_div(target, floor));                                              \
-            if (reverse) slope = v##_add(d, one);                                                         \
-            /* past the end r is 0 and so is what is added, but for the floor's part of the reverse */    \
-            if (reverse)                                                                                  \
-                value = v##_fma(i + v##_lanes <= n ? floor : r, d, value);                                \
-            else                                                                                          \
-                value = v##_sub(value, v##_mul(target, d));                                               \
-            dots = v##_fma(slope, r, dots);                                                               \
-            v##_write(xdi_xtoken_floats(q), i, n, slope);                                                 \
-        }                                                                                                 \
-        *dot = v##_total(dots);                                                                           \
-        return v##_total(value);                                                                          \
-    }                                                                                                     \
-    LEAF double v##_xtoken_pair(const float *alpha, const float *beta, int64_t n, bool reverse,           \
-                                float *slope) {                                                           \
-        const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };                              \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f), lowest = v##_set(-FLT_MAX);                    \
-        v sum = zero;                                                                                     \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                      \
-            const v a = v##_read(xdi_xtoken_floats(alpha), i, n, -FLT_MAX);                               \
-            const v b = v##_read(xdi_xtoken_floats(beta), i, n, -FLT_MAX);                                \
-            const v p = v##_exp2(reverse ? a : b, &unit),                                                 \
-                    d = reverse ? v##_sub(a, v##_max(b, lowest)) : v##_sub(v##_max(b, lowest), a);        \
-            sum = v##_add(sum, v##_pick(zero, p, zero, v##_mul(p, d)));                                   \
-            v##_write(xdi_xtoken_floats(slope), i, n,                                                     \
-                      reverse ? v##_pick(zero, p, zero, v##_mul(p, v##_add(d, one))) : v##_sub(zero, p)); \
-        }                                                                                                 \
-        return v##_total(sum);                                                                            \
-    }
-
-#define XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                               \
-    INLINE void v##_xtoken_write_loop(const xdi_xtoken_writer *w, int64_t begin, int64_t n, bool hard,    \
-                                      bool soft) {                                                        \
-        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                                   \
-        for (int64_t i = begin; i < n; i += v##_lanes) {                                                  \
-            const v x = v##_read(w->x, i, n, -INFINITY);                                                  \
-            v out = w->add ? v##_read(w->out, i, n, 0.0f) : v##_set(0.0f);                                \
-            v u = v##_set(0.0f);                                                                          \
-            if (hard) out = v##_add(out, v##_scaled_exp2(x, &w->p1.power, w->p1.scale));                  \
-            if (w->u) u = v##_mul(v##_read(xdi_xtoken_floats(w->u), i, n, 0.0f), scale);                  \
-            if (soft) {                                                                                   \
-                const v p = v##_scaled_exp2(x, &w->p.power, w->p.scale);                                  \
-                u = w->times_p ? v##_mul(p, v##_sub(u, shift)) : v##_sub(u, v##_mul(p, shift));           \
-            }                                                                                             \
-            v##_write(w->out, i, n, v##_add(out, u));                                                     \
-        }                                                                                                 \
-    }                                                                                                     \
-    /* The first writer of a row with u, by whole vectors; returns how far it came. */                    \
-    INLINE int64_t v##_xtoken_write_first(const xdi_xtoken_writer *w, int64_t n, bool times_p, bool bf16, \
-                                          bool past) {                                                    \
-        const v shift = v##_set(w->shift), scale = v##_set(w->u_scale);                                   \
-        const xdi_xtoken_power p = w->p;                                                                  \
-        const xdi_simd_array u = xdi_xtoken_floats(w->u);                                                 \
-        xdi_simd_array x = w->x, out = w->out;                                                            \
-        int64_t i = 0;                                                                                    \
-        x.bf16 = out.bf16 = bf16;                                                                         \
-        for (; i + v##_lanes <= n; i += v##_lanes) {                                                      \
-            const v e = v##_scaled_exp2(v##_load(x, i), &p.power, p.scale), h = v##_load(u, i);           \
-            const v g =                                                                                   \
-                times_p ? v##_mul(e, v##_sub(h, shift)) : v##_sub(v##_mul(h, scale), v##_mul(e, shift));  \
-            xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);                                                    \
-            if (past)                                                                                     \
-                v##_store_past(out, i, g);                                                                \
-            else                                                                                          \
-                v##_store(out, i, g);                                                                     \
-        }                                                                                                 \
-        return i;                                                                                         \
-    }                                                                                                     \
-    LEAF void v##_xtoken_write(const xdi_xtoken_writer *given, int64_t n) {                               \
-        const xdi_xtoken_writer w = *given; /* stores cannot change a copy */                             \
-        const bool bf16 = w.x.bf16, first = w.u && w.soft && !w.hard && !w.add && w.out.bf16 == bf16;     \
-        int64_t i = 0;                                                                                    \
-        switch (first ? (w.times_p ? 4 : 0) + (bf16 ? 2 : 0) + (w.past ? 1 : 0) : -1) {                   \
-        case 0: i = v##_xtoken_write_first(&w, n, false, false, false); break;                            \
-        case 1: i = v##_xtoken_write_first(&w, n, false, false, true); break;                             \
-        case 2: i = v##_xtoken_write_first(&w, n, false, true, false); break;                             \
-        case 3: i = v##_xtoken_write_first(&w, n, false, true, true); break;                              \
-        case 4: i = v##_xtoken_write_first(&w, n, true, false, false); break;                             \
-        case 5: i = v##_xtoken_write_first(&w, n, true, false, true); break;                              \
-        case 6: i = v##_xtoken_write_first(&w, n, true, true, false); break;                              \
-        case 7: i = v##_xtoken_write_first(&w, n, true, true, true); break;                               \
-        default: break;                                                                                   \
-        }                                                                                                 \
-        if (w.hard && w.soft) v##_xtoken_write_loop(&w, i, n, true, true);                                \
-        if (w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, true, false);                              \
-        if (!w.hard && w.soft) v##_xtoken_write_loop(&w, i, n, false, true);                              \
-        if (!w.hard && !w.soft) v##_xtoken_write_loop(&w, i, n, false, false);                            \
-    }
-
-#define XDI_XTOKEN_LOOPS(v, INLINE, LEAF)                                                                \
-    XDI_XTOKEN_P_LOOPS(v, INLINE, LEAF)                                                                  \
-    XDI_XTOKEN_D_LOOPS(v, LEAF)                                                                          \
-    XDI_XTOKEN_W_LOOPS(v, INLINE, LEAF)                                                                  \
-    LEAF double v##_xtoken_entropy(xdi_simd_array x, int64_t n, xdi_xtoken_power p) {                    \
-        const v scale = v##_set(p.scale), epsilon = v##_set((float)XD_XTOKEN_EPSILON);                   \
-        v sum = v##_set(0.0f);                                                                           \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                                     \
-            const v q = v##_mul(v##_exp2(v##_read(x, i, n, -INFINITY), &p.power), scale);                \
-            sum = v##_fma(q, v##_log2(v##_add(q, epsilon)), sum);                                        \
-        }                                                                                                \
-        return -XDI_TILE_LN2 * v##_total(sum);                                                           \
-    }                                                                                                    \
-    static const xdi_xtoken_loops v##_xtoken = { v##_xtoken_powers, v##_xtoken_dot,    xdi_xtoken_pack,  \
-                                                 v##_xtoken_walk,   v##_to_tables,     v##_to_lanes,     \
-                                                 v##_xtoken_widen,  v##_xtoken_narrow, v##_xtoken_top,   \
-                                                 v##_xtoken_slopes, v##_xtoken_pair,   v##_xtoken_write, \
-                                                 v##_xtoken_entropy };
-
-/* ---- 16 by 16 ---- */
-
-static void xdi_v4_to_tables(const float *lanes, int64_t n, float *tables) {
-    for (int64_t i = 0; i < n; i++)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
-            tables[i * XDI_XTOKEN_LANES + lane] = lanes[lane * XDI_XTOKEN_STRIDE + i];
-}
-
-static void xdi_v4_to_lanes(const float *tables, int64_t n, float *lanes) {
-    for (int64_t i = 0; i < n; i++)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane++)
-            lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
-}
-
-/* ---- largest elements ---- */
-
-static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
-    double top = -INFINITY;
-    for (int64_t i = 0; i < n; i++) {
-        const double one = magnitude ? fabs(x[i]) : x[i];
-        top = one > top ? one : top;
-    }
-    return top;
-}
-
-XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
-    xdi_v4_store(x, i, value);
-}
-
-XDI_XTOKEN_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
-
-#if defined(XDI_X86)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-/* Four of eight elements of eight lines. */
-XDI_SIMD_INLINE_256 __m256 xdi_v8_two_quarters(const float *low, const float *high) {
-    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
-}
-
-XDI_SIMD_INLINE_256 void xdi_v8_transpose_half(const float *from, int64_t stride, float *to,
-                                               int64_t to_stride) {
-    const __m256 a = xdi_v8_two_quarters(from, from + 4 * stride),
-                 b = xdi_v8_two_quarters(from + stride, from + 5 * stride),
-                 c = xdi_v8_two_quarters(from + 2 * stride, from + 6 * stride),
-                 d = xdi_v8_two_quarters(from + 3 * stride, from + 7 * stride);
-    const __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
-    const __m256 more_ab = _mm256_unpackhi_ps(a, b), more_cd = _mm256_unpackhi_ps(c, d);
-    _mm256_storeu_ps(to, _mm256_shuffle_ps(ab, cd, 0x44));
-    _mm256_storeu_ps(to + to_stride, _mm256_shuffle_ps(ab, cd, 0xee));
-    _mm256_storeu_ps(to + 2 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0x44));
-    _mm256_storeu_ps(to + 3 * to_stride, _mm256_shuffle_ps(more_ab, more_cd, 0xee));
-}
-
-/* Eight lines of eight. */
-XDI_SIMD_INLINE_256 void xdi_v8_transpose(const float *from, int64_t from_stride, float *to,
-                                          int64_t to_stride) {
-    xdi_v8_transpose_half(from, from_stride, to, to_stride);
-    xdi_v8_transpose_half(from + 4, from_stride, to + 4 * to_stride, to_stride);
-}
-
-XDI_SIMD_256 void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables) {
-    for (int64_t i = 0; i < n; i += 8)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
-            xdi_v8_transpose(lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE,
-                             tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES);
-}
-
-XDI_SIMD_256 void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes) {
-    for (int64_t i = 0; i < n; i += 8)
-        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += 8)
-            xdi_v8_transpose(tables + i * XDI_XTOKEN_LANES + lane, XDI_XTOKEN_LANES,
-                             lanes + lane * XDI_XTOKEN_STRIDE + i, XDI_XTOKEN_STRIDE);
-}
-
-/* Eight at a time is fast enough for both widths. */
-XDI_SIMD_512 void xdi_v16_to_tables(const float *lanes, int64_t n, float *tables) {
-    xdi_v8_to_tables(lanes, n, tables);
-}
-
-XDI_SIMD_512 void xdi_v16_to_lanes(const float *tables, int64_t n, float *lanes) {
-    xdi_v8_to_lanes(tables, n, lanes);
-}
-
-/* The second operand of a maximum stays where the first is NaN. */
-XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude) {
-    const __m256d kept = _mm256_castsi256_pd(_mm256_set1_epi64x(magnitude ? INT64_MAX : -1));
-    __m256d tops[2] = { _mm256_set1_pd(-INFINITY), _mm256_set1_pd(-INFINITY) };
-    double lanes[4];
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        tops[0] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i), kept), tops[0]);
-        tops[1] = _mm256_max_pd(_mm256_and_pd(_mm256_loadu_pd(x + i + 4), kept), tops[1]);
-    }
-    _mm256_storeu_pd(lanes, _mm256_max_pd(tops[0], tops[1]));
-    const double top = xdi_v4_xtoken_top(lanes, 4, false), rest = xdi_v4_xtoken_top(x + i, n - i, magnitude);
-    return rest > top ? rest : top;
-}
-
-XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitude) {
-    const __m512d kept = _mm512_castsi512_pd(_mm512_set1_epi64(magnitude ? INT64_MAX : -1));
-    __m512d tops[2] = { _mm512_set1_pd(-INFINITY), _mm512_set1_pd(-INFINITY) };
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        tops[0] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i), kept), tops[0]);
-        tops[1] = _mm512_max_pd(_mm512_and_pd(_mm512_loadu_pd(x + i + 8), kept), tops[1]);
-    }
-    const double top = _mm512_reduce_max_pd(_mm512_max_pd(tops[0], tops[1]));
-    const double rest = xdi_v4_xtoken_top(x + i, n - i, magnitude);
-    return rest > top ? rest : top;
-}
-
-/* To f32 at a multiple of 32 bytes; there is no gain in it for the halves of bf16. */
-XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 value) {
-    if (x.bf16)
-        xdi_v8_store(x, i, value);
-    else
-        xdi_v8_stream(x, i, value);
-}
-
-/* At a multiple of 64 bytes. */
-XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16 value) {
-    const __m512i order = _mm512_loadu_si512((const void *)xdi_v16_narrow);
-    if (x.bf16)
-        _mm256_stream_si256((__m256i *)(void *)((uint16_t *)x.data + i),
-                            _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, xdi_v16_rounded(value))));
-    else
-        xdi_v16_stream(x, i, value);
-}
-
-XDI_XTOKEN_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_XTOKEN_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-#endif /* XDI_X86 */
-
-XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return &xdi_v8_xtoken;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return &xdi_v16_xtoken;
-#endif
-    default: return &xdi_v4_xtoken;
-    }
 }
 
 /* >>kernel/simd/xtoken.c */
@@ -14605,7 +14728,7 @@ typedef struct xdi_fast_group {
 static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
     xdi_fast_group g;
     memset(&g, 0, sizeof g);
-    g.loops = xdi_xtoken_loops_of(launch);
+    g.loops = xdi_loops_of(launch)->xtoken;
     g.a = a;
     g.begin = g.end = begin;
     for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
@@ -14880,7 +15003,7 @@ static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_ar
 }
 
 static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
     for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
     for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
@@ -14932,8 +15055,8 @@ static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken
         if (isnan(lse))
             XDI_TRY(plain.target(launch, &one));
         else
-            xdi_xtoken_loops_of(launch)->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature, lse,
-                                               true, a->cells + a->places[i] * a->k);
+            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature,
+                                                lse, true, a->cells + a->places[i] * a->k);
     }
     return XD_OK;
 }
@@ -14948,8 +15071,8 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
         const double lse =
             a->lse ? a->lse[row] : xdi_fast_xtoken_lse(tiles, &a->logits, row, a->columns, a->temperature);
         if (isfinite(lse)) {
-            xdi_xtoken_loops_of(launch)->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
-                                               lse * a->scale, i > 0, a->cells);
+            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
+                                                lse * a->scale, i > 0, a->cells);
             continue;
         }
         if (i == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
@@ -14979,7 +15102,7 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
 static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
                            const double *target) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
     float *r = a->scratch, *t = r + k;
@@ -15073,7 +15196,7 @@ static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_
 }
 
 static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
     xdi_fast_best best = { -INFINITY, -1 }, other = best;
@@ -15093,7 +15216,7 @@ static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_a
 
 /* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
 static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
     int64_t first;
     float *powers = t->scratch;
@@ -15123,7 +15246,7 @@ static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_
 
 /* False where f32 does not fit. */
 static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t label = a->labels ? a->labels[row] : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;
@@ -15177,98 +15300,8 @@ XD_PRIVATE void xdi_fast_xtoken_fill(xd_xtoken_kernels *kernels) {
 #include <math.h>
 #include <string.h>
 
-/* Ranks, or pairs of matched ids, at a time. */
-enum { XDI_ULD_TILE = 1024 };
-
 /* Rows that are multiplied by less than this, or by more than its inverse, are left to double. */
 #define XDI_ULD_LEAST 1e-30
-
-/* A tile of both sides. */
-typedef struct xdi_uld_tile {
-    float x[XDI_ULD_TILE], y[XDI_ULD_TILE]; /* logits of student and teacher */
-    float slope[XDI_ULD_TILE];              /* out */
-    double value, mean; /* out: sums of the terms, and of slope times the student's merged probability */
-} xdi_uld_tile;
-
-/* The inner loops of one vector width; n elements of a tile. */
-typedef struct xdi_uld_loops {
-    /* |a - b|; slope is the sign of a - b */
-    void (*ranks)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q);
-    /* the generalised JSD, and its derivative */
-    void (*pairs)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q,
-                  double beta);
-} xdi_uld_loops;
-
-#define XDI_ULD_LOOPS(v, INLINE, LEAF)                                                           \
-    LEAF void v##_uld_ranks(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,            \
-                            const xdi_xtoken_power *q) {                                         \
-        const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);     \
-        const v zero = v##_set(0.0f), one = v##_set(1.0f);                                       \
-        v sum = zero, mean = zero;                                                               \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
-            const v a = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p->power, p->scale);      \
-            const v b = v##_scaled_exp2(v##_read(y, i, n, -INFINITY), &q->power, q->scale);      \
-            const v sign = v##_sub(v##_pick(a, b, one, zero), v##_pick(b, a, one, zero));        \
-            sum = v##_add(sum, v##_max(v##_sub(a, b), v##_sub(b, a)));                           \
-            mean = v##_fma(sign, a, mean);                                                       \
-            v##_write(xdi_xtoken_floats(tile->slope), i, n, sign);                               \
-        }                                                                                        \
-        tile->value = v##_total(sum);                                                            \
-        tile->mean = v##_total(mean);                                                            \
-    }                                                                                            \
-    INLINE v v##_uld_ln(v above, v below) {                                                      \
-        return v##_mul(v##_log2(v##_div(above, below)), v##_set((float)XDI_TILE_LN2));           \
-    }                                                                                            \
-    /* Past the end both are the floor, and their terms nothing. */                              \
-    LEAF void v##_uld_pairs(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,            \
-                            const xdi_xtoken_power *q, double beta) {                            \
-        const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);     \
-        const v floor = v##_set((float)XD_ULD_FLOOR), zero = v##_set(0.0f), one = v##_set(1.0f); \
-        const v b = v##_set((float)beta), rest = v##_set((float)(1.0 - beta));                   \
-        v sum = zero, mean = zero;                                                               \
-        for (int64_t i = 0; i < n; i += v##_lanes) {                                             \
-            const v merged = v##_scaled_exp2(v##_read(x, i, n, -INFINITY), &p->power, p->scale); \
-            const v other = v##_scaled_exp2(v##_read(y, i, n, -INFINITY), &q->power, q->scale);  \
-            const v s = v##_max(floor, merged), t = v##_max(floor, other);                       \
-            v slope;                                                                             \
-            if (beta == 0.0) {                                                                   \
-                sum = v##_fma(t, v##_uld_ln(t, s), sum);                                         \
-                slope = v##_sub(zero, v##_div(t, s));                                            \
-            } else if (beta == 1.0) {                                                            \
-                const v ln = v##_uld_ln(s, t);                                                   \
-                sum = v##_fma(s, ln, sum);                                                       \
-                slope = v##_add(ln, one);                                                        \
-            } else {                                                                             \
-                const v mixture = v##_fma(b, t, v##_mul(rest, s));                               \
-                sum = v##_fma(v##_mul(b, t), v##_uld_ln(t, mixture), sum);                       \
-                slope = v##_mul(rest, v##_uld_ln(s, mixture));                                   \
-                sum = v##_fma(s, slope, sum);                                                    \
-            }                                                                                    \
-            slope = v##_pick(merged, floor, slope, zero);                                        \
-            mean = v##_fma(slope, merged, mean);                                                 \
-            v##_write(xdi_xtoken_floats(tile->slope), i, n, slope);                              \
-        }                                                                                        \
-        tile->value = v##_total(sum);                                                            \
-        tile->mean = v##_total(mean);                                                            \
-    }                                                                                            \
-    static const xdi_uld_loops v##_uld = { v##_uld_ranks, v##_uld_pairs };
-
-XDI_ULD_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
-#if defined(XDI_X86)
-XDI_ULD_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_ULD_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-#endif
-
-static const xdi_uld_loops *xdi_uld_loops_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return &xdi_v8_uld;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return &xdi_v16_uld;
-#endif
-    default: return &xdi_v4_uld;
-    }
-}
 
 /* scale times a row's probabilities; false where f32 does not fit. */
 static bool xdi_fast_uld_power(const xd_uld_rows *side, int64_t row, double scale, xdi_xtoken_power *p) {
@@ -15338,7 +15371,7 @@ static void xdi_fast_uld_matched(xdi_fast_uld *f) {
 static bool xdi_fast_uld_chunk(const xd_launch *launch, const xd_uld_args *a, int64_t i) {
     const int64_t columns = a->side[XD_ULD_STUDENT].columns;
     xdi_fast_uld f;
-    f.loops = xdi_uld_loops_of(launch);
+    f.loops = xdi_loops_of(launch)->uld;
     f.a = a;
     f.chunk = &a->chunks[i];
     f.slope = a->slope ? a->slope + i * columns : NULL;
@@ -15382,7 +15415,7 @@ static void xdi_fast_uld_write_row(const xd_launch *launch, const xd_uld_args *a
         w.x = xdi_fast_array(&side->logits, row, c);
         w.out = xdi_fast_array(&a->gradient, row, c);
         w.u = s.only < 0 ? a->slope + i * side->columns + c : NULL;
-        xdi_xtoken_loops_of(launch)->write(&w, xdi_fast_tile_at(c, side->columns));
+        xdi_loops_of(launch)->xtoken->write(&w, xdi_fast_tile_at(c, side->columns));
     }
     if (s.only >= 0) xdi_loss_store(&a->gradient, row, s.only, s.scale * s.mean * (1.0 - s.mean));
 }
@@ -15396,659 +15429,6 @@ static xd_result xdi_fast_uld_gradient(const xd_launch *launch, const xd_uld_arg
 XD_PRIVATE void xdi_fast_uld_fill(xd_uld_kernels *kernels) {
     kernels->compare = xdi_fast_uld_compare;
     kernels->gradient = xdi_fast_uld_gradient;
-}
-
-/* >>kernel/simd/span_portable.c */
-
-/* Spans for any processor. They differ from the plain ones where those wait for calls: fmaf is a function
- * of the math library where the compiler may not use the instruction, and so are the conversions of
- * halves. */
-
-#include <math.h>
-#include <string.h>
-
-#if defined(__FP_FAST_FMAF)
-static inline float xdi_portable_fma(float a, float b, float c) {
-    return fmaf(a, b, c);
-}
-#else
-/* a * b is exact in double, so only the sum is rounded, to double and then to float. Rounding twice
- * differs from rounding once only if the double lies halfway between two floats: then its 29 lowest bits
- * are 1000... Results in the range of subnormal floats, which end at another bit, are left to fmaf too. */
-static inline float xdi_portable_fma(float a, float b, float c) {
-    const double sum = (double)a * (double)b + (double)c;
-    uint64_t bits;
-    memcpy(&bits, &sum, sizeof bits);
-    const bool halfway = (bits & 0x1fffffffu) == 0x10000000u;
-    const bool tiny = fabs(sum) < 1.1754943508222875e-38 && sum != 0.0;
-    return halfway || tiny ? fmaf(a, b, c) : (float)sum;
-}
-#endif
-
-static inline float xdi_portable_from_bf16(uint16_t half) {
-    const uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint16_t xdi_portable_to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, nan = (bits >> 16) | 0x40u;
-    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-}
-
-static void xdi_portable_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
-    if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_from_bf16(from[i]);
-    else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f32_from_f16(from[i]);
-}
-
-static void xdi_portable_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
-    if (dtype == XD_DTYPE_BF16)
-        for (int64_t i = 0; i < n; i++) to[i] = xdi_portable_to_bf16(from[i]);
-    else
-        for (int64_t i = 0; i < n; i++) to[i] = xd_f16_from_f32(from[i]);
-}
-
-static void xdi_portable_adam(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                              int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        float m = a->first[at + i], v = a->second[at + i];
-        float g = xdi_span_gradient(args, gradient[i]);
-        if (args->couple_decay) g = xdi_portable_fma(a->weight_decay, p, g);
-        const float kept = args->couple_decay ? p : p * a->decay;
-        m = xdi_portable_fma(args->one_minus_beta1, g - m, m);
-        v = xdi_portable_fma(args->one_minus_beta2, g * g, args->beta2 * v);
-        const float denominator = sqrtf(v) / a->root_correction + args->eps;
-        a->master[at + i] = xdi_portable_fma(-a->step_size, m / denominator, kept);
-        a->first[at + i] = m;
-        a->second[at + i] = v;
-    }
-}
-
-static void xdi_portable_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                             int64_t at, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        const float p = a->master[at + i];
-        const float g = xdi_portable_fma(a->weight_decay, p, xdi_span_gradient(args, gradient[i]));
-        const float buffer = a->fresh ? g : xdi_portable_fma(args->momentum, a->first[at + i], g);
-        a->first[at + i] = buffer;
-        a->master[at + i] = xdi_portable_fma(-a->step_size, buffer, p);
-    }
-}
-
-static void xdi_portable_lerp(const xdi_span_average *average, float *target, const float *source,
-                              int64_t n) {
-    const float weight = average->weight;
-    if (average->weighted_sum)
-        for (int64_t i = 0; i < n; i++)
-            target[i] = xdi_portable_fma(weight, source[i], average->keep * target[i]);
-    else if (fabsf(weight) < 0.5f)
-        for (int64_t i = 0; i < n; i++)
-            target[i] = xdi_portable_fma(weight, source[i] - target[i], target[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            target[i] = xdi_portable_fma(weight - 1.0f, source[i] - target[i], source[i]);
-}
-
-static void xdi_portable_scale(float *x, float factor, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x[i] *= factor;
-}
-
-static void xdi_portable_add(float *sum, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
-}
-
-/* Four sums take turns, so that an addition need not wait for the one before. */
-static double xdi_portable_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
-    float widened[XDI_SPAN];
-    const float *x = (const float *)data;
-    double sum[4] = { 0.0, 0.0, 0.0, 0.0 };
-    if (type == XD_NORM_MAX) return xdi_span_kernels_plain()->power_sum(data, dtype, type, n);
-    if (dtype != XD_DTYPE_F32) {
-        xdi_portable_widen((const uint16_t *)data, dtype, widened, n);
-        x = widened;
-    }
-    for (int64_t i = 0; i < n; i++)
-        sum[i % 4] += type == XD_NORM_L2 ? (double)x[i] * (double)x[i] : fabs((double)x[i]);
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-static const xdi_span_kernels xdi_portable_spans = {
-    xdi_portable_widen,
-    xdi_portable_narrow,
-    xdi_portable_adam,
-    xdi_portable_sgd,
-    xdi_portable_lerp,
-    xdi_portable_scale,
-    xdi_portable_add,
-    xdi_portable_power_sum,
-    NULL,
-    true,
-};
-
-XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
-
-/* >>kernel/simd/span_avx2.c */
-
-/* Spans of eight lanes. The plain spans finish what is left over at the end, with the same bits. Every
- * processor with AVX2 converts halves (F16C) too. */
-
-#if defined(XDI_X86)
-#    include <float.h>
-#    include <immintrin.h>
-
-#    define XDI_AVX2 __attribute__((target("avx2,fma,f16c")))
-
-/* See xdi_span_rounded. */
-XDI_AVX2 static inline __m256 xdi_avx2_rounded(__m256 product) {
-    __asm__("" : "+x"(product));
-    return product;
-}
-
-XDI_AVX2 static inline __m256 xdi_avx2_abs(__m256 x) {
-    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-}
-
-XDI_AVX2 static inline __m256 xdi_avx2_from_half(__m128i half, xd_dtype dtype) {
-    if (dtype == XD_DTYPE_F16) return _mm256_cvtph_ps(half);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-
-XDI_AVX2 static inline __m128i xdi_avx2_to_bf16(__m256 x) {
-    const __m256i bits = _mm256_castps_si256(x), top = _mm256_srli_epi32(bits, 16);
-    const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
-    const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
-    const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    const __m256i half = _mm256_blendv_epi8(rounded, quiet, nan);
-    return _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-}
-
-XDI_AVX2 static void xdi_avx2_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(
-            to + i, xdi_avx2_from_half(_mm_loadu_si128((const __m128i *)(const void *)(from + i)), dtype));
-    xdi_span_kernels_plain()->widen(from + i, dtype, to + i, n - i);
-}
-
-XDI_AVX2 static void xdi_avx2_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 x = _mm256_loadu_ps(from + i);
-        const __m128i half =
-            dtype == XD_DTYPE_F16 ? _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : xdi_avx2_to_bf16(x);
-        _mm_storeu_si128((__m128i *)(void *)(to + i), half);
-    }
-    xdi_span_kernels_plain()->narrow(from + i, to + i, dtype, n - i);
-}
-
-XDI_AVX2 static inline __m256 xdi_avx2_gradient(const xd_update_args *args, __m256 g) {
-    if (args->gradient_scale) g = xdi_avx2_rounded(_mm256_mul_ps(g, _mm256_set1_ps(*args->gradient_scale)));
-    return args->maximize ? _mm256_xor_ps(g, _mm256_set1_ps(-0.0f)) : g;
-}
-
-XDI_AVX2 static void xdi_avx2_adam(const xd_update_args *args, const xd_update_array *a,
-                                   const float *gradient, int64_t at, int64_t n) {
-    const __m256 rise1 = _mm256_set1_ps(args->one_minus_beta1), rise2 = _mm256_set1_ps(args->one_minus_beta2);
-    const __m256 beta2 = _mm256_set1_ps(args->beta2), eps = _mm256_set1_ps(args->eps);
-    const __m256 step = _mm256_set1_ps(-a->step_size), correction = _mm256_set1_ps(a->root_correction);
-    const __m256 decay = _mm256_set1_ps(a->decay), coupled = _mm256_set1_ps(a->weight_decay);
-    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 p = _mm256_loadu_ps(master + i);
-        __m256 m = _mm256_loadu_ps(first + i), v = _mm256_loadu_ps(second + i);
-        __m256 g = xdi_avx2_gradient(args, _mm256_loadu_ps(gradient + i));
-        if (args->couple_decay) g = _mm256_fmadd_ps(coupled, p, g);
-        const __m256 kept = args->couple_decay ? p : _mm256_mul_ps(p, decay);
-        m = _mm256_fmadd_ps(rise1, _mm256_sub_ps(g, m), m);
-        v = _mm256_fmadd_ps(rise2, _mm256_mul_ps(g, g), _mm256_mul_ps(beta2, v));
-        const __m256 denominator = _mm256_add_ps(_mm256_div_ps(_mm256_sqrt_ps(v), correction), eps);
-        _mm256_storeu_ps(master + i, _mm256_fmadd_ps(step, _mm256_div_ps(m, denominator), kept));
-        _mm256_storeu_ps(first + i, m);
-        _mm256_storeu_ps(second + i, v);
-    }
-    xdi_span_kernels_plain()->adam(args, a, gradient + i, at + i, n - i);
-}
-
-XDI_AVX2 static void xdi_avx2_sgd(const xd_update_args *args, const xd_update_array *a, const float *gradient,
-                                  int64_t at, int64_t n) {
-    const __m256 decay = _mm256_set1_ps(a->weight_decay), momentum = _mm256_set1_ps(args->momentum);
-    const __m256 step = _mm256_set1_ps(-a->step_size);
-    float *master = a->master + at, *first = a->first + at;
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 p = _mm256_loadu_ps(master + i);
-        __m256 buffer = xdi_avx2_gradient(args, _mm256_loadu_ps(gradient + i));
-        buffer = _mm256_fmadd_ps(decay, p, buffer);
-        if (!a->fresh) buffer = _mm256_fmadd_ps(momentum, _mm256_loadu_ps(first + i), buffer);
-        _mm256_storeu_ps(first + i, buffer);
-        _mm256_storeu_ps(master + i, _mm256_fmadd_ps(step, buffer, p));
-    }
-    xdi_span_kernels_plain()->sgd(args, a, gradient + i, at + i, n - i);
-}
-
-XDI_AVX2 static void xdi_avx2_lerp(const xdi_span_average *average, float *target, const float *source,
-                                   int64_t n) {
-    const bool from_target =
-        average->weight > -0.5f && average->weight < 0.5f; /* see lerp in cpu/optimizer.c */
-    const __m256 weight = _mm256_set1_ps(average->weight), keep = _mm256_set1_ps(average->keep);
-    const __m256 factor = _mm256_set1_ps(from_target ? average->weight : average->weight - 1.0f);
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m256 x = _mm256_loadu_ps(source + i), t = _mm256_loadu_ps(target + i);
-        const __m256 moved = average->weighted_sum
-                                 ? _mm256_fmadd_ps(weight, x, _mm256_mul_ps(keep, t))
-                                 : _mm256_fmadd_ps(factor, _mm256_sub_ps(x, t), from_target ? t : x);
-        _mm256_storeu_ps(target + i, moved);
-    }
-    xdi_span_kernels_plain()->lerp(average, target + i, source + i, n - i);
-}
-
-XDI_AVX2 static void xdi_avx2_scale(float *x, float factor, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(x + i, _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(factor)));
-    xdi_span_kernels_plain()->scale(x + i, factor, n - i);
-}
-
-XDI_AVX2 static void xdi_avx2_add(float *sum, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(sum + i, _mm256_add_ps(_mm256_loadu_ps(sum + i), _mm256_loadu_ps(x + i)));
-    xdi_span_kernels_plain()->add(sum + i, x + i, n - i);
-}
-
-XDI_AVX2 static inline __m256 xdi_avx2_load(const void *data, xd_dtype dtype, int64_t i) {
-    if (dtype == XD_DTYPE_F32) return _mm256_loadu_ps((const float *)data + i);
-    return xdi_avx2_from_half(_mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + i)),
-                              dtype);
-}
-
-XDI_AVX2 static double xdi_avx2_sum(__m256d x) {
-    double lanes[4];
-    _mm256_storeu_pd(lanes, x);
-    return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
-}
-
-/* What the vectors of a span leave over: a few elements from `i` on. */
-static double xdi_avx2_rest(const void *data, xd_dtype dtype, xd_norm_type type, int64_t i, int64_t n) {
-    const char *rest = (const char *)data + (size_t)i * xd_dtype_size(dtype);
-    return xdi_span_kernels_plain()->power_sum(rest, dtype, type, n - i);
-}
-
-/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
-XDI_AVX2 static double xdi_avx2_largest(const void *data, xd_dtype dtype, int64_t n) {
-    __m256i largest = _mm256_setzero_si256();
-    uint32_t lanes[8], top = 0;
-    float value;
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8)
-        largest = _mm256_max_epu32(largest, _mm256_castps_si256(xdi_avx2_abs(xdi_avx2_load(data, dtype, i))));
-    _mm256_storeu_si256((__m256i *)(void *)lanes, largest);
-    for (int k = 0; k < 8; k++) top = lanes[k] > top ? lanes[k] : top;
-    memcpy(&value, &top, sizeof value);
-    const double rest = xdi_avx2_rest(data, dtype, XD_NORM_MAX, i, n);
-    return (double)value <= rest || rest != rest ? rest : (double)value; /* NaN stays */
-}
-
-/* See xdi_avx512_squares_bf16; here a lane adds 32 squares in each of two sums and loses at most 2^-19. */
-XDI_AVX2 static double xdi_avx2_squares_bf16(const uint16_t *x, int64_t n) {
-    const __m256i top = _mm256_set1_epi32((int32_t)0xffff0000);
-    __m256 even = _mm256_setzero_ps(), odd = even;
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        const __m256i pair = _mm256_loadu_si256((const __m256i *)(const void *)(x + i));
-        const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-        const __m256 high = _mm256_castsi256_ps(_mm256_and_si256(pair, top));
-        even = _mm256_fmadd_ps(low, low, even);
-        odd = _mm256_fmadd_ps(high, high, odd);
-    }
-    even = _mm256_add_ps(even, odd);
-    const double sum = xdi_avx2_sum(_mm256_cvtps_pd(_mm256_castps256_ps128(even))) +
-                       xdi_avx2_sum(_mm256_cvtps_pd(_mm256_extractf128_ps(even, 1))) +
-                       xdi_avx2_rest(x, XD_DTYPE_BF16, XD_NORM_L2, i, n);
-    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
-}
-
-XDI_AVX2 static double xdi_avx2_power_sum(const void *data, xd_dtype dtype, xd_norm_type type, int64_t n) {
-    __m256d low = _mm256_setzero_pd(), high = low, low2 = low, high2 = low;
-    int64_t i = 0;
-    if (type == XD_NORM_MAX) return xdi_avx2_largest(data, dtype, n);
-    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
-        const double sum = xdi_avx2_squares_bf16((const uint16_t *)data, n);
-        if (sum >= 0.0) return sum;
-    }
-    for (; i + 8 <= n; i += 8) {
-        const __m256 x = xdi_avx2_abs(xdi_avx2_load(data, dtype, i));
-        const __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)),
-                      b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
-        const __m256d a2 = type == XD_NORM_L2 ? _mm256_mul_pd(a, a) : a,
-                      b2 = type == XD_NORM_L2 ? _mm256_mul_pd(b, b) : b;
-        if (i & 8) {
-            low2 = _mm256_add_pd(low2, a2);
-            high2 = _mm256_add_pd(high2, b2);
-        } else {
-            low = _mm256_add_pd(low, a2);
-            high = _mm256_add_pd(high, b2);
-        }
-    }
-    const double sum = xdi_avx2_sum(_mm256_add_pd(_mm256_add_pd(low, low2), _mm256_add_pd(high, high2)));
-    return sum + xdi_avx2_rest(data, dtype, type, i, n);
-}
-
-static const xdi_span_kernels xdi_avx2_spans = {
-    xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,      xdi_avx2_sgd, xdi_avx2_lerp,
-    xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum, NULL,         true,
-};
-
-XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)
-#endif
-
-/* >>kernel/simd/span_avx512.c */
-
-/* Spans of sixteen lanes. What is left over at the end goes the same way under a mask; whole vectors have none, because
- * some processors do not fetch ahead for a masked load: a quarter of the speed where memory decides. */
-
-#if defined(XDI_X86)
-#    include <float.h>
-#    include <immintrin.h>
-
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-#    define XDI_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
-
-/* The first `left` of 16 lanes: 0 where none is left. */
-XDI_AVX512 static inline __mmask16 xdi_avx512_lanes(int64_t left) {
-    return left > 0 ? (__mmask16)(((uint32_t)1 << left) - 1u) : (__mmask16)0;
-}
-
-/* Sixteen elements, zeros for those past `left`. */
-XDI_AVX512 static inline __m512 xdi_avx512_get(const float *x, int64_t left) {
-    return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(xdi_avx512_lanes(left), x);
-}
-
-XDI_AVX512 static inline __m256i xdi_avx512_get_half(const uint16_t *x, int64_t left) {
-    return left >= 16 ? _mm256_loadu_si256((const __m256i *)x)
-                      : _mm256_maskz_loadu_epi16(xdi_avx512_lanes(left), x);
-}
-
-/* The first `left` of sixteen elements at most. */
-XDI_AVX512 static inline void xdi_avx512_put(float *to, int64_t left, __m512 x) {
-    if (left >= 16)
-        _mm512_storeu_ps(to, x);
-    else
-        _mm512_mask_storeu_ps(to, xdi_avx512_lanes(left), x);
-}
-
-XDI_AVX512 static inline void xdi_avx512_put_half(uint16_t *to, int64_t left, __m256i x) {
-    if (left >= 16)
-        _mm256_storeu_si256((__m256i *)to, x);
-    else
-        _mm256_mask_storeu_epi16(to, xdi_avx512_lanes(left), x);
-}
-
-/* See xdi_span_rounded. */
-XDI_AVX512 static inline __m512 xdi_avx512_rounded(__m512 product) {
-    __asm__("" : "+v"(product));
-    return product;
-}
-
-XDI_AVX512 static inline __m512 xdi_avx512_abs(__m512 x) {
-    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff)));
-}
-
-XDI_AVX512 static inline __m512 xdi_avx512_from_half(__m256i half, xd_dtype dtype) {
-    if (dtype == XD_DTYPE_F16) return _mm512_cvtph_ps(half);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
-
-/* To nearest even in integers: the instruction for it flushes subnormals. */
-XDI_AVX512 static inline __m256i xdi_avx512_to_bf16(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
-    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
-    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)));
-}
-
-XDI_AVX512 static void xdi_avx512_widen(const uint16_t *from, xd_dtype dtype, float *to, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m256i half = xdi_avx512_get_half(from + i, n - i);
-        xdi_avx512_put(to + i, n - i, xdi_avx512_from_half(half, dtype));
-    }
-}
-
-XDI_AVX512 static void xdi_avx512_narrow(const float *from, uint16_t *to, xd_dtype dtype, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m512 x = xdi_avx512_get(from + i, n - i);
-        const __m256i half = dtype == XD_DTYPE_F16
-                                 ? _mm512_maskz_cvtps_ph((__mmask16)0xffffu, x, _MM_FROUND_TO_NEAREST_INT)
-                                 : xdi_avx512_to_bf16(x);
-        xdi_avx512_put_half(to + i, n - i, half);
-    }
-}
-
-XDI_AVX512 static inline __m512 xdi_avx512_gradient(const xd_update_args *args, __m512 g) {
-    if (args->gradient_scale) g = xdi_avx512_rounded(_mm512_mul_ps(g, _mm512_set1_ps(*args->gradient_scale)));
-    return args->maximize ? _mm512_xor_ps(g, _mm512_set1_ps(-0.0f)) : g;
-}
-
-XDI_AVX512 static void xdi_avx512_adam(const xd_update_args *args, const xd_update_array *a,
-                                       const float *gradient, int64_t at, int64_t n) {
-    const __m512 rise1 = _mm512_set1_ps(args->one_minus_beta1), rise2 = _mm512_set1_ps(args->one_minus_beta2);
-    const __m512 beta2 = _mm512_set1_ps(args->beta2), eps = _mm512_set1_ps(args->eps);
-    const __m512 step = _mm512_set1_ps(-a->step_size), correction = _mm512_set1_ps(a->root_correction);
-    const __m512 decay = _mm512_set1_ps(a->decay), coupled = _mm512_set1_ps(a->weight_decay);
-    float *master = a->master + at, *first = a->first + at, *second = a->second + at;
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m512 p = xdi_avx512_get(master + i, n - i);
-        __m512 m = xdi_avx512_get(first + i, n - i), v = xdi_avx512_get(second + i, n - i);
-        __m512 g = xdi_avx512_gradient(args, xdi_avx512_get(gradient + i, n - i));
-        if (args->couple_decay) g = _mm512_fmadd_ps(coupled, p, g);
-        const __m512 kept = args->couple_decay ? p : _mm512_mul_ps(p, decay);
-        m = _mm512_fmadd_ps(rise1, _mm512_sub_ps(g, m), m);
-        v = _mm512_fmadd_ps(rise2, _mm512_mul_ps(g, g), _mm512_mul_ps(beta2, v));
-        const __m512 denominator = _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), correction), eps);
-        xdi_avx512_put(master + i, n - i, _mm512_fmadd_ps(step, _mm512_div_ps(m, denominator), kept));
-        xdi_avx512_put(first + i, n - i, m);
-        xdi_avx512_put(second + i, n - i, v);
-    }
-}
-
-XDI_AVX512 static void xdi_avx512_sgd(const xd_update_args *args, const xd_update_array *a,
-                                      const float *gradient, int64_t at, int64_t n) {
-    const __m512 decay = _mm512_set1_ps(a->weight_decay), momentum = _mm512_set1_ps(args->momentum);
-    const __m512 step = _mm512_set1_ps(-a->step_size);
-    float *master = a->master + at, *first = a->first + at;
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m512 p = xdi_avx512_get(master + i, n - i);
-        __m512 buffer = xdi_avx512_gradient(args, xdi_avx512_get(gradient + i, n - i));
-        buffer = _mm512_fmadd_ps(decay, p, buffer);
-        if (!a->fresh) buffer = _mm512_fmadd_ps(momentum, xdi_avx512_get(first + i, n - i), buffer);
-        xdi_avx512_put(first + i, n - i, buffer);
-        xdi_avx512_put(master + i, n - i, _mm512_fmadd_ps(step, buffer, p));
-    }
-}
-
-/* Where the average of a target and a source is; see lerp in cpu/optimizer.c. */
-XDI_AVX512 static inline __m512 xdi_avx512_moved(const xdi_span_average *average, __m512 t, __m512 x) {
-    const bool from_target = average->weight > -0.5f && average->weight < 0.5f;
-    const __m512 weight = _mm512_set1_ps(average->weight), keep = _mm512_set1_ps(average->keep);
-    const __m512 factor = _mm512_set1_ps(from_target ? average->weight : average->weight - 1.0f);
-    if (average->weighted_sum) return _mm512_fmadd_ps(weight, x, _mm512_mul_ps(keep, t));
-    return _mm512_fmadd_ps(factor, _mm512_sub_ps(x, t), from_target ? t : x);
-}
-
-XDI_AVX512 static void xdi_avx512_lerp(const xdi_span_average *average, float *target, const float *source,
-                                       int64_t n) {
-    const xdi_span_average a = *average; /* stores cannot change a copy */
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m512 t = xdi_avx512_get(target + i, n - i);
-        const __m512 x = xdi_avx512_get(source + i, n - i);
-        xdi_avx512_put(target + i, n - i, xdi_avx512_moved(&a, t, x));
-    }
-}
-
-/* The same from bf16, without a widened copy in between. */
-XDI_AVX512 static void xdi_avx512_lerp_bf16(const xdi_span_average *average, float *target,
-                                            const uint16_t *source, int64_t n) {
-    const xdi_span_average a = *average;
-    for (int64_t i = 0; i < n; i += 16) {
-        const __m512 t = xdi_avx512_get(target + i, n - i);
-        const __m512 x = xdi_avx512_from_half(xdi_avx512_get_half(source + i, n - i), XD_DTYPE_BF16);
-        xdi_avx512_put(target + i, n - i, xdi_avx512_moved(&a, t, x));
-    }
-}
-
-XDI_AVX512 static void xdi_avx512_scale(float *x, float factor, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) {
-        xdi_avx512_put(x + i, n - i, _mm512_mul_ps(xdi_avx512_get(x + i, n - i), _mm512_set1_ps(factor)));
-    }
-}
-
-XDI_AVX512 static void xdi_avx512_add(float *sum, const float *x, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) {
-        xdi_avx512_put(sum + i, n - i,
-                       _mm512_add_ps(xdi_avx512_get(sum + i, n - i), xdi_avx512_get(x + i, n - i)));
-    }
-}
-
-/* Sixteen elements from `i` on, zeros past the end. */
-XDI_AVX512 static inline __m512 xdi_avx512_load(const void *data, xd_dtype dtype, int64_t i, int64_t n) {
-    if (dtype == XD_DTYPE_F32) return xdi_avx512_get((const float *)data + i, n - i);
-    return xdi_avx512_from_half(xdi_avx512_get_half((const uint16_t *)data + i, n - i), dtype);
-}
-
-XDI_AVX512 static double xdi_avx512_sum(__m512d x) {
-    double lanes[8];
-    _mm512_storeu_pd(lanes, x);
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-}
-
-/* Magnitudes of f32 order like their bits, infinity and NaN above all. */
-XDI_AVX512 static double xdi_avx512_largest(const void *data, xd_dtype dtype, int64_t n) {
-    __m512i largest = _mm512_setzero_si512();
-    uint32_t lanes[16], top = 0;
-    for (int64_t i = 0; i < n; i += 16)
-        largest = _mm512_max_epu32(largest,
-                                   _mm512_castps_si512(xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n))));
-    _mm512_storeu_si512(lanes, largest);
-    for (int k = 0; k < 16; k++) top = lanes[k] > top ? lanes[k] : top;
-    float value;
-    memcpy(&value, &top, sizeof value);
-    return (double)value;
-}
-
-/* 32 halves, zeros for those past `left`. */
-XDI_AVX512 static inline __m512i xdi_avx512_get_pairs(const uint16_t *x, int64_t left) {
-    const __mmask32 lanes = left > 0 && left < 32 ? (__mmask32)((1u << left) - 1u) : 0;
-    return left >= 32 ? _mm512_loadu_si512(x) : _mm512_maskz_loadu_epi16(lanes, x);
-}
-
-/* The sum of f32 lanes in double. */
-XDI_AVX512 static double xdi_avx512_total(__m512 x) {
-    return xdi_avx512_sum(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)),
-                                        _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
-}
-
-/* Squares of bf16 are exact in f32, so f32 lanes add up to eight of them and lose at most 2^-21 of the
- * sum. They overflow or vanish where double would not: such a span is told by its sum and returns -1. */
-XDI_AVX512 static double xdi_avx512_squares_bf16(const uint16_t *x, int64_t n) {
-    const __m512i top = _mm512_set1_epi32((int32_t)0xffff0000);
-    __m512 even = _mm512_setzero_ps(), odd = even, even2 = even, odd2 = even;
-    for (int64_t i = 0; i < n; i += 64) {
-        const __m512i pair = xdi_avx512_get_pairs(x + i, n - i);
-        const __m512i pair2 = xdi_avx512_get_pairs(x + i + 32, n - i - 32);
-        const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-        const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pair, top));
-        const __m512 low2 = _mm512_castsi512_ps(_mm512_slli_epi32(pair2, 16));
-        const __m512 high2 = _mm512_castsi512_ps(_mm512_and_si512(pair2, top));
-        even = _mm512_fmadd_ps(low, low, even);
-        odd = _mm512_fmadd_ps(high, high, odd);
-        even2 = _mm512_fmadd_ps(low2, low2, even2);
-        odd2 = _mm512_fmadd_ps(high2, high2, odd2);
-    }
-    const double sum = xdi_avx512_total(_mm512_add_ps(_mm512_add_ps(even, odd), _mm512_add_ps(even2, odd2)));
-    return sum > XDI_SPAN_LEAST_SQUARES && sum <= DBL_MAX ? sum : -1.0;
-}
-
-/* Squares or magnitudes in double. `dtype` and `square` are constants where it matters. */
-XDI_AVX512 static inline __attribute__((always_inline)) double
-xdi_avx512_powers(const void *data, xd_dtype dtype, bool square, int64_t n) {
-    __m512d low = _mm512_setzero_pd(), high = low, low2 = low, high2 = low;
-    for (int64_t i = 0; i < n; i += 32) {
-        const __m512 x = xdi_avx512_abs(xdi_avx512_load(data, dtype, i, n));
-        const __m512 y = xdi_avx512_abs(xdi_avx512_load(data, dtype, i + 16, n));
-        const __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x)),
-                      b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
-        const __m512d c = _mm512_cvtps_pd(_mm512_castps512_ps256(y)),
-                      d = _mm512_cvtps_pd(_mm512_extractf32x8_ps(y, 1));
-        low = square ? _mm512_fmadd_pd(a, a, low) : _mm512_add_pd(a, low);
-        high = square ? _mm512_fmadd_pd(b, b, high) : _mm512_add_pd(b, high);
-        low2 = square ? _mm512_fmadd_pd(c, c, low2) : _mm512_add_pd(c, low2);
-        high2 = square ? _mm512_fmadd_pd(d, d, high2) : _mm512_add_pd(d, high2);
-    }
-    return xdi_avx512_sum(_mm512_add_pd(_mm512_add_pd(low, low2), _mm512_add_pd(high, high2)));
-}
-
-XDI_AVX512 static double xdi_avx512_power_sum(const void *data, xd_dtype dtype, xd_norm_type type,
-                                              int64_t n) {
-    if (type == XD_NORM_MAX) return xdi_avx512_largest(data, dtype, n);
-    if (type == XD_NORM_L2 && dtype == XD_DTYPE_F32) return xdi_avx512_powers(data, XD_DTYPE_F32, true, n);
-    if (type == XD_NORM_L2 && dtype == XD_DTYPE_BF16) {
-        const double sum = xdi_avx512_squares_bf16((const uint16_t *)data, n);
-        if (sum >= 0.0) return sum;
-    }
-    return xdi_avx512_powers(data, dtype, type == XD_NORM_L2, n);
-}
-
-static const xdi_span_kernels xdi_avx512_spans = {
-    xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,      xdi_avx512_sgd,       xdi_avx512_lerp,
-    xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum, xdi_avx512_lerp_bf16, true,
-};
-
-XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-#endif
-
-/* >>kernel/simd/optimizer.c */
-
-/* Which spans a CPU level uses. */
-
-/* A machine without a level never runs it; see xd_kernels_cpu. */
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level) {
-    if (level == XD_CPU_PLAIN) return xdi_span_kernels_plain();
-#if defined(XDI_X86)
-    if (level >= XD_CPU_AVX512) return xdi_span_kernels_avx512();
-    if (level == XD_CPU_AVX2) return xdi_span_kernels_avx2();
-#endif
-    return xdi_span_kernels_portable();
-}
-
-XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level) {
-    if (level == XD_CPU_PLAIN) return *xdi_optimizer_kernels_plain();
-#if defined(XDI_X86)
-    if (level >= XD_CPU_AVX512) return *xdi_optimizer_kernels_avx512();
-    if (level == XD_CPU_AVX2) return *xdi_optimizer_kernels_avx2();
-#endif
-    return *xdi_optimizer_kernels_portable();
 }
 
 /* >>kernel/simd/reduce.c */
@@ -16087,446 +15467,6 @@ static xd_result xdi_fast_reduce_pieces(const xd_launch *launch, void *out, cons
 
 XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels) {
     kernels->pieces = xdi_fast_reduce_pieces;
-}
-
-/* >>kernel/simd/matmul.c */
-
-/* The matrix product's tiles and packing in vectors, and the choice of a level's. */
-
-#if defined(XDI_X86)
-#    include <immintrin.h>
-
-/* ---- tiles ---- */
-
-/* 6 x 16: twelve sums of eight lanes, two for b and one for a leave one of the sixteen registers free. */
-__attribute__((target("avx2,fma"))) static void xdi_matmul_tile_avx2(int64_t k, const void *packed_a,
-                                                                     const void *packed_b, float *tile,
-                                                                     int64_t stride, bool accumulate) {
-    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
-    __m256 sum[6][2];
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 6; i++) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
-    for (int64_t p = 0; p < k; p++, a += 6, b += 16) {
-        const __m256 left = _mm256_loadu_ps(b), right = _mm256_loadu_ps(b + 8);
-        XDI_MATMUL_UNROLL
-        for (int i = 0; i < 6; i++) {
-            const __m256 factor = _mm256_set1_ps(a[i]);
-            sum[i][0] = _mm256_fmadd_ps(factor, left, sum[i][0]);
-            sum[i][1] = _mm256_fmadd_ps(factor, right, sum[i][1]);
-        }
-    }
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 6; i++) XDI_MATMUL_UNROLL
-    for (int j = 0; j < 2; j++) {
-        float *out = tile + i * stride + 8 * j;
-        _mm256_storeu_ps(out, accumulate ? _mm256_add_ps(_mm256_loadu_ps(out), sum[i][j]) : sum[i][j]);
-    }
-}
-
-__attribute__((target("avx512f"))) static inline void
-xdi_matmul_store_avx512(__m512 (*sum)[2], float *tile, int64_t stride, bool accumulate) {
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 8; i++) XDI_MATMUL_UNROLL
-    for (int j = 0; j < 2; j++) {
-        float *out = tile + i * stride + 16 * j;
-        _mm512_storeu_ps(out, accumulate ? _mm512_add_ps(_mm512_loadu_ps(out), sum[i][j]) : sum[i][j]);
-    }
-}
-
-/* 8 x 32: sixteen sums of sixteen lanes. */
-__attribute__((target("avx512f"))) static void xdi_matmul_tile_avx512(int64_t k, const void *packed_a,
-                                                                      const void *packed_b, float *tile,
-                                                                      int64_t stride, bool accumulate) {
-    const float *a = (const float *)packed_a, *b = (const float *)packed_b;
-    __m512 sum[8][2];
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
-    for (int64_t p = 0; p < k; p++, a += 8, b += 32) {
-        const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + 16);
-        XDI_MATMUL_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const __m512 factor = _mm512_set1_ps(a[i]);
-            sum[i][0] = _mm512_fmadd_ps(factor, left, sum[i][0]);
-            sum[i][1] = _mm512_fmadd_ps(factor, right, sum[i][1]);
-        }
-    }
-    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
-}
-
-/* The same tile in pairs of bf16: twice the terms an instruction. */
-__attribute__((target("avx512f,avx512bf16"))) static void
-xdi_matmul_tile_bf16(int64_t k, const void *packed_a, const void *packed_b, float *tile, int64_t stride,
-                     bool accumulate) {
-    const int32_t *a = (const int32_t *)packed_a, *b = (const int32_t *)packed_b;
-    __m512 sum[8][2];
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 8; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
-    for (int64_t p = 0; p < k; p += 2, a += 8, b += 32) {
-        const __m512bh left = (__m512bh)_mm512_loadu_si512((const void *)b);
-        const __m512bh right = (__m512bh)_mm512_loadu_si512((const void *)(b + 16));
-        XDI_MATMUL_UNROLL
-        for (int i = 0; i < 8; i++) {
-            const __m512bh factor = (__m512bh)_mm512_set1_epi32(a[i]);
-            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], factor, left);
-            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], factor, right);
-        }
-    }
-    xdi_matmul_store_avx512(sum, tile, stride, accumulate);
-}
-
-/* ---- packing ---- */
-
-/* Lines whose terms lie side by side are turned in registers, eight lines by eight terms. */
-#    define XDI_MATMUL_256 __attribute__((target("avx2")))
-#    define XDI_MATMUL_256_INLINE static inline __attribute__((always_inline, target("avx2")))
-
-/* Eight terms of a line as f32. `narrow`, the dtype, is a constant where these are called. */
-XDI_MATMUL_256_INLINE __m256 xdi_matmul_eight(const void *data, bool narrow, int64_t at) {
-    if (!narrow) return _mm256_loadu_ps((const float *)data + at);
-    const __m128i bits = _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)data + at));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
-/* x[i] = column i of the 8 x 8 numbers whose rows x held. */
-XDI_MATMUL_256_INLINE void xdi_matmul_turn(__m256 *x) {
-    __m256 pair[8], four[8];
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 8; i += 2) {
-        pair[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
-        pair[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
-    }
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 8; i += 4) XDI_MATMUL_UNROLL
-    for (int j = 0; j < 2; j++) {
-        four[i + 2 * j] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0x44);
-        four[i + 2 * j + 1] = _mm256_shuffle_ps(pair[i + j], pair[i + j + 2], 0xee);
-    }
-    XDI_MATMUL_UNROLL
-    for (int i = 0; i < 4; i++) {
-        x[i] = _mm256_permute2f128_ps(four[i], four[i + 4], 0x20);
-        x[i + 4] = _mm256_permute2f128_ps(four[i], four[i + 4], 0x31);
-    }
-}
-
-/* Asks for the lines behind those that are turned, when element p begins a cache line. */
-static inline void xdi_matmul_fetch_lines(const xdi_matmul_lines *x, int64_t size, int64_t line, int64_t p) {
-    if (p % (XDI_MATMUL_LINE / size) != 0 || line + 2 * XDI_MATMUL_AHEAD > x->lines) return;
-    XDI_MATMUL_UNROLL
-    for (int64_t i = 0; i < XDI_MATMUL_AHEAD; i++)
-        xdi_matmul_fetch(x->data, (line + XDI_MATMUL_AHEAD + i) * x->line_stride + p, size);
-}
-
-/* `count` <= 8 lines from number `line` on. Eight lanes are stored all the same: what stands behind the lines
- * is written again by the next term, or, behind the last one, is the panel's own slack. */
-XDI_MATMUL_256_INLINE void xdi_matmul_turn_lines(const xdi_matmul_lines *x, bool narrow, int64_t line,
-                                                 int64_t count, int64_t width, float *packed) {
-    int64_t p = 0;
-    for (; p + 8 <= x->terms; p += 8) {
-        __m256 block[8];
-        xdi_matmul_fetch_lines(x, narrow ? 2 : 4, line, p);
-        XDI_MATMUL_UNROLL
-        for (int64_t i = 0; i < 8; i++)
-            block[i] = i < count ? xdi_matmul_eight(x->data, narrow, (line + i) * x->line_stride + p)
-                                 : _mm256_setzero_ps();
-        xdi_matmul_turn(block);
-        XDI_MATMUL_UNROLL
-        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps(packed + (p + i) * width, block[i]);
-    }
-    for (; p < x->terms; p++)
-        for (int64_t i = 0; i < count; i++)
-            packed[p * width + i] = xdi_matmul_float(x, (line + i) * x->line_stride + p);
-}
-
-/* `narrow`, the dtype, is a constant where these are called. */
-XDI_MATMUL_256_INLINE void xdi_matmul_turned(const xdi_matmul_lines *x, bool narrow,
-                                             const xdi_matmul_panels *to) {
-    const int64_t width = to->width, group = width < 8 ? width : 8;
-    char *panel = to->data;
-    for (int64_t begin = 0; begin < x->lines; begin += width, panel += to->bytes)
-        for (int64_t i = 0; i < width && begin + i < x->lines; i += group) {
-            const int64_t count = xdi_matmul_smaller(group, x->lines - begin - i);
-            xdi_matmul_turn_lines(x, narrow, begin + i, count, width, (float *)(void *)panel + i);
-        }
-}
-
-/* Asks for the terms behind those that are copied, of lines that lie side by side. */
-static inline void xdi_matmul_fetch_terms(const xdi_matmul_lines *x, int64_t size, int64_t p) {
-    const int64_t ahead = (p + XDI_MATMUL_AHEAD) * x->term_stride;
-    if (p + XDI_MATMUL_AHEAD >= x->terms) return;
-    for (int64_t line = 0; line < x->lines; line += XDI_MATMUL_LINE / size)
-        xdi_matmul_fetch(x->data, ahead + line, size);
-}
-
-/* Lines that lie side by side, term by term. Eight lanes are stored also where a panel has six, as above. */
-XDI_MATMUL_256_INLINE void xdi_matmul_beside(const xdi_matmul_lines *x, bool narrow,
-                                             const xdi_matmul_panels *to) {
-    const int64_t width = to->width, bytes = to->bytes, lines = x->lines, eights = width < 8 ? 8 : width;
-    for (int64_t p = 0; p < x->terms; p++) {
-        const int64_t from = p * x->term_stride;
-        char *packed = to->data + p * width * 4;
-        int64_t begin = 0, i;
-        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p);
-        for (; begin + eights <= lines; begin += width, packed += bytes)
-            for (i = 0; i < eights; i += 8)
-                _mm256_storeu_ps((float *)(void *)packed + i,
-                                 xdi_matmul_eight(x->data, narrow, from + begin + i));
-        for (; begin < lines; begin += width, packed += bytes) {
-            for (i = 0; begin + i + 8 <= lines; i += 8)
-                _mm256_storeu_ps((float *)(void *)packed + i,
-                                 xdi_matmul_eight(x->data, narrow, from + begin + i));
-            for (; i < width && begin + i < lines; i++)
-                ((float *)(void *)packed)[i] = xdi_matmul_float(x, from + begin + i);
-        }
-    }
-}
-
-XDI_MATMUL_256 static void xdi_matmul_pack_turned(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
-    if (x->dtype == XD_DTYPE_F32)
-        xdi_matmul_turned(x, false, to);
-    else
-        xdi_matmul_turned(x, true, to);
-}
-
-XDI_MATMUL_256 static void xdi_matmul_pack_beside(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
-    if (x->dtype == XD_DTYPE_F32)
-        xdi_matmul_beside(x, false, to);
-    else
-        xdi_matmul_beside(x, true, to);
-}
-
-/* packed[p / 2 * width + line] holds terms p (low half) and p + 1 of a line; the term behind the last is 0.
- * Only the kernel that multiplies pairs wants them, so a machine that gets here has wide vectors. */
-
-#    define XDI_MATMUL_512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
-#    define XDI_MATMUL_512_INLINE \
-        static inline __attribute__((always_inline, target("avx2,avx512f,avx512bw,avx512vl")))
-
-/* gcc 12 takes the undefined operand of its own intrinsics for a mistake. */
-#    if !defined(__clang__)
-#        pragma GCC diagnostic push
-#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#        pragma GCC diagnostic ignored "-Wuninitialized"
-#    endif
-
-/* Sixteen elements of two and of four bytes, zeros where the mask has none. Not every processor fetches ahead for a masked
- * load, so whole vectors have no mask. */
-XDI_MATMUL_512_INLINE __m256i xdi_matmul_load_half(const uint16_t *x, __mmask16 lanes) {
-    return lanes == 0xffffu ? _mm256_loadu_si256((const __m256i *)x) : _mm256_maskz_loadu_epi16(lanes, x);
-}
-
-XDI_MATMUL_512_INLINE __m512 xdi_matmul_load(const float *x, __mmask16 lanes) {
-    return lanes == 0xffffu ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(lanes, x);
-}
-
-/* Sixteen numbers from `data` on as bf16, in the low halves of the lanes; only those of the mask are read. */
-XDI_MATMUL_512_INLINE __m512i xdi_matmul_halves(const void *data, bool narrow, int64_t at, __mmask16 lanes) {
-    if (narrow) return _mm512_cvtepu16_epi32(xdi_matmul_load_half((const uint16_t *)data + at, lanes));
-    const __m512 x = xdi_matmul_load((const float *)data + at, lanes);
-    const __m512i bits = _mm512_castps_si512(x), top = _mm512_srli_epi32(bits, 16);
-    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
-    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
-    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_mask_or_epi32(rounded, nan, top, _mm512_set1_epi32(0x40)); /* a NaN stays one */
-}
-
-XDI_MATMUL_512_INLINE __mmask16 xdi_matmul_mask(int64_t left) {
-    if (left <= 0) return 0;
-    return left >= 16 ? (__mmask16)0xffffu : (__mmask16)((1u << left) - 1u);
-}
-
-/* Pairs of terms of sixteen lines that lie side by side. */
-XDI_MATMUL_512_INLINE __m512i xdi_matmul_sixteen_pairs(const void *data, bool narrow, int64_t first,
-                                                       int64_t second, __mmask16 low, __mmask16 high) {
-    return _mm512_or_si512(xdi_matmul_halves(data, narrow, first, low),
-                           _mm512_slli_epi32(xdi_matmul_halves(data, narrow, second, high), 16));
-}
-
-/* Lines that lie side by side, as xdi_matmul_beside. A vector goes to one panel, or half of it to each of
- * two: a block has room for an even number of panels so narrow. `narrow`, the dtype, is a constant. */
-XDI_MATMUL_512_INLINE void xdi_matmul_pair_beside(const xdi_matmul_lines *x, bool narrow,
-                                                  const xdi_matmul_panels *to) {
-    const void *data = x->data;
-    const int64_t width = to->width, bytes = to->bytes, lines = x->lines;
-    const int64_t step = width < 16 ? 16 : width, jump = width < 16 ? 2 * bytes : bytes;
-    for (int64_t p = 0; p < x->terms; p += 2) {
-        const int64_t first = p * x->term_stride, second = first + x->term_stride;
-        const bool both = p + 1 < x->terms;
-        char *packed = to->data + p / 2 * width * 4;
-        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p);
-        xdi_matmul_fetch_terms(x, narrow ? 2 : 4, p + 1);
-        for (int64_t begin = 0; begin < lines; begin += step, packed += jump)
-            for (int64_t i = 0; i < step; i += 16) {
-                const int64_t line = begin + i;
-                const __mmask16 lanes = xdi_matmul_mask(lines - line);
-                const __m512i pairs = both && line + 16 <= lines
-                                          ? xdi_matmul_sixteen_pairs(data, narrow, first + line,
-                                                                     second + line, 0xffffu, 0xffffu)
-                                          : xdi_matmul_sixteen_pairs(data, narrow, first + line,
-                                                                     second + line, lanes, both ? lanes : 0);
-                if (width < 16) {
-                    _mm256_storeu_si256((__m256i *)(void *)packed, _mm512_castsi512_si256(pairs));
-                    _mm256_storeu_si256((__m256i *)(void *)(packed + bytes),
-                                        _mm512_extracti64x4_epi64(pairs, 1));
-                } else {
-                    _mm512_storeu_si512((void *)(packed + i * 4), pairs);
-                }
-            }
-    }
-}
-
-/* Eight pairs of a line, as lanes to turn. */
-XDI_MATMUL_512_INLINE __m256 xdi_matmul_eight_pairs(const void *data, bool narrow, int64_t at) {
-    if (narrow) return _mm256_loadu_ps((const float *)(const void *)((const uint16_t *)data + at));
-    return _mm256_castsi256_ps(_mm512_cvtepi32_epi16(xdi_matmul_halves(data, false, at, 0xffffu)));
-}
-
-static inline uint32_t xdi_matmul_half(const xdi_matmul_lines *x, int64_t at) {
-    return x->dtype == XD_DTYPE_BF16 ? (uint32_t)((const uint16_t *)x->data)[at]
-                                     : (uint32_t)xdi_matmul_narrow(((const float *)x->data)[at]);
-}
-
-/* The terms of a line from number p on, one pair after the other. */
-static void xdi_matmul_pair_line(const xdi_matmul_lines *x, int64_t line, int64_t p, int64_t width,
-                                 uint32_t *packed) {
-    const int64_t from = line * x->line_stride, stride = x->term_stride;
-    for (; p + 1 < x->terms; p += 2)
-        packed[p / 2 * width] =
-            xdi_matmul_half(x, from + p * stride) | xdi_matmul_half(x, from + (p + 1) * stride) << 16;
-    if (p < x->terms) packed[p / 2 * width] = xdi_matmul_half(x, from + p * stride);
-}
-
-/* Eight lines whose terms lie side by side, turned eight pairs at a time; returns how many terms it took. */
-XDI_MATMUL_512_INLINE int64_t xdi_matmul_pair_turn(const xdi_matmul_lines *x, bool narrow, int64_t line,
-                                                   int64_t width, uint32_t *packed) {
-    const int64_t whole = x->terms / 16 * 16;
-    for (int64_t p = 0; p < whole; p += 16, packed += 8 * width) {
-        __m256 block[8];
-        xdi_matmul_fetch_lines(x, narrow ? 2 : 4, line, p);
-        XDI_MATMUL_UNROLL
-        for (int64_t i = 0; i < 8; i++)
-            block[i] = xdi_matmul_eight_pairs(x->data, narrow, (line + i) * x->line_stride + p);
-        xdi_matmul_turn(block);
-        XDI_MATMUL_UNROLL
-        for (int64_t i = 0; i < 8; i++) _mm256_storeu_ps((float *)(void *)(packed + i * width), block[i]);
-    }
-    return whole;
-}
-
-/* Eight lines of a panel at a time. */
-XDI_MATMUL_512_INLINE void xdi_matmul_pair_turned(const xdi_matmul_lines *x, bool narrow,
-                                                  const xdi_matmul_panels *to) {
-    char *panel = to->data;
-    for (int64_t begin = 0; begin < x->lines; begin += to->width, panel += to->bytes)
-        for (int64_t i = 0; i < to->width && begin + i < x->lines; i += 8) {
-            const int64_t line = begin + i, lines = xdi_matmul_smaller(8, x->lines - line);
-            uint32_t *packed = (uint32_t *)(void *)panel + i;
-            const int64_t p = lines < 8 ? 0 : xdi_matmul_pair_turn(x, narrow, line, to->width, packed);
-            for (int64_t j = 0; j < lines && p < x->terms; j++)
-                xdi_matmul_pair_line(x, line + j, p, to->width, packed + j);
-        }
-}
-
-static void xdi_matmul_pair_apart(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
-    for (int64_t line = 0; line < x->lines; line++)
-        xdi_matmul_pair_line(x, line, 0, to->width,
-                             (uint32_t *)(void *)(to->data + line / to->width * to->bytes) +
-                                 line % to->width);
-}
-
-XDI_MATMUL_512 static void xdi_matmul_pack_pairs(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
-    const bool narrow = x->dtype == XD_DTYPE_BF16;
-    if (x->term_stride == 1 && narrow)
-        xdi_matmul_pair_turned(x, true, to);
-    else if (x->term_stride == 1)
-        xdi_matmul_pair_turned(x, false, to);
-    else if (x->line_stride == 1 && narrow)
-        xdi_matmul_pair_beside(x, true, to);
-    else if (x->line_stride == 1)
-        xdi_matmul_pair_beside(x, false, to);
-    else
-        xdi_matmul_pair_apart(x, to);
-}
-
-#    if !defined(__clang__)
-#        pragma GCC diagnostic pop
-#    endif
-
-/* Widened or copied as f32, by whichever stride is 1. */
-static void xdi_matmul_pack_wide(const xdi_matmul_lines *x, const xdi_matmul_panels *to) {
-    if (x->term_stride == 1)
-        xdi_matmul_pack_turned(x, to);
-    else if (x->line_stride == 1)
-        xdi_matmul_pack_beside(x, to);
-    else
-        xdi_matmul_pack_plain(x, to);
-}
-#endif
-
-/* ---- levels ---- */
-
-static xdi_matmul_kernel xdi_matmul_kernel_of(xd_cpu_level level, bool bf16) {
-    xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, xdi_matmul_pack_plain, 4, 8, false };
-#if defined(XDI_X86)
-    if ((int)level >= (int)XD_CPU_AVX2) kernel.pack = xdi_matmul_pack_wide;
-    if (level == XD_CPU_AVX2) {
-        kernel.run = xdi_matmul_tile_avx2;
-        kernel.rows = 6;
-        kernel.cols = 16;
-    } else if ((int)level >= (int)XD_CPU_AVX512) {
-        kernel.pairs = bf16 && level == XD_CPU_AVX512_BF16;
-        kernel.run = kernel.pairs ? xdi_matmul_tile_bf16 : xdi_matmul_tile_avx512;
-        if (kernel.pairs) kernel.pack = xdi_matmul_pack_pairs;
-        kernel.rows = 8;
-        kernel.cols = 32;
-    }
-#else
-    (void)level;
-    (void)bf16;
-#endif
-    return kernel;
-}
-
-#if defined(XD_SGEMM)
-#    include <limits.h>
-
-enum { XDI_MATMUL_NO_TRANS = 111, XDI_MATMUL_TRANS = 112 }; /* the values of cblas.h */
-
-/* True when the product could be given to XD_SGEMM: f32, one stride of each matrix is 1, sizes fit an int. */
-static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *p) {
-    const bool a_plain = p->a.col_stride == 1, b_plain = p->b.col_stride == 1;
-    const int64_t lda = a_plain ? p->a.row_stride : p->a.col_stride;
-    const int64_t ldb = b_plain ? p->b.row_stride : p->b.col_stride;
-    if (xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT) return false;
-    if (p->a.dtype != XD_DTYPE_F32 || p->b.dtype != XD_DTYPE_F32) return false;
-    if ((!a_plain && p->a.row_stride != 1) || (!b_plain && p->b.row_stride != 1)) return false;
-    if (p->a.rows == 0 || p->a.cols == 0 || p->b.cols == 0) return false;
-    if (p->a.rows > INT_MAX || p->a.cols > INT_MAX || p->b.cols > INT_MAX || lda > INT_MAX || ldb > INT_MAX ||
-        p->out_stride > INT_MAX)
-        return false;
-    XD_SGEMM(a_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS,
-             b_plain ? XDI_MATMUL_NO_TRANS : XDI_MATMUL_TRANS, (int)p->a.rows, (int)p->b.cols, (int)p->a.cols,
-             1.0f, (const float *)p->a.data, (int)lda, (const float *)p->b.data, (int)ldb,
-             p->accumulate ? 1.0f : 0.0f, p->out, (int)p->out_stride);
-    return true;
-}
-#else
-static bool xdi_matmul_sgemm(const xd_launch *launch, const xd_matmul_args *args) {
-    (void)launch;
-    (void)args;
-    return false;
-}
-#endif
-
-XD_API void xd_matmul_cpu(xd_cpu_level level, const xd_matmul_args *args, void *workspace) {
-    const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(level, args->bf16);
-    xdi_matmul_run(&kernel, args, workspace);
-}
-
-XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args) {
-    const xdi_matmul_kernel kernel = xdi_matmul_kernel_of(xd_ctx_settings(launch->ctx)->cpu, args->bf16);
-    if (kernel.pairs || !xdi_matmul_sgemm(launch, args)) xdi_matmul_run(&kernel, args, launch->workspace);
-    return XD_OK;
 }
 
 /* >>kernel/kernels.c */
@@ -16603,6 +15543,7 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     xd_kernels kernels;
     if (level == XD_CPU_BEST) level = xd_cpu_best();
+    if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
     kernels.name = xd_cpu_level_name(level);
     kernels.device = XD_DEVICE_CPU;
     kernels.memory.allocate = xd_allocate;
@@ -40622,6 +39563,1389 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
 #endif /* XDISTILL_IMPLEMENTED */
 #endif /* XDISTILL_IMPLEMENTATION */
 
+#elif XDI_AGAIN == 1
+
+/* >>kernel/cpu/exact_math.inc */
+
+/* Exponentials, logarithms and the terms of INVARIANT mode on vectors xdi_w of double; see exact.h. */
+
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
+ * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
+    const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
+    const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
+    const xdi_w f = rest - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_LOW)), g = XDI_W(mul)(f, f);
+    xdi_w even = XDI_W(mul)(g, XDI_W(set)(2.7620078203806394e-07)) + 2.4801521317484083e-05;
+    xdi_w odd = XDI_W(mul)(g, XDI_W(set)(2.5100377619606372e-08)) + 2.7557268476553695e-06;
+    even = XDI_W(mul)(even, g) + 0.0013888888917199863;
+    odd = XDI_W(mul)(odd, g) + 0.00019841269863042963;
+    even = XDI_W(mul)(even, g) + 0.04166666666662416;
+    odd = XDI_W(mul)(odd, g) + 0.008333333333330063;
+    even = XDI_W(mul)(even, g) + 0.5;
+    odd = XDI_W(mul)(odd, g) + 0.16666666666666669;
+    *power = (xdi_w)(((XDI_W(words))t << 52) + XDI_EXACT_ONE_BITS);
+    return XDI_W(mul)(XDI_W(mul)(odd, f) + even, g) + f;
+}
+
+/* For x at most 700. */
+XDI_INLINE xdi_w XDI_W(exp)(xdi_w x) {
+    xdi_w power;
+    const xdi_w less_one = XDI_W(exp_parts)(XDI_W(larger)(x, XDI_W(set)(XDI_EXACT_LEAST)), &power);
+    return XDI_W(where)((XDI_W(mask))(x > XDI_EXACT_LEAST), XDI_W(mul)(less_one + 1.0, power));
+}
+
+/* ln(x + rest) of a normal x up to 1, where rest is less than a unit of x, and 0 for x below 1/2. */
+XDI_INLINE xdi_w XDI_W(log)(xdi_w x, xdi_w rest) {
+    const XDI_W(words) bits = (XDI_W(words))x, halvings = (XDI_EXACT_ROOT_BITS - bits) >> 52;
+    const xdi_w f = (xdi_w)(bits + (halvings << 52)) - 1.0, s = f / (f + 2.0), g = XDI_W(mul)(s, s);
+    const xdi_w n = (xdi_w)(halvings + XDI_EXACT_MAGIC_BITS) - XDI_EXACT_MAGIC;
+    xdi_w p = XDI_W(mul)(g, XDI_W(set)(0.14616484198366603)) + 0.1533171880828007;
+    p = XDI_W(mul)(p, g) + 0.18182889209266595;
+    p = XDI_W(mul)(p, g) + 0.22222211133642084;
+    p = XDI_W(mul)(p, g) + 0.2857142862598255;
+    p = XDI_W(mul)(p, g) + 0.3999999999989949;
+    p = XDI_W(mul)(p, g) + 0.666666666666667;
+    const xdi_w log = (f - XDI_W(mul)(s, f - XDI_W(mul)(p, g))) + rest;
+    return (log - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_LOW))) -
+           XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
+}
+
+/* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t:
+ * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */
+/* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */
+XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w *teacher, xdi_w *student) {
+    const xdi_w gap = t - s;
+    const XDI_W(mask) above = (XDI_W(mask))(gap > 0.0);
+    const xdi_w distance = (xdi_w)((XDI_W(words))gap | XDI_EXACT_SIGN);
+    xdi_w power;
+    const xdi_w less_one = XDI_W(exp_parts)(XDI_W(larger)(distance, XDI_W(set)(XDI_EXACT_LEAST)), &power);
+    const xdi_w quotient = XDI_W(mul)(less_one + 1.0, power);
+    const xdi_w below_one = XDI_W(mul)(less_one, power) + (power - 1.0);
+    const xdi_w larger = XDI_W(exp)(XDI_W(pick)(above, t, s));
+    const xdi_w smaller =
+        XDI_W(where)((XDI_W(mask))(distance > XDI_EXACT_LEAST), XDI_W(mul)(larger, quotient));
+    const xdi_w share = XDI_W(pick)(above, XDI_W(set)(1.0 - beta), XDI_W(set)(beta));
+    const xdi_w change = XDI_W(mul)(share, below_one), near = change + 1.0;
+    const XDI_W(mask) close = (XDI_W(mask))(quotient > 0.5);
+    const xdi_w mixture = XDI_W(pick)(close, near, (1.0 - share) + XDI_W(mul)(share, quotient));
+    const xdi_w log = -XDI_W(log)(mixture, XDI_W(where)(close, change - (near - 1.0))), far = log + distance;
+    const xdi_w q = XDI_W(pick)(above, larger, smaller), p = XDI_W(pick)(above, smaller, larger);
+    *teacher = XDI_W(where)((XDI_W(mask))(q > 0.0), q * XDI_W(pick)(above, log, far));
+    *student = XDI_W(where)((XDI_W(mask))(p > 0.0), p * (XDI_W(pick)(above, far, log) - top));
+}
+
+#elif XDI_AGAIN == 2
+
+/* >>kernel/simd/loops.inc */
+
+/* All inner loops for one vector width. Included by the file of a CPU level, which defines
+ *   xdi_v, XDI_V(name)      the vector of f32, and its operations: see simd.h
+ *   xdi_w, XDI_W(name)      the vector of double, two of which it widens to: see cpu/exact.h
+ *   XDI_INLINE, XDI_LEAF    attributes of what is inlined, and of what is called
+ * and gets the table XDI_V(loops). */
+
+/* >>kernel/simd/math.inc */
+
+/* Powers and logarithms of base 2, ends of arrays and sums of lanes, for one width; see loops.inc. */
+
+/* Element i of n and the ones behind it; past the end `fill`. */
+XDI_INLINE xdi_v XDI_V(read)(xdi_simd_array x, int64_t i, int64_t n, float fill) {
+    xdi_simd_array lanes;
+    float part[XDI_V(lanes)];
+    if (i + XDI_V(lanes) <= n) return XDI_V(load)(x, i);
+    lanes.data = part;
+    lanes.bf16 = false;
+    xdi_simd_part(x, i, n, XDI_V(lanes), fill, part);
+    return XDI_V(load)(lanes, 0);
+}
+
+XDI_INLINE void XDI_V(write)(xdi_simd_array x, int64_t i, int64_t n, xdi_v value) {
+    xdi_simd_array lanes;
+    float part[XDI_V(lanes)];
+    if (i + XDI_V(lanes) <= n) {
+        XDI_V(store)(x, i, value);
+        return;
+    }
+    lanes.data = part;
+    lanes.bf16 = false;
+    XDI_V(store)(lanes, 0, value);
+    xdi_simd_store_part(x, i, n, part);
+}
+
+/* Twice as many: one half after the other or, by parity, the even and the odd elements of bf16. */
+XDI_INLINE void XDI_V(read_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v *a, xdi_v *b) {
+    if (parity) {
+        XDI_V(load_two)(x, i, a, b);
+        return;
+    }
+    *a = XDI_V(load)(x, i);
+    *b = XDI_V(load)(x, i + XDI_V(lanes));
+}
+
+XDI_INLINE void XDI_V(write_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v a, xdi_v b) {
+    if (parity) {
+        XDI_V(store_two)(x, i, a, b);
+        return;
+    }
+    XDI_V(store)(x, i, a);
+    XDI_V(store)(x, i + XDI_V(lanes), b);
+}
+
+/* The same past the caches, to bf16 (parity) or f32. */
+XDI_INLINE void XDI_V(send_two)(xdi_simd_array x, int64_t i, bool parity, xdi_v a, xdi_v b) {
+    if (parity) {
+        XDI_V(stream_two)(x, i, a, b);
+        return;
+    }
+    XDI_V(stream)(x, i, a);
+    XDI_V(stream)(x, i + XDI_V(lanes), b);
+}
+
+/* A scaled power of 2 and what it takes, so that a loop makes the constants once, whatever it asks on its way. */
+typedef struct XDI_V(power_of) {
+    xdi_v factor, magic, low; /* in steps */
+    xdi_v exponent_factor,
+        exponent; /* log2 of the power, without the scale, is exponent_factor x - exponent */
+    xdi_v terms[XDI_V(terms)];
+} XDI_V(power_of);
+
+/* A number of 1.5 2^23 plus an integer holds the sum with a small number rounded to an integer. */
+XDI_INLINE void XDI_V(prepare)(const xdi_tile_power *power, float scale, XDI_V(power_of) * out) {
+    out->factor = XDI_V(set)(power->factor * (float)XDI_V(steps));
+    out->magic = XDI_V(set)(12582912.0f - power->whole * (float)XDI_V(steps));
+    out->low = XDI_V(set)(power->low);
+    out->exponent_factor = XDI_V(set)(power->factor);
+    out->exponent = XDI_V(set)(power->whole);
+    XDI_V(polynomial)(scale, out->terms);
+}
+
+/* The power is the product of the result and `whole`. */
+XDI_INLINE xdi_v XDI_V(exp2_parts)(xdi_v x, const XDI_V(power_of) * p, xdi_v *whole) {
+    const xdi_v clamped = XDI_V(max)(p->low, x);
+    const xdi_v t = XDI_V(fma)(clamped, p->factor, p->magic);
+    const xdi_v f = XDI_V(exact_sub)(clamped, p->factor, XDI_V(sub)(t, p->magic));
+    *whole = XDI_V(power)(t);
+    return XDI_V(fraction)(f, p->terms);
+}
+
+XDI_INLINE xdi_v XDI_V(exp2)(xdi_v x, const XDI_V(power_of) * p) {
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(x, p, &whole);
+    return XDI_V(mul)(fraction, whole);
+}
+
+/* sum + power */
+XDI_INLINE xdi_v XDI_V(add_exp2)(xdi_v x, const XDI_V(power_of) * p, xdi_v sum) {
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(x, p, &whole);
+    return XDI_V(fma)(fraction, whole, sum);
+}
+
+/* log2 of the power, without the scale. */
+XDI_INLINE xdi_v XDI_V(exponent)(xdi_v x, const XDI_V(power_of) * p) {
+    return XDI_V(exact_sub)(x, p->exponent_factor, p->exponent);
+}
+
+/* log2 x = result * rest + exponent, for positive normal numbers, absolute error below 1e-7 near 1. */
+XDI_INLINE xdi_v XDI_V(log2_parts)(xdi_v x, xdi_v *rest, xdi_v *exponent) {
+    xdi_v mantissa;
+    *exponent = XDI_V(split)(x, &mantissa);
+    const xdi_v f = XDI_V(sub)(mantissa, XDI_V(set)(1.0f));
+    const xdi_v f2 = XDI_V(mul)(f, f), f4 = XDI_V(mul)(f2, f2);
+    const xdi_v low = XDI_V(fma)(f, XDI_V(set)(-7.213471532e-01f), XDI_V(set)(1.442694902e+00f));
+    const xdi_v second = XDI_V(fma)(f, XDI_V(set)(-3.607201576e-01f), XDI_V(set)(4.809206426e-01f));
+    const xdi_v third = XDI_V(fma)(f, XDI_V(set)(-2.385506332e-01f), XDI_V(set)(2.876938581e-01f));
+    const xdi_v fourth = XDI_V(fma)(f, XDI_V(set)(-2.100603729e-01f), XDI_V(set)(2.171332985e-01f));
+    const xdi_v high = XDI_V(fma)(f2, XDI_V(fma)(f2, XDI_V(set)(1.256961972e-01f), fourth), third);
+    *rest = f;
+    return XDI_V(fma)(f4, high, XDI_V(fma)(f2, second, low));
+}
+
+XDI_INLINE xdi_v XDI_V(log2)(xdi_v x) {
+    xdi_v f, exponent;
+    const xdi_v p = XDI_V(log2_parts)(x, &f, &exponent);
+    return XDI_V(fma)(p, f, exponent);
+}
+
+XDI_INLINE float XDI_V(largest)(xdi_v x) {
+    xdi_simd_array lanes;
+    float part[XDI_V(lanes)], max;
+    lanes.data = part;
+    lanes.bf16 = false;
+    XDI_V(store)(lanes, 0, x);
+    max = part[0];
+    for (int i = 1; i < XDI_V(lanes); i++) max = part[i] > max ? part[i] : max;
+    return max;
+}
+
+/* >>kernel/cpu/exact_math.inc */
+
+/* Exponentials, logarithms and the terms of INVARIANT mode on vectors xdi_w of double; see exact.h. */
+
+/* e^x = power (1 + result), the result in [-0.3, 0.42]: with f the rest of x over a whole number of ln 2,
+ * e^f - 1 as f + f^2 times a polynomial, even and odd powers apart. Relative error of e^x below 2^-52. */
+XDI_INLINE xdi_w XDI_W(exp_parts)(xdi_w x, xdi_w *power) {
+    const xdi_w t = XDI_W(mul)(x, XDI_W(set)(XDI_EXACT_LOG2E)) + XDI_EXACT_MAGIC, n = t - XDI_EXACT_MAGIC;
+    const xdi_w rest = x - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
+    const xdi_w f = rest - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_LOW)), g = XDI_W(mul)(f, f);
+    xdi_w even = XDI_W(mul)(g, XDI_W(set)(2.7620078203806394e-07)) + 2.4801521317484083e-05;
+    xdi_w odd = XDI_W(mul)(g, XDI_W(set)(2.5100377619606372e-08)) + 2.7557268476553695e-06;
+    even = XDI_W(mul)(even, g) + 0.0013888888917199863;
+    odd = XDI_W(mul)(odd, g) + 0.00019841269863042963;
+    even = XDI_W(mul)(even, g) + 0.04166666666662416;
+    odd = XDI_W(mul)(odd, g) + 0.008333333333330063;
+    even = XDI_W(mul)(even, g) + 0.5;
+    odd = XDI_W(mul)(odd, g) + 0.16666666666666669;
+    *power = (xdi_w)(((XDI_W(words))t << 52) + XDI_EXACT_ONE_BITS);
+    return XDI_W(mul)(XDI_W(mul)(odd, f) + even, g) + f;
+}
+
+/* For x at most 700. */
+XDI_INLINE xdi_w XDI_W(exp)(xdi_w x) {
+    xdi_w power;
+    const xdi_w less_one = XDI_W(exp_parts)(XDI_W(larger)(x, XDI_W(set)(XDI_EXACT_LEAST)), &power);
+    return XDI_W(where)((XDI_W(mask))(x > XDI_EXACT_LEAST), XDI_W(mul)(less_one + 1.0, power));
+}
+
+/* ln(x + rest) of a normal x up to 1, where rest is less than a unit of x, and 0 for x below 1/2. */
+XDI_INLINE xdi_w XDI_W(log)(xdi_w x, xdi_w rest) {
+    const XDI_W(words) bits = (XDI_W(words))x, halvings = (XDI_EXACT_ROOT_BITS - bits) >> 52;
+    const xdi_w f = (xdi_w)(bits + (halvings << 52)) - 1.0, s = f / (f + 2.0), g = XDI_W(mul)(s, s);
+    const xdi_w n = (xdi_w)(halvings + XDI_EXACT_MAGIC_BITS) - XDI_EXACT_MAGIC;
+    xdi_w p = XDI_W(mul)(g, XDI_W(set)(0.14616484198366603)) + 0.1533171880828007;
+    p = XDI_W(mul)(p, g) + 0.18182889209266595;
+    p = XDI_W(mul)(p, g) + 0.22222211133642084;
+    p = XDI_W(mul)(p, g) + 0.2857142862598255;
+    p = XDI_W(mul)(p, g) + 0.3999999999989949;
+    p = XDI_W(mul)(p, g) + 0.666666666666667;
+    const xdi_w log = (f - XDI_W(mul)(s, f - XDI_W(mul)(p, g))) + rest;
+    return (log - XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_LOW))) -
+           XDI_W(mul)(n, XDI_W(set)(XDI_EXACT_LN2_HIGH));
+}
+
+/* The terms of the Jensen-Shannon divergence at a column with log-probabilities s and t:
+ * q ln(q/m) and p (ln(p/m) - top). With E the quotient of the smaller probability and the larger, */
+/* and w the smaller one's share of m, m = larger (1 + w (E - 1)). */
+XDI_INLINE void XDI_W(mixture)(xdi_w s, xdi_w t, double beta, double top, xdi_w *teacher, xdi_w *student) {
+    const xdi_w gap = t - s;
+    const XDI_W(mask) above = (XDI_W(mask))(gap > 0.0);
+    const xdi_w distance = (xdi_w)((XDI_W(words))gap | XDI_EXACT_SIGN);
+    xdi_w power;
+    const xdi_w less_one = XDI_W(exp_parts)(XDI_W(larger)(distance, XDI_W(set)(XDI_EXACT_LEAST)), &power);
+    const xdi_w quotient = XDI_W(mul)(less_one + 1.0, power);
+    const xdi_w below_one = XDI_W(mul)(less_one, power) + (power - 1.0);
+    const xdi_w larger = XDI_W(exp)(XDI_W(pick)(above, t, s));
+    const xdi_w smaller =
+        XDI_W(where)((XDI_W(mask))(distance > XDI_EXACT_LEAST), XDI_W(mul)(larger, quotient));
+    const xdi_w share = XDI_W(pick)(above, XDI_W(set)(1.0 - beta), XDI_W(set)(beta));
+    const xdi_w change = XDI_W(mul)(share, below_one), near = change + 1.0;
+    const XDI_W(mask) close = (XDI_W(mask))(quotient > 0.5);
+    const xdi_w mixture = XDI_W(pick)(close, near, (1.0 - share) + XDI_W(mul)(share, quotient));
+    const xdi_w log = -XDI_W(log)(mixture, XDI_W(where)(close, change - (near - 1.0))), far = log + distance;
+    const xdi_w q = XDI_W(pick)(above, larger, smaller), p = XDI_W(pick)(above, smaller, larger);
+    *teacher = XDI_W(where)((XDI_W(mask))(q > 0.0), q * XDI_W(pick)(above, log, far));
+    *student = XDI_W(where)((XDI_W(mask))(p > 0.0), p * (XDI_W(pick)(above, far, log) - top));
+}
+
+/* >>kernel/simd/exact_sums.inc */
+
+/* Sums of one kind of term over a part of a row. `add` is for any term, `add_positive` for powers, which saves
+ * the floor: it may share the same value differently among the limbs. */
+
+typedef struct XDI_W(sum) {
+    XDI_W(words) high, low, large;
+} XDI_W(sum);
+XDI_INLINE XDI_W(sum) XDI_W(no_sum)(void) {
+    const XDI_W(words) zero = { 0 };
+    XDI_W(sum) sum;
+    sum.high = zero;
+    sum.low = zero;
+    sum.large = zero;
+    return sum;
+}
+
+XDI_INLINE void XDI_W(add)(XDI_W(sum) * sum, xdi_w term) {
+    const xdi_w scaled = term * 1073741824.0, high = XDI_W(floor)(scaled), rest = scaled - high;
+    sum->high += (XDI_W(words))(high + XDI_EXACT_MAGIC);
+    sum->low += (XDI_W(words))XDI_W(scaled)(rest, 1099511627776.0, XDI_W(set)(XDI_EXACT_MAGIC));
+    sum->large |= ((XDI_W(words))term & ~XDI_EXACT_SIGN) + (XDI_EXACT_SIGN - XDI_EXACT_LARGE_BITS);
+}
+
+XDI_INLINE void XDI_W(add_positive)(XDI_W(sum) * sum, xdi_w term) {
+    const xdi_w high = XDI_W(scaled)(term, 1073741824.0, XDI_W(set)(XDI_EXACT_MAGIC));
+    const xdi_w rest = XDI_W(scaled)(term, 1073741824.0, XDI_EXACT_MAGIC - high);
+    sum->high += (XDI_W(words))high;
+    sum->low += (XDI_W(words))XDI_W(scaled)(rest, 1099511627776.0, XDI_W(set)(XDI_EXACT_MAGIC));
+}
+
+/* What `count` terms came to; false when one was large, infinite or NaN. */
+XDI_INLINE bool XDI_W(sum_of)(const XDI_W(sum) * sum, int64_t count, xd_fixed *total) {
+    const uint64_t magic = (uint64_t)count * XDI_EXACT_MAGIC_BITS;
+    uint64_t high = 0, low = 0, large = 0;
+    for (int i = 0; i < XDI_W(lanes); i++) {
+        high += sum->high[i];
+        low += sum->low[i];
+        large |= sum->large[i];
+    }
+    total->high = (int64_t)(high - magic);
+    total->low = (int64_t)(low - magic);
+    return large < XDI_EXACT_SIGN;
+}
+
+/* >>kernel/simd/sums.inc */
+
+/* Maxima and sums over a tile. */
+
+/* The largest element; NaN when there is one, which maxima leave out. */
+XDI_INLINE float XDI_V(max_slowly)(xdi_simd_array x, int64_t n) {
+    xdi_v max = XDI_V(set)(-INFINITY), nan = XDI_V(set)(0.0f);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v a = XDI_V(read)(x, i, n, -INFINITY);
+        max = XDI_V(max)(a, max);
+        nan = XDI_V(pick)(a, a, nan, XDI_V(set)(1.0f));
+    }
+    return XDI_V(largest)(nan) > 0.0f ? NAN : XDI_V(largest)(max);
+}
+
+/* Of twice whole vectors. 0 times what is not finite is NaN, which stays in `odd`: then slowly. */
+XDI_INLINE float XDI_V(max_loop)(xdi_simd_array x, int64_t n, bool parity) {
+    const xdi_v zero = XDI_V(set)(0.0f);
+    xdi_v max = XDI_V(set)(-INFINITY), more = max, odd = zero, odder = zero, a, b;
+    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
+        XDI_V(read_two)(x, i, parity, &a, &b);
+        max = XDI_V(max)(a, max);
+        more = XDI_V(max)(b, more);
+        odd = XDI_V(fma)(a, zero, odd);
+        odder = XDI_V(fma)(b, zero, odder);
+    }
+    if (XDI_V(total)(XDI_V(add)(odd, odder)) != 0.0) return XDI_V(max_slowly)(x, n);
+    return XDI_V(largest)(XDI_V(max)(max, more));
+}
+
+XDI_LEAF float XDI_V(tile_max)(xdi_simd_array x, int64_t n) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float room[2 * XDI_V(lanes)];
+    const float max = x.bf16 ? XDI_V(max_loop)(x, whole, true) : XDI_V(max_loop)(x, whole, false);
+    if (whole == n) return max;
+    const float rest = XDI_V(max_slowly)(xdi_simd_padded(x, whole, n, two, -INFINITY, room), two);
+    return rest > max || rest != rest ? rest : max;
+}
+
+XDI_LEAF void XDI_V(tile_raise)(xdi_simd_array x, int64_t n, float *maxima) {
+    xdi_simd_array to;
+    to.data = maxima;
+    to.bf16 = false;
+    for (int64_t i = 0; i < n; i += XDI_V(lanes))
+        XDI_V(write)(to, i, n, XDI_V(max)(XDI_V(read)(x, i, n, -INFINITY), XDI_V(read)(to, i, n, 0.0f)));
+}
+
+XDI_LEAF double XDI_V(tile_linear)(xdi_simd_array x, int64_t n, float reference) {
+    xdi_v sum = XDI_V(set)(0.0f);
+    const xdi_v from = XDI_V(set)(reference);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes))
+        sum = XDI_V(add)(sum, XDI_V(sub)(XDI_V(read)(x, i, n, reference), from));
+    return XDI_V(total)(sum);
+}
+
+/* The largest of n elements, NaN left out, from what `top` kept of them. Representations
+ * order numbers that are not negative; else, or with a NaN, the numbers are compared. */
+XDI_INLINE float XDI_V(top_value)(xdi_simd_array x, int64_t n, XDI_V(bits) tops, bool parity) {
+    const int32_t bits = XDI_V(top_bits)(tops, parity);
+    xdi_v largest = XDI_V(set)(-INFINITY);
+    float top;
+    memcpy(&top, &bits, sizeof top);
+    if (bits >= 0 && top <= INFINITY) return top;
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) largest = XDI_V(max)(XDI_V(load)(x, i), largest);
+    return XDI_V(largest)(largest);
+}
+
+XDI_INLINE double XDI_V(sum_loop)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,
+                                  float *max, bool parity) {
+    const xdi_v zero = XDI_V(set)(0.0f);
+    XDI_V(power_of) p;
+    xdi_v sum = zero, more = zero, moments = zero, a, b;
+    XDI_V(bits) tops = XDI_V(no_top)();
+    XDI_V(prepare)(&power, 1.0f, &p);
+    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
+        XDI_V(read_two)(x, i, parity, &a, &b);
+        tops = parity ? XDI_V(top_two)(tops, x, i) : XDI_V(top)(XDI_V(top)(tops, a), b);
+        if (!moment) {
+            sum = XDI_V(add_exp2)(a, &p, sum);
+            more = XDI_V(add_exp2)(b, &p, more);
+            continue;
+        }
+        const xdi_v e = XDI_V(exp2)(a, &p), f = XDI_V(exp2)(b, &p);
+        sum = XDI_V(add)(sum, e);
+        more = XDI_V(add)(more, f);
+        moments = XDI_V(fma)(e, XDI_V(exponent)(XDI_V(max)(p.low, a), &p), moments);
+        moments = XDI_V(fma)(f, XDI_V(exponent)(XDI_V(max)(p.low, b), &p), moments);
+    }
+    if (moment) *moment = XDI_V(total)(moments);
+    *max = XDI_V(top_value)(x, n, tops, parity);
+    return XDI_V(total)(XDI_V(add)(sum, more));
+}
+
+XDI_LEAF double XDI_V(sum_whole)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,
+                                 float *max) {
+    if (x.bf16) return XDI_V(sum_loop)(x, n, power, moment, max, true);
+    return XDI_V(sum_loop)(x, n, power, moment, max, false);
+}
+
+XDI_LEAF double XDI_V(tile_sum)(xdi_simd_array x, int64_t n, xdi_tile_power power, double *moment,
+                                float *max) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float room[2 * XDI_V(lanes)], rest_max;
+    double rest_moment = 0.0, sum = XDI_V(sum_whole)(x, whole, power, moment, max);
+    if (whole == n) return sum;
+    const xdi_simd_array rest = xdi_simd_padded(x, whole, n, two, -INFINITY, room);
+    sum += XDI_V(sum_whole)(rest, two, power, moment ? &rest_moment : NULL, &rest_max);
+    if (moment) *moment += rest_moment;
+    if (rest_max > *max) *max = rest_max;
+    return sum;
+}
+
+/* >>kernel/simd/pair.inc */
+
+/* Both sides of a divergence over a tile. */
+
+typedef struct XDI_V(pair_sums) {
+    xdi_v own, other, cross, infinite;
+} XDI_V(pair_sums);
+/* cross: (log2 p - log2 q) / factor, less `back`, from the difference of the elements, which loses
+ * less than each by itself. */
+XDI_INLINE void XDI_V(pair_add)(XDI_V(pair_sums) * sums, const XDI_V(power_of) * p, const XDI_V(power_of) * q,
+                                xdi_v a, xdi_v b, xdi_v back, bool careful, bool own, xdi_v *kept) {
+    const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f), lowest = XDI_V(set)(XDI_TILE_LEAST);
+    const xdi_v e = XDI_V(exp2)(a, p), left = own ? XDI_V(max)(p->low, a) : zero;
+    xdi_v right = b;
+    if (careful) {
+        const xdi_v missing = XDI_V(pick)(b, lowest, zero, XDI_V(pick)(a, XDI_V(set)(-FLT_MAX), one, zero));
+        sums->infinite = XDI_V(max)(missing, sums->infinite);
+        right = XDI_V(max)(lowest, b);
+    }
+    sums->own = XDI_V(add)(sums->own, e);
+    if (kept) {
+        const xdi_v f = XDI_V(exp2)(b, q);
+        sums->other = XDI_V(add)(sums->other, f);
+        kept[0] = e;
+        kept[1] = f;
+    } else {
+        sums->other = XDI_V(add_exp2)(b, q, sums->other);
+    }
+    sums->cross = XDI_V(fma)(e, XDI_V(sub)(XDI_V(sub)(left, right), back), sums->cross);
+}
+
+XDI_INLINE void XDI_V(keep_two)(float *kept, int64_t i, xdi_v a, xdi_v b) {
+    xdi_simd_array to;
+    to.data = kept;
+    to.bf16 = false;
+    XDI_V(store)(to, i, a);
+    XDI_V(store)(to, i + XDI_V(lanes), b);
+}
+
+XDI_INLINE void XDI_V(pair_loop)(xdi_tile_pair *pair, int64_t n, bool careful, bool own, bool parity,
+                                 bool keeps) {
+    const xdi_tile_pair given = *pair;
+    const double factor = (double)given.q.factor;
+    const double exact = (own ? (double)given.p.whole : 0.0) - (double)given.q.whole;
+    const float back = (float)(exact / factor);
+    XDI_V(bits) own_tops = XDI_V(no_top)(), other_tops = own_tops;
+    const xdi_v less = XDI_V(set)(back);
+    XDI_V(power_of) p, q;
+    XDI_V(pair_sums) s, r; /* of every other vector */
+    xdi_v a, b, c, d, first[2], second[2];
+    s.own = s.other = s.cross = s.infinite = XDI_V(set)(0.0f);
+    r = s;
+    XDI_V(prepare)(&given.p, 1.0f, &p);
+    XDI_V(prepare)(&given.q, 1.0f, &q);
+    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
+        XDI_V(read_two)(given.x, i, parity, &a, &b);
+        XDI_V(read_two)(given.y, i, parity, &c, &d);
+        own_tops = parity ? XDI_V(top_two)(own_tops, given.x, i) : XDI_V(top)(XDI_V(top)(own_tops, a), b);
+        other_tops =
+            parity ? XDI_V(top_two)(other_tops, given.y, i) : XDI_V(top)(XDI_V(top)(other_tops, c), d);
+        XDI_V(pair_add)(&s, &p, &q, a, c, less, careful, own, keeps ? first : NULL);
+        XDI_V(pair_add)(&r, &p, &q, b, d, less, careful, own, keeps ? second : NULL);
+        if (!keeps) continue;
+        XDI_V(keep_two)(given.kept, i, first[0], second[0]);
+        XDI_V(keep_two)(given.kept + XDI_TILE, i, first[1], second[1]);
+    }
+    pair->own = XDI_V(total)(XDI_V(add)(s.own, r.own));
+    pair->other = XDI_V(total)(XDI_V(add)(s.other, r.other));
+    pair->cross = factor * XDI_V(total)(XDI_V(add)(s.cross, r.cross));
+    pair->cross += (factor * (double)back - exact) * pair->own; /* what back is off by */
+    pair->own_max = XDI_V(top_value)(given.x, n, own_tops, parity);
+    pair->other_max = XDI_V(top_value)(given.y, n, other_tops, parity);
+    pair->infinite = careful && XDI_V(largest)(XDI_V(max)(s.infinite, r.infinite)) > 0.0f;
+}
+
+XDI_INLINE void XDI_V(pair_kind)(xdi_tile_pair *pair, int64_t n, bool parity) {
+    if (pair->own_weight != 0.0f)
+        XDI_V(pair_loop)(pair, n, pair->careful, true, parity, false);
+    else
+        XDI_V(pair_loop)(pair, n, pair->careful, false, parity, false);
+}
+XDI_LEAF void XDI_V(pair_whole)(xdi_tile_pair *pair, int64_t n) {
+    const bool parity = pair->x.bf16 && pair->y.bf16;
+    if (parity && pair->kept)
+        XDI_V(pair_loop)(pair, n, pair->careful, true, true, true);
+    else if (parity)
+        XDI_V(pair_kind)(pair, n, true);
+    else
+        XDI_V(pair_kind)(pair, n, false);
+}
+
+XDI_LEAF void XDI_V(tile_pair)(xdi_tile_pair *pair, int64_t n) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float x[2 * XDI_V(lanes)], y[2 * XDI_V(lanes)];
+    xdi_tile_pair rest = *pair;
+    XDI_V(pair_whole)(pair, whole);
+    if (whole == n) return;
+    rest.x = xdi_simd_padded(rest.x, whole, n, two, -INFINITY, x);
+    rest.y = xdi_simd_padded(rest.y, whole, n, two, XDI_TILE_LEAST, y);
+    if (pair->kept) rest.kept = pair->kept + whole;
+    XDI_V(pair_whole)(&rest, two);
+    pair->own += rest.own;
+    pair->other += rest.other;
+    pair->cross += rest.cross;
+    pair->own_max = rest.own_max > pair->own_max ? rest.own_max : pair->own_max;
+    pair->other_max = rest.other_max > pair->other_max ? rest.other_max : pair->other_max;
+    pair->infinite = pair->infinite || rest.infinite;
+}
+
+/* >>kernel/simd/mixture.inc */
+
+/* With d = log2(q/p), the mixture m is p times (share of p + share of q 2^d): nothing cancels when p and q are
+ * close. Where d is cut off, p or q is next to nothing. All of it is one long chain, of which a processor sees
+ * too few at a time: so some vectors take one step after the other. */
+
+typedef struct XDI_V(mixed) {
+    xdi_v p[XDI_TILE_BLOCK], q[XDI_TILE_BLOCK]; /* log2(m/p), log2(m/q) */
+} XDI_V(mixed);
+/* Both sides' powers, that of d, and what else a loop has made once. */
+typedef struct XDI_V(mixing) {
+    XDI_V(power_of) p, q, unit;
+    xdi_v rest, p_share, q_share, apart, top;
+} XDI_V(mixing);
+
+XDI_INLINE void XDI_V(prepare_mixing)(const xdi_tile_mixture *m, float p_scale, XDI_V(mixing) * out) {
+    const xdi_tile_power unit = { 1.0f, 0.0f, -XDI_TILE_APART };
+    XDI_V(prepare)(&m->p, p_scale, &out->p);
+    XDI_V(prepare)(&m->q, 1.0f, &out->q);
+    XDI_V(prepare)(&unit, 1.0f, &out->unit);
+    out->rest = XDI_V(set)(m->q_rest - m->p_rest);
+    out->p_share = XDI_V(set)(m->p_share);
+    out->q_share = XDI_V(set)(m->q_share);
+    out->apart = XDI_V(set)(XDI_TILE_APART);
+    out->top = XDI_V(set)(m->top);
+}
+
+XDI_INLINE xdi_v XDI_V(apart)(const XDI_V(mixing) * m, xdi_v a, xdi_v b) {
+    const xdi_v s = XDI_V(exponent)(XDI_V(max)(m->p.low, a), &m->p);
+    const xdi_v t = XDI_V(exponent)(XDI_V(max)(m->q.low, b), &m->q);
+    const xdi_v d = XDI_V(sub)(XDI_V(sub)(t, s), m->rest);
+    return XDI_V(min)(XDI_V(max)(d, XDI_V(set)(-XDI_TILE_APART)), m->apart);
+}
+
+XDI_INLINE xdi_v XDI_V(mixture)(const XDI_V(mixing) * m, xdi_v apart) {
+    return XDI_V(fma)(m->q_share, XDI_V(exp2)(apart, &m->unit), m->p_share);
+}
+
+/* Of elements [begin, end), whole vectors. log2(m/q) is log2(m/p) - d, whose large parts go first. */
+XDI_INLINE void XDI_V(mix)(const XDI_V(mixing) * m, xdi_simd_array x, xdi_simd_array y, int64_t begin,
+                           int64_t end, bool parity, bool both, XDI_V(mixed) * out) {
+    xdi_v a, b, c, d, rest, exponent;
+    int at = 0;
+    for (int64_t i = begin; i < end; i += 2 * XDI_V(lanes), at += 2) {
+        XDI_V(read_two)(x, i, parity, &a, &b);
+        XDI_V(read_two)(y, i, parity, &c, &d);
+        a = XDI_V(apart)(m, a, c);
+        b = XDI_V(apart)(m, b, d);
+        out->p[at] = XDI_V(mixture)(m, a);
+        out->p[at + 1] = XDI_V(mixture)(m, b);
+        if (!both) continue;
+        out->q[at] = a;
+        out->q[at + 1] = b;
+    }
+    for (int i = 0; i < at; i++) {
+        a = XDI_V(log2_parts)(out->p[i], &rest, &exponent);
+        out->p[i] = XDI_V(fma)(a, rest, exponent);
+        if (both) out->q[i] = XDI_V(mul_sub)(a, rest, XDI_V(sub)(out->q[i], exponent));
+    }
+}
+
+XDI_INLINE void XDI_V(mixture_loop)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *given,
+                                    int64_t n, double *p_sum, double *q_sum, bool parity) {
+    XDI_V(mixing) m;
+    xdi_v p_sums = XDI_V(set)(0.0f), q_sums = p_sums, a, b, c, d;
+    XDI_V(mixed) mixed;
+    XDI_V(prepare_mixing)(given, 1.0f, &m);
+    for (int64_t i = 0, end; i < n; i = end) {
+        int at = 0;
+        end = i + XDI_TILE_BLOCK * XDI_V(lanes);
+        if (end > n) end = n;
+        XDI_V(mix)(&m, x, y, i, end, parity, true, &mixed);
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
+            XDI_V(read_two)(x, j, parity, &a, &b);
+            XDI_V(read_two)(y, j, parity, &c, &d);
+            p_sums = XDI_V(fma)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top), p_sums);
+            q_sums = XDI_V(fma)(XDI_V(exp2)(c, &m.q), mixed.q[at], q_sums);
+            p_sums = XDI_V(fma)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top), p_sums);
+            q_sums = XDI_V(fma)(XDI_V(exp2)(d, &m.q), mixed.q[at + 1], q_sums);
+        }
+    }
+    *p_sum = -XDI_V(total)(p_sums);
+    *q_sum = -XDI_V(total)(q_sums);
+}
+
+XDI_LEAF void XDI_V(mixture_whole)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,
+                                   double *p_sum, double *q_sum) {
+    if (x.bf16 && y.bf16)
+        XDI_V(mixture_loop)(x, y, m, n, p_sum, q_sum, true);
+    else
+        XDI_V(mixture_loop)(x, y, m, n, p_sum, q_sum, false);
+}
+
+XDI_LEAF void XDI_V(tile_mixture)(xdi_simd_array x, xdi_simd_array y, const xdi_tile_mixture *m, int64_t n,
+                                  double *p_sum, double *q_sum) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float x_room[2 * XDI_V(lanes)], y_room[2 * XDI_V(lanes)];
+    double p_rest, q_rest;
+    XDI_V(mixture_whole)(x, y, m, whole, p_sum, q_sum);
+    if (whole == n) return;
+    XDI_V(mixture_whole)
+    (xdi_simd_padded(x, whole, n, two, -INFINITY, x_room),
+     xdi_simd_padded(y, whole, n, two, -INFINITY, y_room), m, two, &p_rest, &q_rest);
+    *p_sum += p_rest;
+    *q_sum += q_rest;
+}
+
+/* >>kernel/simd/gradient.inc */
+
+/* The gradient of a tile. */
+
+/* The constants of a loop. */
+typedef struct XDI_V(slopes_of) {
+    XDI_V(power_of) h, p, q;
+    xdi_v uniform, mean, own, outside;
+} XDI_V(slopes_of);
+
+XDI_INLINE void XDI_V(prepare_slopes)(const xdi_tile_gradient *g, xdi_tile_soft soft,
+                                      XDI_V(slopes_of) * out) {
+    XDI_V(prepare)(&g->h, g->hard_scale, &out->h);
+    XDI_V(prepare)(&g->p, soft == XDI_TILE_OUTSIDE ? 1.0f : g->soft_scale, &out->p);
+    XDI_V(prepare)(&g->q, g->teacher_scale, &out->q);
+    out->uniform = XDI_V(set)(g->uniform);
+    out->mean = XDI_V(set)(g->mean);
+    out->own = XDI_V(set)(g->soft_scale);
+    out->outside = XDI_V(set)(g->teacher_scale);
+}
+
+XDI_INLINE xdi_v XDI_V(soft)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, xdi_tile_soft soft) {
+    const xdi_v p = XDI_V(exp2)(a, &g->p);
+    if (soft == XDI_TILE_FORWARD) return XDI_V(sub)(p, XDI_V(exp2)(b, &g->q));
+    const xdi_v s = XDI_V(exponent)(XDI_V(max)(g->p.low, a), &g->p);
+    if (soft == XDI_TILE_OUTSIDE) return XDI_V(mul)(p, XDI_V(fma)(g->outside, s, g->own));
+    const xdi_v t = XDI_V(max)(XDI_V(exponent)(b, &g->q), XDI_V(set)(-FLT_MAX));
+    return XDI_V(mul)(p, XDI_V(sub)(XDI_V(sub)(s, t), g->mean));
+}
+
+/* Less what every element gets. */
+XDI_INLINE xdi_v XDI_V(hard)(const XDI_V(slopes_of) * g, xdi_v a) {
+    xdi_v whole;
+    const xdi_v fraction = XDI_V(exp2_parts)(a, &g->h, &whole);
+    return XDI_V(mul_sub)(fraction, whole, g->uniform);
+}
+
+XDI_INLINE xdi_v XDI_V(gradient)(const XDI_V(slopes_of) * g, xdi_v a, xdi_v b, bool hard,
+                                 xdi_tile_soft soft) {
+    if (soft == XDI_TILE_NONE) return XDI_V(hard)(g, a);
+    const xdi_v out = XDI_V(soft)(g, a, b, soft);
+    return hard ? XDI_V(add)(XDI_V(hard)(g, a), out) : out;
+}
+
+/* A loop for each kind of soft part and for `parity`, which reading and writing depend on. Whether there is a hard part,
+ * and whether the gradient goes past the caches, is asked for every two vectors: a processor foresees it. */
+XDI_INLINE void XDI_V(gradient_write)(const xdi_tile_gradient *g, int64_t i, bool sent, bool parity, xdi_v a,
+                                      xdi_v b) {
+    if (sent)
+        XDI_V(send_two)(g->out, i, parity, a, b);
+    else
+        XDI_V(write_two)(g->out, i, parity, a, b);
+}
+
+XDI_INLINE void XDI_V(mixture_gradient_loop)(const xdi_tile_gradient *g, int64_t n, bool parity) {
+    const bool sent = g->streamed && (parity || !g->out.bf16), hard = g->hard;
+    xdi_v a, b;
+    XDI_V(slopes_of) slopes;
+    XDI_V(mixing) m;
+    XDI_V(mixed) mixed;
+    XDI_V(prepare_slopes)(g, XDI_TILE_NONE, &slopes);
+    XDI_V(prepare_mixing)(&g->mixture, -g->soft_scale, &m);
+    for (int64_t i = 0, end; i < n; i = end) {
+        int at = 0;
+        end = i + XDI_TILE_BLOCK * XDI_V(lanes);
+        if (end > n) end = n;
+        XDI_V(mix)(&m, g->x, g->y, i, end, parity, false, &mixed);
+        for (int64_t j = i; j < end; j += 2 * XDI_V(lanes), at += 2) {
+            XDI_V(read_two)(g->x, j, parity, &a, &b);
+            const xdi_v c = XDI_V(mul)(XDI_V(exp2)(a, &m.p), XDI_V(add)(mixed.p[at], m.top));
+            const xdi_v d = XDI_V(mul)(XDI_V(exp2)(b, &m.p), XDI_V(add)(mixed.p[at + 1], m.top));
+            XDI_V(gradient_write)
+            (g, j, sent, parity, hard ? XDI_V(add)(XDI_V(hard)(&slopes, a), c) : c,
+             hard ? XDI_V(add)(XDI_V(hard)(&slopes, b), d) : d);
+        }
+    }
+}
+
+XDI_INLINE void XDI_V(gradient_loop)(const xdi_tile_gradient *g, int64_t n, xdi_tile_soft soft, bool teacher,
+                                     bool parity) {
+    const bool sent = g->streamed && (parity || !g->out.bf16), hard = g->hard;
+    xdi_v a, b, c = XDI_V(set)(0.0f), d = c;
+    XDI_V(slopes_of) slopes;
+    XDI_V(prepare_slopes)(g, soft, &slopes);
+    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
+        XDI_V(read_two)(g->x, i, parity, &a, &b);
+        if (teacher) XDI_V(read_two)(g->y, i, parity, &c, &d);
+        if (teacher && g->ahead[0] && i % 32 == 0)
+            __builtin_prefetch(g->ahead[i / 32 % 2] + i / 64 * XDI_SIMD_LINE);
+        a = XDI_V(gradient)(&slopes, a, c, hard, soft);
+        b = XDI_V(gradient)(&slopes, b, d, hard, soft);
+        XDI_V(gradient_write)(g, i, sent, parity, a, b);
+    }
+}
+
+XDI_INLINE void XDI_V(gradient_kind)(const xdi_tile_gradient *g, int64_t n, xdi_tile_soft soft) {
+    const bool teacher = soft == XDI_TILE_FORWARD || soft == XDI_TILE_REVERSE;
+    if (g->x.bf16 && g->out.bf16 && (!teacher || g->y.bf16))
+        XDI_V(gradient_loop)(g, n, soft, teacher, true);
+    else
+        XDI_V(gradient_loop)(g, n, soft, teacher, false);
+}
+
+XDI_LEAF void XDI_V(gradient_whole)(const xdi_tile_gradient *given, xdi_tile_soft soft, int64_t n) {
+    const xdi_tile_gradient g = *given; /* stores cannot change a copy */
+    switch (soft) {
+    case XDI_TILE_NONE: XDI_V(gradient_kind)(&g, n, XDI_TILE_NONE); break;
+    case XDI_TILE_FORWARD: XDI_V(gradient_kind)(&g, n, XDI_TILE_FORWARD); break;
+    case XDI_TILE_REVERSE: XDI_V(gradient_kind)(&g, n, XDI_TILE_REVERSE); break;
+    case XDI_TILE_OUTSIDE: XDI_V(gradient_kind)(&g, n, XDI_TILE_OUTSIDE); break;
+    default:
+        if (g.x.bf16 && g.y.bf16 && g.out.bf16)
+            XDI_V(mixture_gradient_loop)(&g, n, true);
+        else
+            XDI_V(mixture_gradient_loop)(&g, n, false);
+    }
+}
+
+XDI_LEAF void XDI_V(tile_gradient)(const xdi_tile_gradient *g, xdi_tile_soft soft, int64_t n) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    float x[2 * XDI_V(lanes)], y[2 * XDI_V(lanes)], out[2 * XDI_V(lanes)];
+    xdi_tile_gradient rest = *g;
+    if (whole < n) { /* read before anything is written, which may be the same memory */
+        rest.x = xdi_simd_padded(g->x, whole, n, two, -INFINITY, x);
+        if (g->y.data) rest.y = xdi_simd_padded(g->y, whole, n, two, -INFINITY, y);
+        rest.out.data = out;
+        rest.streamed = false;
+    }
+    XDI_V(gradient_whole)(g, soft, whole);
+    if (whole == n) return;
+    XDI_V(gradient_whole)(&rest, soft, two);
+    xdi_simd_copy(rest.out, 0, n - whole, g->out, whole);
+}
+
+/* >>kernel/simd/kept.inc */
+
+/* The gradient of a tile from powers that were kept. */
+
+XDI_INLINE xdi_v XDI_V(kept_at)(const xdi_tile_kept *g, int64_t i) {
+    xdi_simd_array p, q;
+    p.data = g->p;
+    q.data = g->q;
+    p.bf16 = q.bf16 = false;
+    return XDI_V(sub)(XDI_V(mul)(XDI_V(set)(g->p_scale), XDI_V(load)(p, i)),
+                      XDI_V(mul)(XDI_V(set)(g->q_scale), XDI_V(load)(q, i)));
+}
+
+XDI_INLINE void XDI_V(kept_loop)(const xdi_tile_kept *g, int64_t n, bool sent) {
+    for (int64_t i = 0; i < n; i += 2 * XDI_V(lanes)) {
+        const xdi_v a = XDI_V(kept_at)(g, i), b = XDI_V(kept_at)(g, i + XDI_V(lanes));
+        if (sent)
+            XDI_V(stream_two)(g->out, i, a, b);
+        else
+            XDI_V(store_two)(g->out, i, a, b);
+    }
+}
+
+XDI_LEAF void XDI_V(tile_kept)(const xdi_tile_kept *given, int64_t n) {
+    const int64_t two = 2 * XDI_V(lanes), whole = n - n % two;
+    uint16_t out[2 * XDI_V(lanes)];
+    xdi_tile_kept g = *given; /* stores cannot change a copy */
+    if (g.streamed)
+        XDI_V(kept_loop)(&g, whole, true);
+    else
+        XDI_V(kept_loop)(&g, whole, false);
+    if (whole == n) return;
+    g.p += whole;
+    g.q += whole;
+    g.out.data = out;
+    XDI_V(kept_loop)(&g, two, false);
+    xdi_simd_copy(g.out, 0, n - whole, given->out, whole);
+}
+
+
+XDI_LEAF void XDI_V(tile_fence)(void) {
+    XDI_V(fence)();
+}
+
+static const xdi_tiles XDI_V(tiles) = { XDI_V(tile_max),     XDI_V(tile_linear),  XDI_V(tile_sum),
+                                        XDI_V(tile_pair),    XDI_V(tile_mixture), XDI_V(tile_gradient),
+                                        XDI_V(tile_kept),    XDI_V(tile_fence),   XDI_V(tile_raise),
+                                        XDI_V(tile_collect), XDI_V(tile_range),   XDI_V(tile_offsets),
+                                        XDI_V(tile_unpack) };
+
+/* >>kernel/simd/exact.inc */
+
+/* INVARIANT mode's sums over a tile. */
+
+XDI_LEAF bool XDI_V(exact_powers)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum) {
+    XDI_W(sum) powers = XDI_W(no_sum)();
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        xdi_w a, b;
+        XDI_W(widen)(XDI_V(load)(x, i), &a, &b);
+        XDI_W(add_positive)(&powers, XDI_W(exp)((a - max) * scale));
+        XDI_W(add_positive)(&powers, XDI_W(exp)((b - max) * scale));
+    }
+    return XDI_W(sum_of)(&powers, n, sum);
+}
+
+XDI_INLINE void XDI_W(moment)(xdi_w z, XDI_W(sum) * powers, XDI_W(sum) * moments) {
+    const xdi_w power = XDI_W(exp)(z);
+    XDI_W(add_positive)(powers, power);
+    XDI_W(add)(moments, XDI_W(where)((XDI_W(mask))(power > 0.0), XDI_W(mul)(power, z)));
+}
+
+XDI_LEAF bool XDI_V(exact_moments)(xdi_simd_array x, int64_t n, double max, double scale, xd_fixed *sum,
+                                   xd_fixed *moment) {
+    XDI_W(sum) powers = XDI_W(no_sum)(), moments = XDI_W(no_sum)();
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        xdi_w a, b;
+        XDI_W(widen)(XDI_V(load)(x, i), &a, &b);
+        XDI_W(moment)((a - max) * scale, &powers, &moments);
+        XDI_W(moment)((b - max) * scale, &powers, &moments);
+    }
+    return XDI_W(sum_of)(&powers, n, sum) && XDI_W(sum_of)(&moments, n, moment);
+}
+
+XDI_LEAF bool XDI_V(exact_linear)(xdi_simd_array x, int64_t n, double max, xd_fixed *sum) {
+    XDI_W(sum) terms = XDI_W(no_sum)();
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        xdi_w a, b;
+        XDI_W(widen)(XDI_V(load)(x, i), &a, &b);
+        XDI_W(add)(&terms, a - max);
+        XDI_W(add)(&terms, b - max);
+    }
+    return XDI_W(sum_of)(&terms, n, sum);
+}
+
+/* Adds a vector's terms of the three sums; that of CROSS is 0 where its weight is. */
+XDI_INLINE void XDI_W(pair)(xdi_w x, xdi_w y, const xdi_exact_tile *tile, xd_divergence divergence,
+                            XDI_W(sum) * student, XDI_W(sum) * teacher, XDI_W(sum) * cross) {
+    const xdi_w z = (x - tile->max) * tile->scale, u = (y - tile->teacher_max) * tile->scale;
+    const xdi_w p = XDI_W(exp)(z), q = XDI_W(exp)(u), weight = divergence == XD_KL_REVERSE ? p : q;
+    xdi_w distance = z;
+    if (divergence == XD_KL_FORWARD) distance = u - z;
+    if (divergence == XD_KL_REVERSE)
+        distance = z - XDI_W(mul)(y - tile->teacher_at_arg, XDI_W(set)(tile->scale));
+    XDI_W(add_positive)(student, p);
+    XDI_W(add_positive)(teacher, q);
+    if (divergence == XD_JSD) return;
+    const xdi_w term = XDI_W(where)((XDI_W(mask))(weight > 0.0), XDI_W(mul)(weight, distance));
+    XDI_W(add)(cross, term);
+}
+
+XDI_INLINE bool XDI_V(exact_pair_loop)(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence,
+                                       xd_fixed *sums) {
+    XDI_W(sum) student = XDI_W(no_sum)(), teacher = XDI_W(no_sum)(), cross = XDI_W(no_sum)();
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        xdi_w x, more_x, y, more_y;
+        XDI_W(widen)(XDI_V(load)(tile->x, i), &x, &more_x);
+        XDI_W(widen)(XDI_V(load)(tile->y, i), &y, &more_y);
+        XDI_W(pair)(x, y, tile, divergence, &student, &teacher, &cross);
+        XDI_W(pair)(more_x, more_y, tile, divergence, &student, &teacher, &cross);
+    }
+    const int64_t crossed = divergence == XD_JSD ? 0 : n;
+    return XDI_W(sum_of)(&student, n, &sums[XD_LOSS_SOFT]) &&
+           XDI_W(sum_of)(&teacher, n, &sums[XD_LOSS_TEACHER]) &&
+           XDI_W(sum_of)(&cross, crossed, &sums[XD_LOSS_CROSS]);
+}
+
+XDI_LEAF bool XDI_V(exact_pair)(const xdi_exact_tile *tile, int64_t n, xd_divergence divergence,
+                                xd_fixed *sums) {
+    switch (divergence) {
+    case XD_KL_FORWARD: return XDI_V(exact_pair_loop)(tile, n, XD_KL_FORWARD, sums);
+    case XD_KL_REVERSE: return XDI_V(exact_pair_loop)(tile, n, XD_KL_REVERSE, sums);
+    case XD_SOFT_CE: return XDI_V(exact_pair_loop)(tile, n, XD_SOFT_CE, sums);
+    default: return XDI_V(exact_pair_loop)(tile, n, XD_JSD, sums);
+    }
+}
+
+XDI_LEAF bool XDI_V(exact_mixture)(const xdi_exact_tile *tile, int64_t n, const xd_loss_row *row, double beta,
+                                   xd_fixed *sums) {
+    const xdi_w scale = XDI_W(set)(tile->scale);
+    XDI_W(sum) teacher = XDI_W(no_sum)(), student = XDI_W(no_sum)();
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        xdi_w x[2], y[2], q, p;
+        XDI_W(widen)(XDI_V(load)(tile->x, i), &x[0], &x[1]);
+        XDI_W(widen)(XDI_V(load)(tile->y, i), &y[0], &y[1]);
+        for (int half = 0; half < 2; half++) {
+            const xdi_w s = XDI_W(mul)(x[half] - row->max, scale) - row->soft_log;
+            const xdi_w t = XDI_W(mul)(y[half] - row->teacher_max, scale) - row->teacher_log;
+            XDI_W(mixture)(s, t, beta, row->top, &q, &p);
+            XDI_W(add)(&teacher, q);
+            XDI_W(add)(&student, p);
+        }
+    }
+    return XDI_W(sum_of)(&teacher, n, &sums[XD_LOSS_TEACHER_MIXTURE]) &&
+           XDI_W(sum_of)(&student, n, &sums[XD_LOSS_STUDENT_MIXTURE]);
+}
+
+static const xdi_exact_level
+    XDI_V(exact) = { XDI_V(lanes),        XDI_V(exact_powers), XDI_V(exact_moments),
+                     XDI_V(exact_linear), XDI_V(exact_pair),   XDI_V(exact_mixture) };
+
+/* >>kernel/simd/mft.inc */
+
+/* Minimal fine-tuning and the cosine. */
+
+XDI_LEAF void XDI_V(mft_terms)(const xdi_mft_tile *given, int64_t n) {
+    const xdi_mft_tile tile = *given; /* stores cannot change a copy */
+    XDI_V(power_of) power;
+    const xdi_v zero = XDI_V(set)(0.0f), x_max = XDI_V(set)(tile.x_max), y_max = XDI_V(set)(tile.y_max);
+    XDI_V(prepare)(&tile.power, tile.q_scale, &power);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v x = XDI_V(read)(tile.x, i, n, 0.0f), y = XDI_V(read)(tile.y, i, n, 0.0f);
+        const xdi_v q = XDI_V(exp2)(y, &power);
+        const xdi_v gap = XDI_V(sub)(XDI_V(sub)(y, y_max), XDI_V(sub)(x, x_max));
+        const xdi_v log_ratio = XDI_V(fma)(XDI_V(set)(tile.slope), gap, XDI_V(set)(tile.shift));
+        const xdi_v term = XDI_V(mul)(XDI_V(set)(tile.weight), XDI_V(mul)(q, log_ratio));
+        XDI_V(write)(tile.out, i, n, XDI_V(pick)(zero, q, zero, term));
+    }
+}
+
+XDI_LEAF float XDI_V(mft_largest)(xdi_simd_array x, int64_t n) {
+    const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f);
+    xdi_v largest = zero, nan = zero;
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v a = XDI_V(read)(x, i, n, 0.0f);
+        largest = XDI_V(max)(XDI_V(max)(a, XDI_V(sub)(zero, a)), largest);
+        nan = XDI_V(pick)(a, a, nan, one);
+    }
+    return XDI_V(largest)(nan) > 0.0f ? INFINITY : XDI_V(largest)(largest);
+}
+
+XDI_INLINE double XDI_W(lanes_total)(xdi_w x) {
+    double total = 0.0;
+    for (int i = 0; i < XDI_W(lanes); i++) total += x[i];
+    return total;
+}
+
+XDI_LEAF void XDI_V(mft_products)(xdi_simd_array x, xdi_simd_array y, int64_t n, double *sums) {
+    xdi_w of_x[2], of_y[2], both[2], a[2], b[2];
+    for (int half = 0; half < 2; half++) of_x[half] = of_y[half] = both[half] = XDI_W(set)(0.0);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        XDI_W(widen)(XDI_V(read)(x, i, n, 0.0f), &a[0], &a[1]);
+        XDI_W(widen)(XDI_V(read)(y, i, n, 0.0f), &b[0], &b[1]);
+        for (int half = 0; half < 2; half++) {
+            of_x[half] += a[half] * a[half];
+            of_y[half] += b[half] * b[half];
+            both[half] += a[half] * b[half];
+        }
+    }
+    sums[XD_COSINE_STUDENT] = XDI_W(lanes_total)(of_x[0] + of_x[1]);
+    sums[XD_COSINE_TEACHER] = XDI_W(lanes_total)(of_y[0] + of_y[1]);
+    sums[XD_COSINE_BOTH] = XDI_W(lanes_total)(both[0] + both[1]);
+}
+
+XDI_LEAF void XDI_V(mft_exact)(xdi_simd_array x, xdi_simd_array y, int64_t n, double x_scale, double y_scale,
+                               xd_fixed *sums) {
+    XDI_W(sum) of_x = XDI_W(no_sum)(), of_y = XDI_W(no_sum)(), both = XDI_W(no_sum)();
+    int64_t count = 0;
+    xdi_w a[2], b[2];
+    for (int64_t i = 0; i < n; i += XDI_V(lanes), count += XDI_V(lanes)) {
+        XDI_W(widen)(XDI_V(read)(x, i, n, 0.0f), &a[0], &a[1]);
+        XDI_W(widen)(XDI_V(read)(y, i, n, 0.0f), &b[0], &b[1]);
+        for (int half = 0; half < 2; half++) {
+            const xdi_w p = a[half] * x_scale, q = b[half] * y_scale;
+            XDI_W(add)(&of_x, XDI_W(mul)(p, p));
+            XDI_W(add)(&of_y, XDI_W(mul)(q, q));
+            XDI_W(add)(&both, XDI_W(mul)(p, q));
+        }
+    }
+    XDI_W(sum_of)(&of_x, count, &sums[XD_COSINE_STUDENT]);
+    XDI_W(sum_of)(&of_y, count, &sums[XD_COSINE_TEACHER]);
+    XDI_W(sum_of)(&both, count, &sums[XD_COSINE_BOTH]);
+}
+
+XDI_INLINE xdi_w XDI_W(slope)(xdi_w x, xdi_w y, double of_x, double of_y) {
+    const xdi_w from_x = XDI_W(mul)(x, XDI_W(set)(of_x)), from_y = XDI_W(mul)(y, XDI_W(set)(of_y));
+    return from_x + from_y;
+}
+
+XDI_LEAF void XDI_V(mft_slopes)(xdi_simd_array x, xdi_simd_array y, xdi_simd_array out, int64_t n,
+                                double of_x, double of_y) {
+    xdi_w a[2], b[2];
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        XDI_W(widen)(XDI_V(read)(x, i, n, 0.0f), &a[0], &a[1]);
+        XDI_W(widen)(XDI_V(read)(y, i, n, 0.0f), &b[0], &b[1]);
+        const xdi_w low = XDI_W(slope)(a[0], b[0], of_x, of_y), high = XDI_W(slope)(a[1], b[1], of_x, of_y);
+        XDI_V(write)(out, i, n, XDI_W(narrow)(low, high));
+    }
+}
+
+static const xdi_mft_level XDI_V(mft) = { XDI_V(mft_terms), XDI_V(mft_largest), XDI_V(mft_products),
+                                          XDI_V(mft_exact), XDI_V(mft_slopes) };
+
+/* >>kernel/simd/rows.inc */
+
+/* Maxima of columns. */
+
+XDI_INLINE void XDI_V(raise_loop)(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) {
+    xdi_simd_array x[XDI_ROWS_AT_ONCE], to;
+    int64_t i = 0;
+    for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {
+        x[r].data = given[r].data;
+        x[r].bf16 = bf16;
+    }
+    to.data = maxima;
+    to.bf16 = false;
+    for (; i < n; i += XDI_V(lanes)) {
+        xdi_v max = XDI_V(read)(to, i, n, 0.0f);
+        if (i + XDI_V(lanes) <= n) {
+            max = XDI_V(max)(XDI_V(load)(x[0], i), max);
+            max = XDI_V(max)(XDI_V(load)(x[1], i), max);
+            if (bf16) max = XDI_V(max)(XDI_V(load)(x[2], i), max);
+            if (bf16) max = XDI_V(max)(XDI_V(load)(x[3], i), max);
+        } else {
+            for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)
+                max = XDI_V(max)(XDI_V(read)(x[r], i, n, -INFINITY), max);
+        }
+        XDI_V(write)(to, i, n, max);
+    }
+}
+
+XDI_LEAF void XDI_V(rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima) {
+    if (x->bf16)
+        XDI_V(raise_loop)(x, n, true, maxima);
+    else
+        XDI_V(raise_loop)(x, n, false, maxima);
+}
+
+/* >>kernel/simd/uld.inc */
+
+/* Universal logit distillation. */
+
+XDI_LEAF void XDI_V(uld_ranks)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,
+                               const xdi_xtoken_power *q) {
+    const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);
+    const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f);
+    xdi_v sum = zero, mean = zero;
+    XDI_V(power_of) own, other_side;
+    XDI_V(prepare)(&p->power, p->scale, &own);
+    XDI_V(prepare)(&q->power, q->scale, &other_side);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v a = XDI_V(exp2)(XDI_V(read)(x, i, n, -INFINITY), &own);
+        const xdi_v b = XDI_V(exp2)(XDI_V(read)(y, i, n, -INFINITY), &other_side);
+        const xdi_v sign = XDI_V(sub)(XDI_V(pick)(a, b, one, zero), XDI_V(pick)(b, a, one, zero));
+        sum = XDI_V(add)(sum, XDI_V(max)(XDI_V(sub)(a, b), XDI_V(sub)(b, a)));
+        mean = XDI_V(fma)(sign, a, mean);
+        XDI_V(write)(xdi_xtoken_floats(tile->slope), i, n, sign);
+    }
+    tile->value = XDI_V(total)(sum);
+    tile->mean = XDI_V(total)(mean);
+}
+
+XDI_INLINE xdi_v XDI_V(uld_ln)(xdi_v above, xdi_v below) {
+    return XDI_V(mul)(XDI_V(log2)(XDI_V(div)(above, below)), XDI_V(set)((float)XDI_TILE_LN2));
+}
+
+/* Past the end both are the floor, and their terms nothing. */
+XDI_LEAF void XDI_V(uld_pairs)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p,
+                               const xdi_xtoken_power *q, double beta) {
+    const xdi_simd_array x = xdi_xtoken_floats(tile->x), y = xdi_xtoken_floats(tile->y);
+    const xdi_v floor = XDI_V(set)((float)XD_ULD_FLOOR), zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f);
+    const xdi_v b = XDI_V(set)((float)beta), rest = XDI_V(set)((float)(1.0 - beta));
+    xdi_v sum = zero, mean = zero;
+    XDI_V(power_of) own, other_side;
+    XDI_V(prepare)(&p->power, p->scale, &own);
+    XDI_V(prepare)(&q->power, q->scale, &other_side);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v merged = XDI_V(exp2)(XDI_V(read)(x, i, n, -INFINITY), &own);
+        const xdi_v other = XDI_V(exp2)(XDI_V(read)(y, i, n, -INFINITY), &other_side);
+        const xdi_v s = XDI_V(max)(floor, merged), t = XDI_V(max)(floor, other);
+        xdi_v slope;
+        if (beta == 0.0) {
+            sum = XDI_V(fma)(t, XDI_V(uld_ln)(t, s), sum);
+            slope = XDI_V(sub)(zero, XDI_V(div)(t, s));
+        } else if (beta == 1.0) {
+            const xdi_v ln = XDI_V(uld_ln)(s, t);
+            sum = XDI_V(fma)(s, ln, sum);
+            slope = XDI_V(add)(ln, one);
+        } else {
+            const xdi_v mixture = XDI_V(fma)(b, t, XDI_V(mul)(rest, s));
+            sum = XDI_V(fma)(XDI_V(mul)(b, t), XDI_V(uld_ln)(t, mixture), sum);
+            slope = XDI_V(mul)(rest, XDI_V(uld_ln)(s, mixture));
+            sum = XDI_V(fma)(s, slope, sum);
+        }
+        slope = XDI_V(pick)(merged, floor, slope, zero);
+        mean = XDI_V(fma)(slope, merged, mean);
+        XDI_V(write)(xdi_xtoken_floats(tile->slope), i, n, slope);
+    }
+    tile->value = XDI_V(total)(sum);
+    tile->mean = XDI_V(total)(mean);
+}
+
+static const xdi_uld_loops XDI_V(uld) = { XDI_V(uld_ranks), XDI_V(uld_pairs) };
+
+/* >>kernel/simd/xtoken_project.inc */
+
+/* Losses across tokenizers: powers of rows, their products, and walks over a projection. */
+
+XDI_INLINE void XDI_V(powers_loop)(xdi_simd_array x, int64_t n, xdi_xtoken_power given, bool bf16, bool add,
+                                   float *out) {
+    const xdi_simd_array to = xdi_xtoken_floats(out);
+    XDI_V(power_of) p;
+    int64_t i = 0;
+    x.bf16 = bf16;
+    XDI_V(prepare)(&given.power, given.scale, &p);
+    for (; i + XDI_V(lanes) <= n; i += XDI_V(lanes)) {
+        const xdi_v e = XDI_V(exp2)(XDI_V(load)(x, i), &p);
+        xdi_xtoken_ahead(x, i + n);
+        XDI_V(store)(to, i, add ? XDI_V(add)(e, XDI_V(load)(to, i)) : e);
+    }
+    if (i == n) return;
+    const xdi_v e = XDI_V(exp2)(XDI_V(read)(x, i, n, -INFINITY), &p);
+    XDI_V(write)(to, i, n, add ? XDI_V(add)(e, XDI_V(read)(to, i, n, 0.0f)) : e);
+}
+
+XDI_LEAF void XDI_V(xtoken_powers)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, bool add, float *out) {
+    if (x.bf16)
+        XDI_V(powers_loop)(x, n, p, true, add, out);
+    else
+        XDI_V(powers_loop)(x, n, p, false, add, out);
+}
+
+XDI_INLINE double XDI_V(dot_loop)(xdi_simd_array x, int64_t n, xdi_xtoken_power given, bool bf16,
+                                  const float *h) {
+    const xdi_simd_array with = xdi_xtoken_floats(h);
+    xdi_v sum = XDI_V(set)(0.0f);
+    XDI_V(power_of) p;
+    int64_t i = 0;
+    x.bf16 = bf16;
+    XDI_V(prepare)(&given.power, given.scale, &p);
+    for (; i + XDI_V(lanes) <= n; i += XDI_V(lanes)) {
+        xdi_xtoken_ahead(x, i + n);
+        sum = XDI_V(fma)(XDI_V(exp2)(XDI_V(load)(x, i), &p), XDI_V(load)(with, i), sum);
+    }
+    if (i < n)
+        sum =
+            XDI_V(fma)(XDI_V(exp2)(XDI_V(read)(x, i, n, -INFINITY), &p), XDI_V(read)(with, i, n, 0.0f), sum);
+    return XDI_V(total)(sum);
+}
+
+XDI_LEAF double XDI_V(xtoken_dot)(xdi_simd_array x, int64_t n, xdi_xtoken_power p, const float *h) {
+    return x.bf16 ? XDI_V(dot_loop)(x, n, p, true, h) : XDI_V(dot_loop)(x, n, p, false, h);
+}
+
+XDI_LEAF void XDI_V(xtoken_walk)(const int32_t *student, const int32_t *slot, const float *weight, int64_t n,
+                                 bool packed, int64_t first, float *ids, float *slots, bool back) {
+    int64_t at = 0;
+    for (int64_t e = 0; e < n; e++) {
+        at += packed && e > 0 && student[e] != student[e - 1] ? 1 : 0;
+        float *id = ids + (packed ? at : student[e] - first) * XDI_XTOKEN_LANES;
+        float *a = slots + (int64_t)slot[e] * XDI_XTOKEN_LANES;
+        const xdi_simd_array to = xdi_xtoken_floats(back ? id : a), from = xdi_xtoken_floats(back ? a : id);
+        const xdi_v w = XDI_V(set)(weight[e]);
+        for (int lane = 0; lane < XDI_XTOKEN_LANES; lane += XDI_V(lanes))
+            XDI_V(store)(to, lane, XDI_V(fma)(XDI_V(load)(from, lane), w, XDI_V(load)(to, lane)));
+    }
+}
+
+XDI_LEAF void XDI_V(xtoken_widen)(xdi_simd_array x, int64_t n, double factor, double shift, bool add,
+                                  double *cells) {
+    float part[16];
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (int lane = 0; lane < 16; lane += XDI_V(lanes))
+            XDI_V(store)(xdi_xtoken_floats(part), lane, XDI_V(load)(x, i + lane));
+        for (int half = 0; half < 16; half += 8) {
+            xdi_f8 narrow;
+            xdi_d8 sum;
+            memcpy(&narrow, part + half, sizeof narrow);
+            sum = __builtin_convertvector(narrow, xdi_d8) * factor - shift;
+            if (add) {
+                xdi_d8 before;
+                memcpy(&before, cells + i + half, sizeof before);
+                sum += before;
+            }
+            memcpy(cells + i + half, &sum, sizeof sum);
+        }
+    }
+    xdi_simd_part(x, i, n, 16, 0.0f, part);
+    for (int lane = 0; i + lane < n; lane++)
+        cells[i + lane] = (add ? cells[i + lane] : 0.0) + ((double)part[lane] * factor - shift);
+}
+
+XDI_LEAF double XDI_V(xtoken_narrow)(const double *x, int64_t n, double factor, double shift, float *out) {
+    xdi_d8 sums = { 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0 };
+    double sum = 0.0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        xdi_d8 wide;
+        memcpy(&wide, x + i, sizeof wide);
+        wide *= factor;
+        sums += wide;
+        const xdi_f8 part = __builtin_convertvector(wide - shift, xdi_f8);
+        memcpy(out + i, &part, sizeof part);
+    }
+    for (; i < n; i++) {
+        sum += x[i] * factor;
+        out[i] = (float)(x[i] * factor - shift);
+    }
+    for (int lane = 0; lane < 8; lane++) sum += sums[lane];
+    return sum;
+}
+
+/* >>kernel/simd/xtoken_divergence.inc */
+
+/* Losses across tokenizers: divergences of chunks, and their slopes. */
+
+XDI_LEAF double XDI_V(xtoken_slopes)(float *q, const float *a, int64_t n, float inverse, bool reverse,
+                                     double *dot) {
+    const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };
+    const xdi_v epsilon = XDI_V(set)((float)XD_XTOKEN_EPSILON), ln2 = XDI_V(set)((float)XDI_TILE_LN2);
+    const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f);
+    xdi_v value = zero, dots = zero;
+    XDI_V(power_of) e;
+    XDI_V(prepare)(&unit, 1.0f, &e);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v r = XDI_V(mul)(XDI_V(read)(xdi_xtoken_floats(q), i, n, 0.0f), XDI_V(set)(inverse));
+        const xdi_v b = XDI_V(read)(xdi_xtoken_floats(a), i, n, -100.0f), floor = XDI_V(add)(r, epsilon);
+        const xdi_v s = XDI_V(mul)(XDI_V(log2)(floor), ln2), target = XDI_V(exp2)(b, &e);
+        const xdi_v d = XDI_V(sub)(s, b);
+        xdi_v slope = XDI_V(sub)(zero, XDI_V(div)(target, floor));
+        if (reverse) slope = XDI_V(add)(d, one);
+        /* past the end r is 0 and so is what is added, but for the floor's part of the reverse */
+        if (reverse)
+            value = XDI_V(fma)(i + XDI_V(lanes) <= n ? floor : r, d, value);
+        else
+            value = XDI_V(sub)(value, XDI_V(mul)(target, d));
+        dots = XDI_V(fma)(slope, r, dots);
+        XDI_V(write)(xdi_xtoken_floats(q), i, n, slope);
+    }
+    *dot = XDI_V(total)(dots);
+    return XDI_V(total)(value);
+}
+
+XDI_LEAF double XDI_V(xtoken_pair)(const float *alpha, const float *beta, int64_t n, bool reverse,
+                                   float *slope) {
+    const xdi_tile_power unit = { (float)XDI_TILE_LOG2E, 0.0f, -88.0f };
+    const xdi_v zero = XDI_V(set)(0.0f), one = XDI_V(set)(1.0f), lowest = XDI_V(set)(-FLT_MAX);
+    xdi_v sum = zero;
+    XDI_V(power_of) e;
+    XDI_V(prepare)(&unit, 1.0f, &e);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v a = XDI_V(read)(xdi_xtoken_floats(alpha), i, n, -FLT_MAX);
+        const xdi_v b = XDI_V(read)(xdi_xtoken_floats(beta), i, n, -FLT_MAX);
+        const xdi_v p = XDI_V(exp2)(reverse ? a : b, &e),
+                    d = reverse ? XDI_V(sub)(a, XDI_V(max)(b, lowest)) : XDI_V(sub)(XDI_V(max)(b, lowest), a);
+        sum = XDI_V(add)(sum, XDI_V(pick)(zero, p, zero, XDI_V(mul)(p, d)));
+        const xdi_v turned = XDI_V(pick)(zero, p, zero, XDI_V(mul)(p, XDI_V(add)(d, one)));
+        XDI_V(write)(xdi_xtoken_floats(slope), i, n, reverse ? turned : XDI_V(sub)(zero, p));
+    }
+    return XDI_V(total)(sum);
+}
+
+XDI_LEAF double XDI_V(xtoken_entropy)(xdi_simd_array x, int64_t n, xdi_xtoken_power p) {
+    const xdi_v scale = XDI_V(set)(p.scale), epsilon = XDI_V(set)((float)XD_XTOKEN_EPSILON);
+    xdi_v sum = XDI_V(set)(0.0f);
+    XDI_V(power_of) e;
+    XDI_V(prepare)(&p.power, 1.0f, &e);
+    for (int64_t i = 0; i < n; i += XDI_V(lanes)) {
+        const xdi_v q = XDI_V(mul)(XDI_V(exp2)(XDI_V(read)(x, i, n, -INFINITY), &e), scale);
+        sum = XDI_V(fma)(q, XDI_V(log2)(XDI_V(add)(q, epsilon)), sum);
+    }
+    return -XDI_TILE_LN2 * XDI_V(total)(sum);
+}
+
+/* >>kernel/simd/xtoken_gradient.inc */
+
+/* Losses across tokenizers: the gradient of a row. */
+
+XDI_INLINE void XDI_V(xtoken_write_loop)(const xdi_xtoken_writer *w, int64_t begin, int64_t n) {
+    const xdi_v shift = XDI_V(set)(w->shift), scale = XDI_V(set)(w->u_scale), zero = XDI_V(set)(0.0f);
+    XDI_V(power_of) p, p1;
+    XDI_V(prepare)(&w->p.power, w->p.scale, &p);
+    XDI_V(prepare)(&w->p1.power, w->p1.scale, &p1);
+    for (int64_t i = begin; i < n; i += XDI_V(lanes)) {
+        const xdi_v x = XDI_V(read)(w->x, i, n, -INFINITY);
+        xdi_v out = w->add ? XDI_V(read)(w->out, i, n, 0.0f) : zero, u = zero;
+        if (w->hard) out = XDI_V(add)(out, XDI_V(exp2)(x, &p1));
+        if (w->u) u = XDI_V(mul)(XDI_V(read)(xdi_xtoken_floats(w->u), i, n, 0.0f), scale);
+        if (w->soft) {
+            const xdi_v e = XDI_V(exp2)(x, &p);
+            u = w->times_p ? XDI_V(mul)(e, XDI_V(sub)(u, shift)) : XDI_V(sub)(u, XDI_V(mul)(e, shift));
+        }
+        XDI_V(write)(w->out, i, n, XDI_V(add)(out, u));
+    }
+}
+
+/* The first writer of a row with u, by whole vectors; returns how far it came. */
+XDI_INLINE int64_t XDI_V(xtoken_write_first)(const xdi_xtoken_writer *w, int64_t n, bool bf16) {
+    const xdi_v shift = XDI_V(set)(w->shift), scale = XDI_V(set)(w->u_scale);
+    const xdi_simd_array u = xdi_xtoken_floats(w->u);
+    const bool times_p = w->times_p, past = w->past;
+    xdi_simd_array x = w->x, out = w->out;
+    XDI_V(power_of) p;
+    int64_t i = 0;
+    x.bf16 = out.bf16 = bf16;
+    XDI_V(prepare)(&w->p.power, w->p.scale, &p);
+    for (; i + XDI_V(lanes) <= n; i += XDI_V(lanes)) {
+        const xdi_v e = XDI_V(exp2)(XDI_V(load)(x, i), &p), h = XDI_V(load)(u, i);
+        const xdi_v g = times_p ? XDI_V(mul)(e, XDI_V(sub)(h, shift))
+                                : XDI_V(sub)(XDI_V(mul)(h, scale), XDI_V(mul)(e, shift));
+        xdi_xtoken_ahead(x, i + XDI_XTOKEN_BLOCK);
+        if (past)
+            XDI_V(store_past)(out, i, g);
+        else
+            XDI_V(store)(out, i, g);
+    }
+    return i;
+}
+
+XDI_LEAF void XDI_V(xtoken_write)(const xdi_xtoken_writer *given, int64_t n) {
+    const xdi_xtoken_writer w = *given; /* stores cannot change a copy */
+    const bool bf16 = w.x.bf16, first = w.u && w.soft && !w.hard && !w.add && w.out.bf16 == bf16;
+    int64_t i = 0;
+    if (first && bf16)
+        i = XDI_V(xtoken_write_first)(&w, n, true);
+    else if (first)
+        i = XDI_V(xtoken_write_first)(&w, n, false);
+    XDI_V(xtoken_write_loop)(&w, i, n);
+}
+
+static const xdi_xtoken_loops XDI_V(xtoken) = {
+    XDI_V(xtoken_powers), XDI_V(xtoken_dot),   xdi_xtoken_pack,      XDI_V(xtoken_walk), XDI_V(to_tables),
+    XDI_V(to_lanes),      XDI_V(xtoken_widen), XDI_V(xtoken_narrow), XDI_V(xtoken_top),  XDI_V(xtoken_slopes),
+    XDI_V(xtoken_pair),   XDI_V(xtoken_write), XDI_V(xtoken_entropy)
+};
+
+
+static const xdi_loops XDI_V(loops) = { &XDI_V(tiles),     &XDI_V(exact), &XDI_V(mft),
+                                        XDI_V(rows_raise), &XDI_V(uld),   &XDI_V(xtoken) };
+
+#endif /* XDI_AGAIN */
+
 /* MIT License
 
    Copyright (c) 2026 xdistill authors
@@ -40643,4 +40967,4 @@ XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piec
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 155ea477552da32359abcc383a9af40d8222c81a8980a703b4dbc0dfc41313d2 */
+/* xdistill sha256 8d0dfcf5839e92c8c03c73e3bdc934020fc95a90fe8280c597f1bd61154bdcc9 */

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 enum { TERMS = 4096, ROWS = 3, MOST = 5000, K = 9 };
 
@@ -57,19 +58,26 @@ typedef struct width {
     void (*mixtures)(const double *s, const double *t, int64_t n, double *q, double *p);
 } width;
 
+#if defined(XDI_PORTABLE)
 WIDTH(xdi_w2, XDI_SIMD_128)
+#endif
 #if defined(XDI_X86)
 WIDTH(xdi_w4, XDI_SIMD_256)
 WIDTH(xdi_w8, XDI_SIMD_512)
 #endif
 
 static const width *width_of(int level) {
-#if defined(XDI_X86)
-    if (level >= (int)XD_CPU_AVX512) return &xdi_w8_width;
-    if (level == (int)XD_CPU_AVX2) return &xdi_w4_width;
+    switch (level) {
+#if defined(XDI_PORTABLE)
+    case XD_CPU_PORTABLE: return &xdi_w2_width;
 #endif
-    (void)level;
-    return &xdi_w2_width;
+#if defined(XDI_X86)
+    case XD_CPU_AVX2: return &xdi_w4_width;
+    default: return &xdi_w8_width;
+#else
+    default: return NULL;
+#endif
+    }
 }
 
 /* The value in units of 2^-70: high above, low within [0, 2^40). */
@@ -86,7 +94,7 @@ static void check_sums(const double *terms, bool positive) {
     xd_fixed one_by_one = { 0, 0 };
     for (int i = 0; i < TERMS; i++) CHECK(xd_fixed_add(&one_by_one, terms[i]));
     const xd_fixed expected = normal(one_by_one);
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
         xd_fixed sum;
         CHECK(width_of(level)->sums(terms, TERMS, positive, &sum));
         if (!positive) CHECK(sum.high == one_by_one.high && sum.low == one_by_one.low);
@@ -138,14 +146,14 @@ XD_TEST(large_terms_are_not_for_the_vectors) {
     const double large[6] = { 2048.0, -2048.0, 1e300, -INFINITY, INFINITY, (double)NAN };
     double terms[64];
     xd_fixed sum;
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
-        for (int k = 0; k < 6; k++)
-            for (int at = 0; at < 64; at += 3) {
-                for (int i = 0; i < 64; i++) terms[i] = i % 2 ? 2047.999 : -2047.999;
-                CHECK(width_of(level)->sums(terms, 64, false, &sum));
-                terms[at] = large[k];
-                CHECK(!width_of(level)->sums(terms, 64, false, &sum));
-            }
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE)
+    for (int k = 0; k < 6; k++)
+        for (int at = 0; at < 64; at += 3) {
+            for (int i = 0; i < 64; i++) terms[i] = i % 2 ? 2047.999 : -2047.999;
+            CHECK(width_of(level)->sums(terms, 64, false, &sum));
+            terms[at] = large[k];
+            CHECK(!width_of(level)->sums(terms, 64, false, &sum));
+        }
 }
 
 /* ---- terms ---- */
@@ -161,7 +169,7 @@ XD_TEST(powers_have_the_same_bits_in_every_width_and_are_within_a_unit) {
         x[1] = 0.0;
         x[2] = -708.0;
         x[3] = -707.9999;
-        for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+        XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
             width_of(level)->powers(x, TERMS, out);
             for (int i = 0; i < TERMS; i++) {
                 const double plain = xdi_exact_exp(x[i]);
@@ -188,7 +196,7 @@ XD_TEST(terms_of_mixtures_have_the_same_bits_in_every_width_and_few_wrong_ones) 
         }
         s[0] = t[1] = s[2] = t[2] = -INFINITY;
         t[3] = s[3];
-        for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+        XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
             width_of(level)->mixtures(s, t, TERMS, q, p);
             for (int i = 0; i < TERMS; i++) {
                 double teacher, student;
@@ -385,7 +393,7 @@ static void compare(bool in_parts) {
     const int64_t whole[2] = { 0, p.columns };
     const int64_t cut[5] = { 0, 3, 3, p.columns - p.columns / 3, p.columns };
     run(XD_CPU_PLAIN, whole, 1, &plain);
-    for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
         run((xd_cpu_level)level, whole, 1, &fast);
         compare_sums(&plain, &fast);
         if (!in_parts) continue;

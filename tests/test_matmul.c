@@ -2,6 +2,7 @@
 #include "xdistill.h"
 
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -88,7 +89,7 @@ XD_TEST(every_level_multiplies_every_form_exactly) {
     const int64_t sizes[][3] = { { 1, 1, 1 },     { 4, 8, 2 },   { 8, 32, 16 },  { 7, 31, 5 },
                                  { 9, 33, 257 },  { 17, 70, 3 }, { 6, 16, 512 }, { 2, 530, 30 },
                                  { 13, 40, 301 }, { 5, 3, 0 } };
-    for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
         const xd_ctx_desc desc = { .cpu = (xd_cpu_level)level };
         xd_ctx *ctx = NULL;
         CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
@@ -103,7 +104,7 @@ XD_TEST(a_row_has_the_same_bits_in_any_company) {
     static float a[M * K], b[K * N], whole[M * N], part[M * N];
     for (int i = 0; i < M * K; i++) a[i] = sinf((float)i);
     for (int i = 0; i < K * N; i++) b[i] = cosf((float)i);
-    for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
         const xd_ctx_desc desc = { .cpu = (xd_cpu_level)level };
         xd_ctx *ctx = NULL;
         CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
@@ -139,7 +140,7 @@ XD_TEST(whole_blocks_stay_in_the_workspace) {
         const xd_matrix left = view(&a, dtype, M, K, (form & 2) != 0);
         const xd_matrix right = view(&b, dtype, K, N, (form & 4) != 0);
         const xd_matmul_args args = { left, right, out, N, false, (form & 8) != 0 };
-        for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+        XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
             workspace[0] = workspace[words + 1] = 7.0f;
             xd_matmul_cpu((xd_cpu_level)level, &args, workspace + 1); /* not at the begin of a cache line */
             CHECK(workspace[0] == 7.0f && workspace[words + 1] == 7.0f);

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -284,18 +285,17 @@ static outcome expected, got, other; /* a test's, too large for a stack */
 
 static void all_levels(const problem *p) {
     expect(p, &expected);
-    for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++)
-        for (int mode = 0; mode < 2; mode++) {
-            const long before = xd_test_failures;
-            run_whole(p, (xd_cpu_level)level, mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC,
-                      &got);
-            compare(p, (xd_cpu_level)level, &got, &expected);
-            if (xd_test_failures > before && before < XD_TEST_SHOWN)
-                printf("  level %s, mode %d, %s, %lld columns, %s and %s, temperature %g\n",
-                       xd_cpu_level_name((xd_cpu_level)level), mode, p->cosine ? "cosine" : "mft",
-                       (long long)p->vocab, xd_dtype_name(p->student_dtype), xd_dtype_name(p->teacher_dtype),
-                       p->temperature);
-        }
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN)
+    for (int mode = 0; mode < 2; mode++) {
+        const long before = xd_test_failures;
+        run_whole(p, (xd_cpu_level)level, mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC, &got);
+        compare(p, (xd_cpu_level)level, &got, &expected);
+        if (xd_test_failures > before && before < XD_TEST_SHOWN)
+            printf("  level %s, mode %d, %s, %lld columns, %s and %s, temperature %g\n",
+                   xd_cpu_level_name((xd_cpu_level)level), mode, p->cosine ? "cosine" : "mft",
+                   (long long)p->vocab, xd_dtype_name(p->student_dtype), xd_dtype_name(p->teacher_dtype),
+                   p->temperature);
+    }
 }
 
 static problem p; /* the problem of the running test */
@@ -416,17 +416,17 @@ XD_TEST(splits_of_vocabulary_and_batch_find_the_same_and_in_invariant_mode_to_th
             spoil(kind == 3);
         p.temperature = 1.7;
         expect(&p, &expected);
-        for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++)
-            for (int ranks = 1; ranks <= 4; ranks++)
-                for (int form = 0; form < 4; form++) {
-                    cut(&p, level, form % 2 == 1, form >= 2, ranks, &got);
-                    if (form < 2)
-                        compare(&p, (xd_cpu_level)level, &got,
-                                &expected); /* a status shows the first row of its rank */
-                    if (form % 2 == 0) continue;
-                    cut(&p, level, true, false, 1, &other);
-                    same_bits(&p, &got, &other, true);
-                }
+        XD_TEST_LEVELS(level, XD_CPU_PLAIN)
+        for (int ranks = 1; ranks <= 4; ranks++)
+            for (int form = 0; form < 4; form++) {
+                cut(&p, level, form % 2 == 1, form >= 2, ranks, &got);
+                if (form < 2)
+                    compare(&p, (xd_cpu_level)level, &got,
+                            &expected); /* a status shows the first row of its rank */
+                if (form % 2 == 0) continue;
+                cut(&p, level, true, false, 1, &other);
+                same_bits(&p, &got, &other, true);
+            }
     }
 }
 
@@ -435,7 +435,7 @@ XD_TEST(invariant_losses_have_the_same_bits_on_every_level_and_cosines_their_gra
         for (int64_t vocab = 45; vocab < MOST; vocab += 2100) {
             fill(&p, kind == 1, vocab, vocab % 2 == 1, 50 + (uint64_t)kind);
             run_whole(&p, XD_CPU_PLAIN, XD_REDUCTION_INVARIANT, &other);
-            for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+            XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
                 run_whole(&p, (xd_cpu_level)level, XD_REDUCTION_INVARIANT, &got);
                 same_bits(&p, &got, &other, kind == 1);
             }

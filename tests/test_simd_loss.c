@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -31,34 +32,34 @@ static void powers(xd_cpu_level level, const float *x, float *out, int64_t n, do
     g.hard = true;
     g.h = xdi_tile_power_of(factor, whole);
     g.hard_scale = 1.0f;
-    xdi_tiles_of(level)->gradient(&g, XDI_TILE_NONE, n);
+    xdi_loops_level(level)->tiles->gradient(&g, XDI_TILE_NONE, n);
 }
 
 XD_TEST(powers_are_within_3e_7_over_the_whole_range) {
     enum { COUNT = 2000 };
     static float x[COUNT], out[COUNT];
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
-        for (int begin = -140; begin < 60; begin += 5) {
-            double worst = 0.0;
-            for (int i = 0; i < COUNT; i++) x[i] = (float)(begin + 5.0 * i / COUNT);
-            powers((xd_cpu_level)level, x, out, COUNT, 1.0, 0.0);
-            for (int i = 0; i < COUNT; i++) {
-                const double expected = exp2((double)x[i]);
-                if (x[i] <= -127.0f)
-                    CHECK(out[i] == 0.0f);
-                else if (x[i] < -126.0f)
-                    CHECK(out[i] >= 0.0f && out[i] < 2.4e-38f);
-                else
-                    worst = fmax(worst, fabs((double)out[i] / expected - 1.0));
-            }
-            CHECK_NEAR(worst, 0.0, 3e-7);
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE)
+    for (int begin = -140; begin < 60; begin += 5) {
+        double worst = 0.0;
+        for (int i = 0; i < COUNT; i++) x[i] = (float)(begin + 5.0 * i / COUNT);
+        powers((xd_cpu_level)level, x, out, COUNT, 1.0, 0.0);
+        for (int i = 0; i < COUNT; i++) {
+            const double expected = exp2((double)x[i]);
+            if (x[i] <= -127.0f)
+                CHECK(out[i] == 0.0f);
+            else if (x[i] < -126.0f)
+                CHECK(out[i] >= 0.0f && out[i] < 2.4e-38f);
+            else
+                worst = fmax(worst, fabs((double)out[i] / expected - 1.0));
         }
+        CHECK_NEAR(worst, 0.0, 3e-7);
+    }
 }
 
 XD_TEST(powers_of_special_numbers) {
     const float x[8] = { -INFINITY, NAN, 0.0f, 1e-45f, -0.0f, -3e38f, -1e-39f, 1.0f };
     const float expected[8] = { 0.0f, 0.0f, 1.0f, 1.0f, 1.0f, 0.0f, 1.0f, 2.0f };
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
         float out[8];
         powers((xd_cpu_level)level, x, out, 8, 1.0, 0.0);
         CHECK(isnan(out[1]));
@@ -71,14 +72,14 @@ XD_TEST(an_element_has_the_same_bits_at_any_position) {
     enum { COUNT = 67 };
     float x[COUNT], out[COUNT], alone;
     for (int i = 0; i < COUNT; i++) x[i] = (float)(-0.37 * i);
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
-        for (int from = 0; from < COUNT; from += 3) {
-            powers((xd_cpu_level)level, x + from, out, COUNT - from, 1.4426950408889634, 3.0);
-            for (int i = from; i < COUNT; i++) {
-                powers((xd_cpu_level)level, x + i, &alone, 1, 1.4426950408889634, 3.0);
-                CHECK(bits_of(alone) == bits_of(out[i - from]));
-            }
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE)
+    for (int from = 0; from < COUNT; from += 3) {
+        powers((xd_cpu_level)level, x + from, out, COUNT - from, 1.4426950408889634, 3.0);
+        for (int i = from; i < COUNT; i++) {
+            powers((xd_cpu_level)level, x + i, &alone, 1, 1.4426950408889634, 3.0);
+            CHECK(bits_of(alone) == bits_of(out[i - from]));
         }
+    }
 }
 
 /* ---- tiles ---- */
@@ -89,20 +90,20 @@ XD_TEST(the_maximum_of_a_tile_for_every_sign) {
     const float highest[6] = { 3.5f, 0.0f, -0.25f, -1e30f, INFINITY, -INFINITY };
     static float x[COUNT];
     static uint16_t narrow[COUNT];
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
-        for (int k = 0; k < 6; k++)
-            for (int at = 0; at < COUNT; at += 7)
-                for (int half = 0; half < 2; half++) {
-                    const xdi_simd_array array = { half ? (void *)narrow : (void *)x, half != 0 };
-                    const xdi_tile_power power = xdi_tile_power_of(1.0, 64.0);
-                    float max;
-                    for (int i = 0; i < COUNT; i++) x[i] = k == 3 ? -INFINITY : highest[k] - 1.0f - (float)i;
-                    x[at] = xd_f32_from_bf16(xd_bf16_from_f32(highest[k]));
-                    if (k == 4) x[(at + 3) % COUNT] = -NAN; /* is left out */
-                    for (int i = 0; i < COUNT; i++) narrow[i] = xd_bf16_from_f32(x[i]);
-                    xdi_tiles_of((xd_cpu_level)level)->sum(array, COUNT, power, NULL, &max);
-                    CHECK(max == x[at]);
-                }
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE)
+    for (int k = 0; k < 6; k++)
+        for (int at = 0; at < COUNT; at += 7)
+            for (int half = 0; half < 2; half++) {
+                const xdi_simd_array array = { half ? (void *)narrow : (void *)x, half != 0 };
+                const xdi_tile_power power = xdi_tile_power_of(1.0, 64.0);
+                float max;
+                for (int i = 0; i < COUNT; i++) x[i] = k == 3 ? -INFINITY : highest[k] - 1.0f - (float)i;
+                x[at] = xd_f32_from_bf16(xd_bf16_from_f32(highest[k]));
+                if (k == 4) x[(at + 3) % COUNT] = -NAN; /* is left out */
+                for (int i = 0; i < COUNT; i++) narrow[i] = xd_bf16_from_f32(x[i]);
+                xdi_loops_level((xd_cpu_level)level)->tiles->sum(array, COUNT, power, NULL, &max);
+                CHECK(max == x[at]);
+            }
 }
 
 /* A NaN anywhere shows, whatever its sign; infinities of both signs do not hide the largest number. */
@@ -111,18 +112,18 @@ XD_TEST(the_largest_element_of_a_tile_is_NaN_when_there_is_one) {
     const float odd[5] = { NAN, -NAN, INFINITY, -INFINITY, 1.5f };
     static float x[COUNT];
     static uint16_t narrow[COUNT];
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
-        for (int k = 0; k < 5; k++)
-            for (int at = 0; at < COUNT; at++)
-                for (int half = 0; half < 2; half++) {
-                    const xdi_simd_array array = { half ? (void *)narrow : (void *)x, half != 0 };
-                    for (int i = 0; i < COUNT; i++) x[i] = i % 3 ? -1.0f - (float)i : -INFINITY;
-                    x[at] = odd[k];
-                    for (int i = 0; i < COUNT; i++) narrow[i] = xd_bf16_from_f32(x[i]);
-                    const float max = xdi_tiles_of((xd_cpu_level)level)->max(array, COUNT);
-                    const float others = at == 1 ? -3.0f : -2.0f;
-                    CHECK(k < 2 ? isnan(max) : max == (k == 3 ? others : odd[k]));
-                }
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE)
+    for (int k = 0; k < 5; k++)
+        for (int at = 0; at < COUNT; at++)
+            for (int half = 0; half < 2; half++) {
+                const xdi_simd_array array = { half ? (void *)narrow : (void *)x, half != 0 };
+                for (int i = 0; i < COUNT; i++) x[i] = i % 3 ? -1.0f - (float)i : -INFINITY;
+                x[at] = odd[k];
+                for (int i = 0; i < COUNT; i++) narrow[i] = xd_bf16_from_f32(x[i]);
+                const float max = xdi_loops_level((xd_cpu_level)level)->tiles->max(array, COUNT);
+                const float others = at == 1 ? -3.0f : -2.0f;
+                CHECK(k < 2 ? isnan(max) : max == (k == 3 ? others : odd[k]));
+            }
 }
 
 XD_TEST(gradients_past_the_caches_have_the_same_bits) {
@@ -136,30 +137,29 @@ XD_TEST(gradients_past_the_caches_have_the_same_bits) {
         narrow[0][i] = xd_bf16_from_f32(x[i]);
         narrow[1][i] = xd_bf16_from_f32(y[i]);
     }
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++)
-        for (int kind = 0; kind < 4; kind++) { /* bf16 or not in, and out */
-            const xdi_tiles *tiles = xdi_tiles_of((xd_cpu_level)level);
-            unsigned char *out[2];
-            for (int streamed = 0; streamed < 2; streamed++) {
-                xdi_tile_gradient g;
-                memset(&g, 0, sizeof g);
-                memset(memory[streamed], 0, sizeof memory[streamed]);
-                out[streamed] =
-                    memory[streamed] + XDI_SIMD_LINE - (uintptr_t)memory[streamed] % XDI_SIMD_LINE;
-                g.x.bf16 = g.y.bf16 = (kind & 1) != 0;
-                g.x.data = g.x.bf16 ? (void *)narrow[0] : (void *)x;
-                g.y.data = g.y.bf16 ? (void *)narrow[1] : (void *)y;
-                g.out.bf16 = (kind & 2) != 0;
-                g.out.data = out[streamed];
-                g.streamed = streamed != 0;
-                g.p = g.q = xdi_tile_power_of(XDI_TILE_LOG2E, 12.0);
-                g.soft_scale = 0.75f;
-                g.teacher_scale = 0.5f;
-                tiles->gradient(&g, XDI_TILE_FORWARD, COUNT);
-                tiles->fence();
-            }
-            CHECK(memcmp(out[0], out[1], (size_t)COUNT * (kind & 2 ? 2 : 4)) == 0);
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE)
+    for (int kind = 0; kind < 4; kind++) { /* bf16 or not in, and out */
+        const xdi_tiles *tiles = xdi_loops_level((xd_cpu_level)level)->tiles;
+        unsigned char *out[2];
+        for (int streamed = 0; streamed < 2; streamed++) {
+            xdi_tile_gradient g;
+            memset(&g, 0, sizeof g);
+            memset(memory[streamed], 0, sizeof memory[streamed]);
+            out[streamed] = memory[streamed] + XDI_SIMD_LINE - (uintptr_t)memory[streamed] % XDI_SIMD_LINE;
+            g.x.bf16 = g.y.bf16 = (kind & 1) != 0;
+            g.x.data = g.x.bf16 ? (void *)narrow[0] : (void *)x;
+            g.y.data = g.y.bf16 ? (void *)narrow[1] : (void *)y;
+            g.out.bf16 = (kind & 2) != 0;
+            g.out.data = out[streamed];
+            g.streamed = streamed != 0;
+            g.p = g.q = xdi_tile_power_of(XDI_TILE_LOG2E, 12.0);
+            g.soft_scale = 0.75f;
+            g.teacher_scale = 0.5f;
+            tiles->gradient(&g, XDI_TILE_FORWARD, COUNT);
+            tiles->fence();
         }
+        CHECK(memcmp(out[0], out[1], (size_t)COUNT * (kind & 2 ? 2 : 4)) == 0);
+    }
 }
 
 /* ---- losses ---- */
@@ -272,7 +272,7 @@ static void compare(const problem *p, const outcome *plain, const outcome *fast)
 static void all_levels(const problem *p) {
     static outcome plain, fast;
     run_problem(p, XD_CPU_PLAIN, &plain);
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
         const long before = xd_test_failures;
         run_problem(p, (xd_cpu_level)level, &fast);
         compare(p, &plain, &fast);
@@ -452,7 +452,7 @@ static void select_everywhere(const float *data, int64_t columns, int64_t k, xd_
     const xd_rows rows = { memory, dtype, 1, columns, 0 };
     for (int64_t i = 0; i < columns; i++) xd_store_f64(memory, dtype, i, (double)data[i]);
     select_with(XD_CPU_PLAIN, &rows, k, expected, expected_ids);
-    for (int level = (int)XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
         select_with((xd_cpu_level)level, &rows, k, values, ids);
         CHECK(memcmp(ids, expected_ids, (size_t)k * sizeof *ids) == 0);
         CHECK(memcmp(values, expected, (size_t)k * sizeof *values) == 0);

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -160,7 +161,7 @@ XD_TEST(steps_have_the_same_bits_on_every_level_for_every_length_and_dtype) {
                                average ? average : XD_DTYPE_F32, (uint64_t)round * 977u);
                 plain = start;
                 simd_step_run(ctx, XD_CPU_PLAIN, &plain, &args, a, offset, sgd);
-                for (int level = XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+                XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
                     other = start;
                     simd_step_run(ctx, level, &other, &args, a, offset, sgd);
                     CHECK(simd_step_same(&plain, &other, a.value_dtype, average));
@@ -194,7 +195,7 @@ static float simd_fma(xd_ctx *ctx, int level, float a, float b, float c) {
 XD_TEST(products_are_added_with_one_rounding_even_halfway_between_floats) {
     xd_ctx *ctx = simd_ctx(XD_CPU_PLAIN);
     uint64_t seed = 5;
-    for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
         for (int k = 1; k <= 11; k++) { /* (1 + 2^-12)(2^-k + 2^-12-k): its last bit is half a unit of 1 */
             const float a = 1.0f + ldexpf(1.0f, -12), b = ldexpf(a, -k);
             const float tiny = ldexpf(1.0f, -70);
@@ -216,7 +217,7 @@ XD_TEST(products_are_added_with_one_rounding_even_halfway_between_floats) {
 XD_TEST(an_element_does_not_feel_its_place_in_the_array) {
     xd_ctx *ctx = simd_ctx(XD_CPU_PLAIN);
     static simd_step whole, alone;
-    for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
         xd_update_args args;
         xd_update_array a;
         memset(&a, 0, sizeof a);
@@ -264,7 +265,7 @@ XD_TEST(averages_have_the_same_bits_on_every_level_for_every_pair_of_dtypes) {
             memcpy(plain, start, sizeof start);
             a.target = simd_at(plain, target_dtype, offset);
             CHECK(simd_kernels(XD_CPU_PLAIN).lerp(&launch, &args) == XD_OK);
-            for (int level = XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+            XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
                 memcpy(other, start, sizeof start);
                 a.target = simd_at(other, target_dtype, offset);
                 CHECK(simd_kernels(level).lerp(&launch, &args) == XD_OK);
@@ -293,32 +294,30 @@ XD_TEST(conversions_have_the_bits_of_half_h_on_every_level) {
     uint16_t *half = (uint16_t *)malloc(ALL * sizeof *half),
              *narrow = (uint16_t *)malloc(ALL * sizeof *narrow);
     float *wide = (float *)malloc(ALL * sizeof *wide);
-    for (int level = XD_CPU_PORTABLE; level <= (int)xd_cpu_best() && half && wide && narrow; level++)
-        for (int d = 1; d < 3; d++) {
-            const bool bf16 = simd_dtypes[d] == XD_DTYPE_BF16;
-            bool same = true;
-            for (int i = 0; i < ALL; i++) half[i] = (uint16_t)i;
-            simd_cast(ctx, level, half, simd_dtypes[d], wide, XD_DTYPE_F32, ALL);
-            for (int i = 0; i < ALL; i++) {
-                const float expected = bf16 ? xd_f32_from_bf16((uint16_t)i) : xd_f32_from_f16((uint16_t)i);
-                same = same && (isnan(expected) ? isnan(wide[i]) : memcmp(&wide[i], &expected, 4) == 0);
-            }
-            CHECK(same);
-            for (int below = -1; below <= 1;
-                 below++) { /* beside, on and behind the middle between two halves */
-                for (int i = 0; i < ALL; i++) {
-                    const uint32_t step = bf16 ? 0x8000u : 0x1000u;
-                    const float base = bf16 ? xd_f32_from_bf16((uint16_t)i) : xd_f32_from_f16((uint16_t)i);
-                    uint32_t bits;
-                    memcpy(&bits, &base, sizeof bits);
-                    wide[i] = simd_float(bits + step + (uint32_t)below);
-                }
-                simd_cast(ctx, level, wide, XD_DTYPE_F32, narrow, simd_dtypes[d], ALL);
-                for (int i = 0; i < ALL; i++)
-                    same = same && narrow[i] == (bf16 ? xd_bf16_from_f32(wide[i]) : xd_f16_from_f32(wide[i]));
-                CHECK(same);
-            }
+    XD_TEST_LEVELS(level, XD_CPU_PORTABLE) if (half && wide && narrow) for (int d = 1; d < 3; d++) {
+        const bool bf16 = simd_dtypes[d] == XD_DTYPE_BF16;
+        bool same = true;
+        for (int i = 0; i < ALL; i++) half[i] = (uint16_t)i;
+        simd_cast(ctx, level, half, simd_dtypes[d], wide, XD_DTYPE_F32, ALL);
+        for (int i = 0; i < ALL; i++) {
+            const float expected = bf16 ? xd_f32_from_bf16((uint16_t)i) : xd_f32_from_f16((uint16_t)i);
+            same = same && (isnan(expected) ? isnan(wide[i]) : memcmp(&wide[i], &expected, 4) == 0);
         }
+        CHECK(same);
+        for (int below = -1; below <= 1; below++) { /* beside, on and behind the middle between two halves */
+            for (int i = 0; i < ALL; i++) {
+                const uint32_t step = bf16 ? 0x8000u : 0x1000u;
+                const float base = bf16 ? xd_f32_from_bf16((uint16_t)i) : xd_f32_from_f16((uint16_t)i);
+                uint32_t bits;
+                memcpy(&bits, &base, sizeof bits);
+                wide[i] = simd_float(bits + step + (uint32_t)below);
+            }
+            simd_cast(ctx, level, wide, XD_DTYPE_F32, narrow, simd_dtypes[d], ALL);
+            for (int i = 0; i < ALL; i++)
+                same = same && narrow[i] == (bf16 ? xd_bf16_from_f32(wide[i]) : xd_f16_from_f32(wide[i]));
+            CHECK(same);
+        }
+    }
     free(half);
     free(narrow);
     free(wide);
@@ -339,7 +338,7 @@ XD_TEST(casts_and_scalings_have_the_same_bits_on_every_level) {
             args.count = n;
             args.dtype = from;
             args.factor = 1.0f / 3.0f;
-            for (int level = XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+            XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
                 memset(other, 0, sizeof other);
                 simd_cast(ctx, level, simd_at(source, from, n % 3), from, other, to, n);
                 CHECK(simd_same(plain, other, to, SIMD_ROOM * 4 / (int64_t)xd_dtype_size(to)));
@@ -363,7 +362,7 @@ XD_TEST(long_arrays_are_worked_on_once_everywhere) {
     float *memory = (float *)calloc(9, LONG * sizeof *memory), *of[8];
     float *gradient = memory + 8 * (size_t)LONG;
     for (int i = 0; i < 8 && memory; i++) of[i] = memory + (size_t)i * LONG;
-    for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best() && memory; level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN) if (memory) {
         const int64_t n = LONG - level;
         float *const *out = level == XD_CPU_PLAIN ? of : of + 4; /* master, two states, average */
         xd_update_array a;
@@ -425,7 +424,7 @@ static void simd_norm_check(xd_ctx *ctx, const void *data, xd_dtype dtype, int64
         const bool exact = form / 3 % 2 == 1, replica = form / 6 == 1;
         const xd_norm_sum plain = simd_norm(ctx, XD_CPU_PLAIN, data, dtype, n, type, exact, replica);
         const double bound = dtype == XD_DTYPE_BF16 ? ldexp(1.0, -19) : ldexp(1.0, -40);
-        for (int level = XD_CPU_PORTABLE; level <= (int)xd_cpu_best(); level++) {
+        XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
             const xd_norm_sum sum = simd_norm(ctx, level, data, dtype, n, type, exact, replica);
             CHECK_NEAR(sum.sum, plain.sum, bound * plain.sum);
             CHECK(sum.largest == plain.largest);
@@ -477,7 +476,7 @@ XD_TEST(sums_over_pieces_have_the_same_bits_on_every_level) {
             simd_fill(data[r], dtype, LENGTH, (uint64_t)(round * PIECES + r));
             pieces[r] = simd_at(data[r], dtype, n < LENGTH ? r : 0);
         }
-        for (int level = XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+        XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
             xd_ctx *ctx = simd_ctx((xd_cpu_level)level);
             memset(other, 0, sizeof other);
             CHECK(xd_reduce_pieces(ctx, other, pieces, ranks, n, dtype, op) == XD_OK);

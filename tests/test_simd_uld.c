@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <stdlib.h>
 
@@ -128,7 +129,7 @@ static void check_levels(const simd_problem *p) {
     double largest = 0.0;
     run_level(p, XD_CPU_PLAIN, &plain);
     for (int64_t i = 0; i < ROWS * p->width; i++) largest = fmax(largest, fabs((double)plain.gradient[i]));
-    for (int level = (int)XD_CPU_PLAIN + 1; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN + 1) {
         run_level(p, (xd_cpu_level)level, &fast);
         CHECK_EQ_INT(fast.result, plain.result);
         /* f32 probabilities, whose sums are 1 however small their differences */

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_cpu.h"
 
 #include <stdlib.h>
 
@@ -129,7 +130,7 @@ static void check_levels(const simd_problem *p) {
     double largest = 0.0;
     run_level(p, XD_CPU_PLAIN, &plain);
     for (int64_t i = 0; i < ROWS * WIDTH; i++) largest = fmax(largest, fabs((double)plain.gradient[i]));
-    for (int level = (int)XD_CPU_PLAIN + 1; level <= (int)xd_cpu_best(); level++) {
+    XD_TEST_LEVELS(level, XD_CPU_PLAIN + 1) {
         run_level(p, (xd_cpu_level)level, &fast);
         CHECK_NEAR(fast.values.loss, plain.values.loss, 1e-6 * fabs(plain.values.loss));
         CHECK_NEAR(fast.teacher.kd, plain.teacher.kd, 1e-6 * fabs(plain.teacher.kd));
@@ -235,7 +236,7 @@ XD_TEST(every_level_has_the_moments_of_the_plain_one) {
         a.labels = labels;
         a.count = COUNT;
         a.entropy = form % 2 == 1;
-        for (int level = (int)XD_CPU_PLAIN; level <= (int)xd_cpu_best(); level++) {
+        XD_TEST_LEVELS(level, XD_CPU_PLAIN) {
             xd_ctx_desc desc;
             xd_ctx *ctx = NULL;
             memset(&desc, 0, sizeof desc);

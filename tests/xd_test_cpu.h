@@ -17,6 +17,11 @@ static inline xd_cpu_level xd_test_cpu(void) {
     return level;
 }
 
+/* The levels from `first` on that this machine and this build have. */
+#define XD_TEST_LEVELS(level, first)                                          \
+    for (int level = (int)(first); level <= (int)XD_CPU_AVX512_BF16; level++) \
+        if (xd_cpu_supports((xd_cpu_level)level))
+
 /* What a loss may be off: `exact` on the plain level, which computes in double, else 3e-7 of a value of that size. */
 static inline double xd_test_f32(double exact, double size) {
     return xd_test_cpu() == XD_CPU_PLAIN ? exact : fmax(exact, 3e-7 * fabs(size));

@@ -14,6 +14,9 @@ a `>>folder/part` marker. The parts' own quoted includes say what they use; they
   includes  a part reaches the declaration of every name that it uses by its own includes
   openings  a .c file begins with a comment that says what it is
   names     everything at file scope is prefixed, and defined by one part only (all parts end in one unit)
+
+A template, src/<folder>/<name>.inc, is not listed: parts include it, some several times, with other macros defined. The
+generated header keeps it at its end and includes itself, as XDISTILL_SELF, with XDI_AGAIN telling which template is meant.
 """
 
 import argparse
@@ -46,7 +49,7 @@ class Unit:
 
     def __init__(self, root, source):
         self.root, self.source = root, root / source
-        self.texts, self.errors = {}, []
+        self.texts, self.templates, self.errors = {}, {}, []
 
     def complain(self, name, line, message):
         path = name if isinstance(name, pathlib.Path) else self.root / "src" / name
@@ -66,8 +69,16 @@ class Unit:
                 self.complain(self.source, line, "%s is listed twice" % name)
             else:
                 self.texts[name] = path.read_text()
-        self.parts = parts.Parts(self.texts)
+                self.read_templates(self.texts[name])
+        self.parts = parts.Parts(self.texts, self.templates)
         return table
+
+    def read_templates(self, text):
+        for name in INCLUDE.findall(text):
+            path = self.root / "src" / name
+            if name.endswith(parts.TEMPLATE) and name not in self.templates and path.is_file():
+                self.templates[name] = path.read_text()
+                self.read_templates(self.templates[name])
 
     def check_includes(self):
         listed = set()
@@ -79,6 +90,8 @@ class Unit:
                 continue
             for match in INCLUDE.finditer(text):
                 used, line = match.group(1), line_of(text, match.start())
+                if used in self.templates:
+                    continue
                 if used not in self.texts and not (folder == "cuda" and used == "xdistill.h"):
                     self.complain(name, line, "%s is not listed in %s" % (used, self.source.name))
                 elif used not in listed and used != "xdistill.h":
@@ -122,6 +135,11 @@ class Unit:
             if name.endswith(".c") and not text.startswith("/* "):
                 self.complain(name, 1, "the first line is no comment that says what this is")
 
+    def inlined(self, name, marker=False):
+        """A template with the ones that it includes in their places."""
+        text = INCLUDE.sub(lambda match: self.inlined(match.group(1), True) + "\n", self.templates[name]).strip("\n")
+        return "/* >>%s */\n\n%s\n" % (name, text) if marker else text
+
     def generate(self):
         """The text of the generated file, sealed by its hash."""
         table = self.read()
@@ -135,15 +153,41 @@ class Unit:
             name = match.group(1)
             if name not in self.texts:  # the CUDA unit keeps its include of the header beside it
                 return match.group() if self.source.suffix == ".cu" and name == "xdistill.h" else ""
-            body = INCLUDE.sub("", without_guard(self.texts[name])).strip("\n")
+            body = INCLUDE.sub(again, without_guard(self.texts[name])).strip("\n")
             marker = name[:-2] if name.endswith(".h") else name
             return "/* >>%s */\n\n%s\n\n" % (marker, re.sub(r"\n{3,}", "\n\n", body))
 
+        called = []  # templates that parts include, in the order of their numbers from 1 on
+
+        def again(match):
+            name = match.group(1)
+            if name not in self.templates:
+                return ""
+            if name not in called:
+                called.append(name)
+            return "#define XDI_AGAIN %d /* %s */\n#include XDISTILL_SELF\n#undef XDI_AGAIN\n" % (
+                called.index(name) + 1, name)
+
         text = INCLUDE.sub(inline, table)
+        for number, name in enumerate(called, 1):
+            text = text.replace("/* %s */\n#include XDISTILL_SELF" % name, "/* >>%s */\n#include XDISTILL_SELF" % name)
+        text = with_templates(text, [(name, self.inlined(name)) for name in called])
         first = re.search(r"^#", text, re.M)
         at = first.start() if first else len(text)
         text = text[:at] + NOTICE % self.source.relative_to(self.root).as_posix() + text[at:]
         return text + "/* xdistill sha256 %s */\n" % hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_templates(text, templates):
+    """The unit's text for the first pass, each template for one of the others."""
+    if not templates:
+        return text
+    start = re.search(r"^#ifndef XDISTILL_H$", text, re.M).start()
+    end = text.index("/* MIT License")
+    again = "".join("#elif XDI_AGAIN == %d\n\n/* >>%s */\n\n%s\n\n" % (number, name, body)
+                    for number, (name, body) in enumerate(templates, 1))
+    return "%s#if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */\n\n%s\n%s#endif /* XDI_AGAIN */\n\n%s" % (
+        text[:start], text[start:end].rstrip("\n") + "\n", again, text[end:])
 
 
 def without_guard(text):
@@ -175,7 +219,7 @@ def main():
             unit = Unit(root, source)
             outputs.append((root / target, unit.generate()))
             errors += unit.errors
-            listed |= set(unit.texts)
+            listed |= set(unit.texts) | set(unit.templates)
     sources = {p.relative_to(root / "src").as_posix() for p in (root / "src").glob("*/**/*") if p.is_file()}
     errors += ["src/%s: not listed" % name for name in sorted(sources - listed)]
 

@@ -3,6 +3,7 @@
 import re
 
 FEATURES = {"_POSIX_C_SOURCE", "_GNU_SOURCE", "_DEFAULT_SOURCE", "_XOPEN_SOURCE", "_DARWIN_C_SOURCE"}
+TEMPLATE = ".inc"  # the end of a file's name that other parts include several times
 INCLUDE = re.compile(r'^#[ \t]*include[ \t]+"([^"]+)".*\n', re.M)  # the manual shows indented ones
 COMMENT_OR_STRING = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n", re.M)
@@ -49,8 +50,7 @@ def declared_names(text):
     types.
     """
     code = blank_comments(text)
-    macros = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", code, re.M))
-    defined = macros - set(re.findall(r"^[ \t]*#[ \t]*undef[ \t]+(\w+)", code, re.M)) - FEATURES
+    defined = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", code, re.M))
     code = re.sub(r'extern "" \{', "", DIRECTIVE.sub("", code))
     code = re.sub(r"\(\s*\*\s*(?:const\s+)?(\w+)\s*(?:\[\w*\])?\)", r" \1 ", code)  # pointers to functions
     flat, bodies = collapse(code, "{", "}")
@@ -70,14 +70,20 @@ def declared_names(text):
         last = re.search(r"[\w*}]\s*\b(\w+)$", head.replace("()", "").strip())
         if last:
             (announced if callable_only or opaque else defined).add(last.group(1))
-    return defined, announced, called
+    undefined = set(re.findall(r"^[ \t]*#[ \t]*undef[ \t]+(\w+)", blank_comments(text), re.M)) | FEATURES
+    return defined - undefined, announced - undefined, called
 
 
 class Parts:
-    """The parts of one unit in their order: where each name is at home, and who uses it."""
+    """The parts of one unit in their order: where each name is at home, and who uses it.
 
-    def __init__(self, texts):
-        self.texts = texts
+    A template counts as a part of whoever includes it.
+    """
+
+    def __init__(self, texts, templates=None):
+        self.templates = templates or {}
+        self.texts = {name: self.filled(text) for name, text in texts.items()}
+        texts = self.texts
         self.names = {name: declared_names(text) for name, text in texts.items()}
         self.known = {}     # name -> the part that first makes it known
         self.makers = {}    # name -> all parts that make it known
@@ -90,6 +96,12 @@ class Parts:
                 self.makers.setdefault(symbol, set()).add(part)
         self.includes = {part: INCLUDE.findall(text) for part, text in texts.items()}
         self.used = {part: self._uses(part) for part in texts}
+
+    def filled(self, text):
+        """The text with every template in its place."""
+        def fill(match):
+            return self.filled(self.templates[match.group(1)]) if match.group(1) in self.templates else match.group()
+        return INCLUDE.sub(fill, text)
 
     def _uses(self, part):
         """{name: line} of what a part names besides what it announces."""

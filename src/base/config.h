@@ -10,6 +10,11 @@
 #    endif
 #endif
 
+/* The name by which the header includes itself; define it when the file has another one. */
+#if !defined(XDISTILL_SELF)
+#    define XDISTILL_SELF "xdistill.h"
+#endif
+
 #if defined(__FAST_MATH__)
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
 #endif
@@ -45,6 +50,11 @@
 /* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__)
 #    define XDI_X86 1
+#endif
+
+/* The vector kernels for any processor: on x86 hardly a machine runs them, so there they are compiled when asked for. */
+#if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
+#    define XDI_PORTABLE 1
 #endif
 
 #if !defined(XD_ASSERT)

@@ -79,12 +79,16 @@ XD_API xd_result xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out) {
     xdi_ctx_defaults(&d);
     /* The negated form also refuses NaN. */
     if (!(d.timeout_seconds > 0.0) || !(d.init_timeout_seconds > 0.0)) return XD_ERROR_ARGUMENT;
-    if ((int)d.cpu < 0 || d.cpu > xd_cpu_best()) return XD_ERROR_UNSUPPORTED;
+    if (!xd_cpu_supports(d.cpu)) return XD_ERROR_UNSUPPORTED;
     xd_ctx *ctx = (xd_ctx *)d.allocator.allocate(d.allocator.user, sizeof *ctx);
     if (!ctx) return XD_ERROR_MEMORY;
     memset(ctx, 0, sizeof *ctx);
     ctx->settings = d;
     ctx->error.culprit = -1;
+    if (xd_cpu_best() == XD_CPU_PLAIN)
+        xd_log(
+            ctx, XD_LOG_WARN,
+            "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
     *out = ctx;
     return XD_OK;
 }

@@ -8,15 +8,19 @@
  * declarations state, so all ranks of a world must use one level: the first collective of ranks that do
  * not is a MISMATCH. Worlds of MPI and NCCL take the lowest when they are joined. */
 typedef enum xd_cpu_level {
-    XD_CPU_BEST = 0,   /* the default: the highest level of this machine */
-    XD_CPU_PLAIN,      /* plain loops, double inside: the specification of the others, and slow */
-    XD_CPU_PORTABLE,   /* f32 vectors as the compiler makes them, any processor */
+    XD_CPU_BEST = 0, /* the default: the highest level of this machine */
+    XD_CPU_PLAIN,    /* plain loops, double inside: the specification of the others, and slow */
+    XD_CPU_PORTABLE, /* f32 vectors as the compiler makes them, any processor; on x86 with XDISTILL_PORTABLE only */
     XD_CPU_AVX2,       /* AVX2, FMA and F16C */
     XD_CPU_AVX512,     /* AVX-512 F, BW, DQ, VL */
     XD_CPU_AVX512_BF16 /* and its bf16 dot product */
 } xd_cpu_level;
 
-/* The highest level that this machine and this compiler have; never XD_CPU_BEST or PLAIN. Local, pure. */
+/* Do this machine and this build have the level? Local, pure. */
+XD_API bool xd_cpu_supports(xd_cpu_level level);
+
+/* The highest level that this machine and this build have; PLAIN for an x86 without AVX2 in a build without
+ * XDISTILL_PORTABLE. Local, pure. */
 XD_API xd_cpu_level xd_cpu_best(void);
 
 /* "best", "plain", "portable", "avx2", "avx512", "avx512_bf16"; "unknown" for other values. */

@@ -72,6 +72,7 @@ static void xdi_cpu_share_end(xd_ctx *ctx, void *memory) {
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level) {
     xd_kernels kernels;
     if (level == XD_CPU_BEST) level = xd_cpu_best();
+    if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
     kernels.name = xd_cpu_level_name(level);
     kernels.device = XD_DEVICE_CPU;
     kernels.memory.allocate = xd_allocate;

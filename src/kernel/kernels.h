@@ -72,8 +72,8 @@ typedef struct xd_kernels {
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
 } xd_kernels;
 
-/* The CPU's table of a level; XD_CPU_BEST is this machine's. The caller sees to it that the machine has the
- * level. Local. */
+/* The CPU's table of a level; XD_CPU_BEST is this machine's, and the plain one stands in for a level that machine or
+ * build lacks. Local. */
 XD_API xd_kernels xd_kernels_cpu(xd_cpu_level level);
 
 /* The table of a context: xd_ctx_desc.kernels, or that of its CPU level. Local. */

@@ -20,7 +20,7 @@ steps() {
         done
         for std in c99 c++11; do echo "headers:$cc:$std" "units:$cc:$std"; done
     done
-    echo parts symbols fastmath
+    echo parts symbols self fastmath
     echo tests:generated tests:clang tests:address tests:hostile_c tests:hostile_cxx tests:thread levels
     echo fuzz projection_pt examples demo demo_mpi transformers golden mpi nvcc cuda cuda_emu:plain cuda_emu:checker cuda_emu:asan coverage_cuda install cmake pkgconfig
 }
@@ -145,6 +145,16 @@ step_symbols() {
         END { exit bad }'
 }
 
+# The header includes itself by its own name, however the compiler is told to call files, or by the name it is given.
+step_self() {
+    need gcc
+    gcc -std=c99 -O0 -ffile-prefix-map="$PWD"=/elsewhere -fdebug-prefix-map=.=/elsewhere -I. -c tests/build/implementation.c \
+        -o "$dir/mapped.o" || return 1
+    cp xdistill.h "$dir/renamed.h"
+    printf '%s\n' '#define XDISTILL_IMPLEMENTATION' '#define XDISTILL_SELF "renamed.h"' '#include "renamed.h"' >"$dir/renamed.c"
+    gcc -std=c99 -O0 -c "$dir/renamed.c" -o "$dir/renamed.o"
+}
+
 # Fast math breaks infinities and promised bits: it must be refused in words.
 step_fastmath() {
     need gcc
@@ -192,14 +202,18 @@ step_levels() {
     vectors=${GOLDEN:-../shared/golden}
     suites="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
     [ -d "$vectors" ] || { vectors=$dir/none; mkdir -p "$vectors"; }
-    cc -std=c99 -O2 -Isrc -Itests tests/golden/*.c -o "$dir/golden" -lm -lpthread || return 1
+    flags=-DXDISTILL_PORTABLE # the level that ARM and old x86 run
+    cc -std=c99 -O2 $flags -Isrc -Itests tests/golden/*.c -o "$dir/golden" -lm -lpthread || return 1
     for level in plain portable avx2 avx512 avx512_bf16; do
         echo "== $level"
         "$dir/golden" --cpu=$level "$vectors"
         case $? in 0) ;; 77) continue ;; *) return 1 ;; esac
         "$dir/golden" --cpu=$level --invariant "$vectors" || return 1
-        XDISTILL_CPU=$level make --no-print-directory test test_dir="$dir" test_sources="$suites" || return 1
+        XDISTILL_CPU=$level make --no-print-directory test test_dir="$dir" test_sources="$suites" \
+            test_cc="cc -std=c99 -O1 -g $flags" || return 1
     done
+    make --no-print-directory test test_dir="$dir" test_sources="$(echo tests/test_simd_*.c tests/test_exact.c)" \
+        test_cc="cc -std=c99 -O1 -g $flags"
 }
 
 step_examples() {

@@ -2,6 +2,17 @@
 
 #include "kernel/cpu/exact.h"
 
+XDI_EXACT_VECTORS(xdi_w1, 8, XDI_SIMD_INLINE)
+XDI_EXACT_ANY(xdi_w1, XDI_SIMD_INLINE)
+
+#define xdi_w xdi_w1
+#define XDI_W(name) xdi_w1_##name
+#define XDI_INLINE XDI_SIMD_INLINE
+#include "kernel/cpu/exact_math.inc"
+#undef xdi_w
+#undef XDI_W
+#undef XDI_INLINE
+
 XDI_SIMD_128 double xdi_w1_power(double x) {
     return xdi_w1_exp(xdi_w1_set(x))[0];
 }

@@ -2,8 +2,8 @@
 
 #include "kernel/cpu/matmul.h"
 
-XD_PRIVATE void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
-                                         int64_t stride, bool accumulate) {
+static void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
+                                     int64_t stride, bool accumulate) {
     const float *a = (const float *)packed_a, *b = (const float *)packed_b;
     float sum[4][8];
     memset(sum, 0, sizeof sum);
@@ -77,6 +77,12 @@ static xdi_matmul_lines xdi_matmul_columns(const xd_matrix *b, int64_t j, int64_
                                            int64_t k) {
     xdi_matmul_lines x = { xdi_matmul_at(b, k0, j), b->dtype, cols, k, b->col_stride, b->row_stride };
     return x;
+}
+
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16) {
+    const xdi_matmul_kernel kernel = { xdi_matmul_tile_portable, xdi_matmul_pack_plain, 4, 8, false };
+    (void)bf16;
+    return kernel;
 }
 
 /* ---- the product ---- */

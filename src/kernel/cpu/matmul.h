@@ -108,10 +108,9 @@ static inline float xdi_matmul_float(const xdi_matmul_lines *x, int64_t at) {
                                     : xdi_matmul_widen(((const uint16_t *)x->data)[at]);
 }
 
-/* matmul.c: a tile in plain C, packing panel by panel, and the product on a level's kernel, which needs a workspace of
- * XD_MATMUL_WORKSPACE_BYTES. */
-XD_PRIVATE void xdi_matmul_tile_portable(int64_t k, const void *packed_a, const void *packed_b, float *tile,
-                                         int64_t stride, bool accumulate);
+/* matmul.c: the kernel in plain C, its packing, panel by panel, and the product on a level's kernel, which needs a
+ * workspace of XD_MATMUL_WORKSPACE_BYTES. */
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_portable(bool bf16);
 XD_PRIVATE void xdi_matmul_pack_plain(const xdi_matmul_lines *x, const xdi_matmul_panels *to);
 XD_PRIVATE void xdi_matmul_run(const xdi_matmul_kernel *kernel, const xd_matmul_args *args, void *workspace);
 

@@ -2,6 +2,7 @@
 #define XDI_KERNEL_SIMD_INTERNAL_H
 
 #include "kernel/cpu/internal.h"
+#include "kernel/cpu/matmul.h"
 #include "kernel/kernels.h"
 #include "kernel/span.h"
 
@@ -17,24 +18,28 @@ XD_PRIVATE void xdi_fast_reduce_fill(xd_reduce_kernels *kernels);
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_fast_select(const xd_launch *launch, const xd_select_args *a);
 
-/* optimizer.c: the entries of a level, XD_CPU_PLAIN and above. */
+/* levels.c: the entries of a level, XD_CPU_PLAIN and above, and its spans and matrix product. */
 XD_PRIVATE xd_optimizer_kernels xdi_optimizer_kernels_level(xd_cpu_level level);
+XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_level(xd_cpu_level level, bool bf16);
 
 /* matmul.c: the product on the level of the context; launch->workspace holds XD_MATMUL_WORKSPACE_BYTES. */
 XD_PRIVATE xd_result xdi_matmul_cpu(const xd_launch *launch, const xd_matmul_args *args);
 
-/* optimizer.c: the spans of a level. */
-XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_level(xd_cpu_level level);
-
-/* span_<level>.c: the spans of a level, and its table of entries. They finish their last few elements with the plain
- * spans. */
+/* span_<level>.c: the spans of a level, and its table of entries; matmul.c: its matrix product. Spans finish their last
+ * few elements with the plain ones. */
 #define XDI_SPAN_LEVEL(level)                                          \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void); \
     XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_##level(void);
+#if defined(XDI_PORTABLE)
 XDI_SPAN_LEVEL(portable)
+#endif
 #if defined(XDI_X86)
 XDI_SPAN_LEVEL(avx2)
 XDI_SPAN_LEVEL(avx512)
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx2(bool bf16);
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512(bool bf16);
+XD_PRIVATE xdi_matmul_kernel xdi_matmul_kernel_avx512_bf16(bool bf16);
 #endif
 
 /* exact.c: the entries stats, mixture and topk_stats for sums in fixed point, on vectors. */

@@ -1,6 +1,6 @@
 /* Statistics of rows and maxima of columns on vectors. What f32 cannot say is left to the plain kernels. */
 
-#include "kernel/simd/simd_math.h"
+#include "kernel/simd/loops.h"
 
 #include <math.h>
 
@@ -67,64 +67,10 @@ static xd_result xdi_fast_softmax_stats(const xd_launch *launch, const xd_softma
     return XD_OK;
 }
 
-/* Rows whose columns are looked at together, of bf16 and of f32: memory is read in long pieces, and a maximum
- * touched once for all. Of three rows of f32 or more some processors do not see that they are read in order. */
-enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
-
-#define XDI_ROWS_LOOPS(v, INLINE, LEAF)                                                            \
-    INLINE void v##_raise_loop(const xdi_simd_array *given, int64_t n, bool bf16, float *maxima) { \
-        xdi_simd_array x[XDI_ROWS_AT_ONCE], to;                                                    \
-        int64_t i = 0;                                                                             \
-        for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++) {                    \
-            x[r].data = given[r].data;                                                             \
-            x[r].bf16 = bf16;                                                                      \
-        }                                                                                          \
-        to.data = maxima;                                                                          \
-        to.bf16 = false;                                                                           \
-        for (; i < n; i += v##_lanes) {                                                            \
-            v max = v##_read(to, i, n, 0.0f);                                                      \
-            if (i + v##_lanes <= n) {                                                              \
-                max = v##_max(v##_load(x[0], i), max);                                             \
-                max = v##_max(v##_load(x[1], i), max);                                             \
-                if (bf16) max = v##_max(v##_load(x[2], i), max);                                   \
-                if (bf16) max = v##_max(v##_load(x[3], i), max);                                   \
-            } else {                                                                               \
-                for (int r = 0; r < (bf16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32); r++)              \
-                    max = v##_max(v##_read(x[r], i, n, -INFINITY), max);                           \
-            }                                                                                      \
-            v##_write(to, i, n, max);                                                              \
-        }                                                                                          \
-    }                                                                                              \
-    LEAF void v##_rows_raise(const xdi_simd_array *x, int64_t n, float *maxima) {                  \
-        if (x->bf16)                                                                               \
-            v##_raise_loop(x, n, true, maxima);                                                    \
-        else                                                                                       \
-            v##_raise_loop(x, n, false, maxima);                                                   \
-    }
-
-XDI_ROWS_LOOPS(xdi_v4, XDI_SIMD_INLINE, XDI_SIMD_128)
-#if defined(XDI_X86)
-XDI_ROWS_LOOPS(xdi_v8, XDI_SIMD_INLINE_256, XDI_SIMD_256)
-XDI_ROWS_LOOPS(xdi_v16, XDI_SIMD_INLINE_512, XDI_SIMD_512)
-#endif
-
-typedef void (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
-
-static xdi_rows_raise xdi_rows_raise_of(const xd_launch *launch) {
-    switch (xd_ctx_settings(launch->ctx)->cpu) {
-#if defined(XDI_X86)
-    case XD_CPU_AVX2: return xdi_v8_rows_raise;
-    case XD_CPU_AVX512:
-    case XD_CPU_AVX512_BF16: return xdi_v16_rows_raise;
-#endif
-    default: return xdi_v4_rows_raise;
-    }
-}
-
 /* NaN is no maximum. */
 static xd_result xdi_fast_column_maxima(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                         int64_t columns, float *maxima) {
-    const xdi_rows_raise raise = xdi_rows_raise_of(launch);
+    const xdi_rows_raise raise = xdi_loops_of(launch)->raise;
     const int64_t piece = XDI_ROWS_PIECE,
                   most = logits->dtype == XD_DTYPE_BF16 ? XDI_ROWS_AT_ONCE : XDI_ROWS_OF_F32;
     if (logits->dtype != XD_DTYPE_F32 && logits->dtype != XD_DTYPE_BF16)

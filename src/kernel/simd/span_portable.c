@@ -5,14 +5,15 @@
 #include "base/half.h"
 #include "kernel/simd/internal.h"
 
-#include <math.h>
-#include <string.h>
+#if defined(XDI_PORTABLE)
+#    include <math.h>
+#    include <string.h>
 
-#if defined(__FP_FAST_FMAF)
+#    if defined(__FP_FAST_FMAF)
 static inline float xdi_portable_fma(float a, float b, float c) {
     return fmaf(a, b, c);
 }
-#else
+#    else
 /* a * b is exact in double, so only the sum is rounded, to double and then to float. Rounding twice
  * differs from rounding once only if the double lies halfway between two floats: then its 29 lowest bits
  * are 1000... Results in the range of subnormal floats, which end at another bit, are left to fmaf too. */
@@ -24,7 +25,7 @@ static inline float xdi_portable_fma(float a, float b, float c) {
     const bool tiny = fabs(sum) < 1.1754943508222875e-38 && sum != 0.0;
     return halfway || tiny ? fmaf(a, b, c) : (float)sum;
 }
-#endif
+#    endif
 
 static inline float xdi_portable_from_bf16(uint16_t half) {
     const uint32_t bits = (uint32_t)half << 16;
@@ -133,3 +134,5 @@ static const xdi_span_kernels xdi_portable_spans = {
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)
+
+#endif

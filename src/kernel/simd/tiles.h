@@ -111,8 +111,20 @@ typedef struct xdi_tiles {
     bool (*unpack)(const uint64_t *records, int64_t n, int64_t first, double *values, int64_t *ids);
 } xdi_tiles;
 
-/* tiles.c: the loops of a level; the portable ones for the plain level too. */
-XD_PRIVATE const xdi_tiles *xdi_tiles_of(xd_cpu_level level);
+/* How many vectors take a long way together, step by step; and where differences of logarithms are cut off. */
+enum { XDI_TILE_BLOCK = 32 };
+#define XDI_TILE_APART 120.0f
+
+/* Where a tile is filled up so that what is less is left out: finite, and its exponent too. */
+#define XDI_TILE_LEAST (-1e30f)
+
+/* rest.c: elements [i, n) of collect, when `count` have been found before them; and all of unpack, one by one. */
+XD_PRIVATE int64_t xdi_tile_collect_rest(xdi_simd_array x, int64_t i, int64_t n, float threshold,
+                                         uint32_t *indices, uint32_t *keys, int64_t count, int64_t room);
+XD_PRIVATE bool xdi_tile_unpack_rest(const uint64_t *records, int64_t n, int64_t first, double *values,
+                                     int64_t *ids);
+
+/* tiles.c */
 XD_PRIVATE xdi_tile_power xdi_tile_power_of(double factor, double whole);
 
 /* A row's largest element, the tile where it is first, and the sum of e^((x - max) / temperature). */

@@ -1,6 +1,6 @@
 /* Losses across tokenizers on vectors. Rows that f32 cannot say are left to the plain kernels. */
 
-#include "kernel/simd/xtoken_loops.h"
+#include "kernel/simd/loops.h"
 
 #include <math.h>
 #include <string.h>
@@ -65,7 +65,7 @@ typedef struct xdi_fast_group {
 static xdi_fast_group xdi_fast_group_at(const xd_launch *launch, const xd_xtoken_args *a, int64_t begin) {
     xdi_fast_group g;
     memset(&g, 0, sizeof g);
-    g.loops = xdi_xtoken_loops_of(launch);
+    g.loops = xdi_loops_of(launch)->xtoken;
     g.a = a;
     g.begin = g.end = begin;
     for (int at = 0; g.end < a->count && at < XDI_XTOKEN_ROWS; at++, g.end++) {
@@ -340,7 +340,7 @@ static void xdi_fast_write_row(const xdi_xtoken_loops *loops, const xd_xtoken_ar
 }
 
 static xd_result xdi_fast_xtoken_gradient(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     if (a->slopes || !xdi_fast_xtoken_takes(a)) return xd_xtoken_kernels_cpu().gradient(launch, a);
     for (int64_t i = 0; i < a->count && !a->matrix.begin; i++) xdi_fast_write_row(loops, a, i);
     for (int64_t begin = 0; begin < a->count && a->matrix.begin;) {
@@ -392,8 +392,8 @@ static xd_result xdi_fast_xtoken_target(const xd_launch *launch, const xd_xtoken
         if (isnan(lse))
             XDI_TRY(plain.target(launch, &one));
         else
-            xdi_xtoken_loops_of(launch)->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature, lse,
-                                               true, a->cells + a->places[i] * a->k);
+            xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(a->scratch), a->k, 1.0 / a->temperature,
+                                                lse, true, a->cells + a->places[i] * a->k);
     }
     return XD_OK;
 }
@@ -408,8 +408,8 @@ static xd_result xdi_fast_xtoken_log_probs(const xd_launch *launch, const xd_xto
         const double lse =
             a->lse ? a->lse[row] : xdi_fast_xtoken_lse(tiles, &a->logits, row, a->columns, a->temperature);
         if (isfinite(lse)) {
-            xdi_xtoken_loops_of(launch)->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
-                                               lse * a->scale, i > 0, a->cells);
+            xdi_loops_of(launch)->xtoken->widen(xdi_fast_array(&a->logits, row, 0), a->columns, factor,
+                                                lse * a->scale, i > 0, a->cells);
             continue;
         }
         if (i == 0) memset(a->cells, 0, (size_t)a->columns * sizeof *a->cells);
@@ -439,7 +439,7 @@ static int64_t xdi_fast_argmax(const xdi_tiles *tiles, const float *x, int64_t n
 /* As xdi_cpu_xtoken_chunk; false where f32 does not fit, and then nothing is changed. */
 static bool xdi_fast_chunk(const xd_launch *launch, const xd_xtoken_args *a, xd_xtoken_chunk *c, double *q,
                            const double *target) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_tiles *tiles = xdi_fast_tiles(launch);
     const int64_t k = a->k;
     float *r = a->scratch, *t = r + k;
@@ -533,7 +533,7 @@ static double xdi_fast_pair_tile(const xdi_xtoken_loops *loops, const xd_xtoken_
 }
 
 static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_args *a) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t begin = xdi_fast_pair_from(a, a->first), end = xdi_fast_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
     xdi_fast_best best = { -INFINITY, -1 }, other = best;
@@ -553,7 +553,7 @@ static xd_result xdi_fast_xtoken_pair(const xd_launch *launch, const xd_xtoken_a
 
 /* Without -infinity and what is not a number the selected values are the probabilities' logarithms as f32. */
 static xd_result xdi_fast_xtoken_tail(const xd_launch *launch, const xd_xtoken_tail *t) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const xdi_xtoken_power p = { xdi_tile_power_of(XDI_TILE_LOG2E, 0.0), 1.0f };
     int64_t first;
     float *powers = t->scratch;
@@ -583,7 +583,7 @@ static xd_result xdi_fast_xtoken_total(const xd_launch *launch, const xd_xtoken_
 
 /* False where f32 does not fit. */
 static bool xdi_fast_moments_row(const xd_launch *launch, const xd_xtoken_args *a, int64_t row, double *out) {
-    const xdi_xtoken_loops *loops = xdi_xtoken_loops_of(launch);
+    const xdi_xtoken_loops *loops = xdi_loops_of(launch)->xtoken;
     const int64_t label = a->labels ? a->labels[row] : -1;
     xdi_row_sum sum;
     xdi_xtoken_power p;

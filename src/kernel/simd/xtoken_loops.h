@@ -67,10 +67,21 @@ static inline xdi_simd_array xdi_xtoken_floats(const float *x) {
     return array;
 }
 
+typedef double __attribute__((vector_size(64))) xdi_d8;
+typedef float __attribute__((vector_size(32))) xdi_f8;
+
+/* Asks for what is behind a block: the next call for the same row comes after those for all others. */
+static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
+    const uintptr_t size = x.bf16 ? sizeof(uint16_t) : sizeof(float);
+    __builtin_prefetch((const void *)((uintptr_t)x.data + (uintptr_t)i * size)); /* maybe past the end */
+}
+
 /* xtoken.c: scale exp(z / temperature - lse); false where f32 does not fit. */
 XD_PRIVATE bool xdi_fast_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
-/* Those of the context's level. */
-XD_PRIVATE const xdi_xtoken_loops *xdi_xtoken_loops_of(const xd_launch *launch);
+/* rest.c: the listed elements of a block one by one, since no vector operation compresses faster; and the
+ * largest of the last few elements. */
+XD_PRIVATE void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
+XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude);
 
 #endif
